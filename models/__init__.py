@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hushfleet.errors import BadInput
-from models.compact import cifar10_cnn, digits_cnn, fashion_mnist_cnn, svhn_cnn
+from models.compact import cifar10_cnn, digits_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
 from models.model import Model
 from models.resnet import resnet18_gn
 
@@ -15,6 +15,7 @@ _MODELS: dict[str, Callable[[int], Model]] = {
     "cifar10-cnn": cifar10_cnn,
     "digits-cnn": digits_cnn,
     "fashion-mnist-cnn": fashion_mnist_cnn,
+    "mnist-cnn": mnist_cnn,
     "resnet18-gn": resnet18_gn,
     "svhn-cnn": svhn_cnn,
 }

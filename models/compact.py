@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from hushfleet.spec import DropoutSpec
 from models.model import Model, layout_of
 
+FED_AVG = "after McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, without padding"
 FED_DPA = "Yang et al., Dynamic Personalized FL with Adaptive Differential Privacy, NeurIPS 2023"
 
 Tensors = Mapping[str, Tensor]
@@ -34,6 +35,19 @@ def digits_cnn(classes: int = 10) -> Model:
 
     layout = layout_of(conv1=(16, 1, 3, 3), conv2=(16, 16, 3, 3), fc1=(32, 64), fc2=(classes, 32))
     return Model("digits-cnn", "Hushfleet", (1, 8, 8), classes, layout, (), forward)
+
+
+def mnist_cnn(classes: int = 10) -> Model:
+    """Two unpadded 5x5 convolutions, each with ReLU and pooling, and two linear layers."""
+
+    def forward(t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+        for layer in ("conv1", "conv2"):
+            x = F.max_pool2d(F.relu(conv(t, layer, x)), 2)
+        x = F.relu(linear(t, "fc1", x.flatten(1)))
+        return linear(t, "fc2", x)
+
+    layout = layout_of(conv1=(32, 1, 5, 5), conv2=(64, 32, 5, 5), fc1=(512, 1024), fc2=(classes, 512))
+    return Model("mnist-cnn", FED_AVG, (1, 28, 28), classes, layout, (), forward)
 
 
 def fashion_mnist_cnn(classes: int = 10) -> Model:
