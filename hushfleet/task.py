@@ -18,6 +18,7 @@ from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods import method_class
 from hushfleet.methods.base import TrainingConfig
 from hushfleet.privacy.accounting import check_delta, noise_multiplier_for
+from hushfleet.scenario import ScenarioSection
 from hushfleet.spec import PrivacySpec, WireSpec
 from hushfleet.strict import from_plain
 
@@ -168,6 +169,7 @@ class Task(_Section):
     data: DataSection
     round: RoundSection = RoundSection()
     wire: WireSection = WireSection()
+    scenario: ScenarioSection = ScenarioSection()
 
     @field_validator("name")
     @classmethod
