@@ -162,7 +162,7 @@ class AggregatorStore:
 
     def _open(self) -> None:
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA journal_mode = {'WAL' if self.durable else 'PERSIST'}")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
         self._db.execute("BEGIN IMMEDIATE")  # takes the lock for good
         self._db.execute("COMMIT")

@@ -77,7 +77,7 @@ class DeviceStore:
             else:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock = StoreLock(self.path)
-                create_if_absent(self.path, device=device)
+                create_if_absent(self.path, device=device, durable=durable)
             self._connection = connect(self.path)
             self._open(durable=durable, inspect=inspect)
         except BaseException as error:
@@ -303,7 +303,9 @@ class DeviceStore:
             )
         if not inspect:
             run("PRAGMA query_only = OFF")
-            run("PRAGMA journal_mode = WAL")
+            # Both survive any death of the process; with a log, what is committed also survives a power cut cheaply,
+            # without it, each byte is written once.
+            run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
             run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
             run("PRAGMA journal_size_limit = 8388608")
         self._identity = Identity.from_bytes(key)

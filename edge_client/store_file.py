@@ -20,6 +20,10 @@ ADVICE = (
     "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
 )
 
+# A simulation writes thousands of stores, and large pages make a model's bytes cheap. A board keeps SQLite's small
+# ones: most of its commits change a few bytes, and flash wears.
+_SIMULATED_PAGE_BYTES = 1 << 16
+
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE blobs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
@@ -58,7 +62,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
 
 
-def create_if_absent(path: Path, *, device: str) -> None:
+def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
     """A new store with a new key and an empty ledger. Raises `StoreError`, `OSError` or `sqlite3.Error`."""
     if path.exists():
         return
@@ -70,16 +74,19 @@ def create_if_absent(path: Path, *, device: str) -> None:
     os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it will hold a private key
     connection = connect(fresh)
     try:
-        connection.executescript(_SCHEMA)
+        if not durable:
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute(f"PRAGMA page_size = {_SIMULATED_PAGE_BYTES}")
+        connection.executescript("BEGIN IMMEDIATE;" + _SCHEMA)  # one transaction until COMMIT: one sync
         Ledger(connection, device=device).create_schema()
         facts = {"schema": SCHEMA_VERSION, "device": device.encode(), "identity": Identity.generate().to_bytes()}
-        connection.execute("BEGIN IMMEDIATE")
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         connection.execute("COMMIT")
     finally:
         connection.close()
     os.replace(fresh, path)
-    _sync_folder(path.parent)
+    if durable:
+        _sync_folder(path.parent)
 
 
 def _beside(path: Path, suffix: str) -> Path:

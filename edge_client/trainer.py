@@ -16,10 +16,11 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Release
+from hushfleet.optim import make_optimizer
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.spec import TaskSpec
-from hushfleet.training import GradientFunction, OnBatch, train_locally
+from hushfleet.training import GradientFunction, MakeOptimizer, OnBatch, train_locally
 from hushfleet.wire.codec import MIN_STEP
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, encode_update
@@ -83,6 +84,7 @@ class Trainer:
     :param epsilon_limit: what the device's owner allows against the server, over all tasks.
     :param delta: the delta of that limit.
     :param observer: is shown each trained round, for metrics that stay on the device.
+    :param make_optimizer: of the local training.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Trainer:
         epsilon_limit: float,
         delta: float,
         observer: Callable[[TrainedRound], None] | None = None,
+        make_optimizer: MakeOptimizer = make_optimizer,
     ) -> None:
         self.device = device
         self.store = store
@@ -107,6 +110,7 @@ class Trainer:
         self.epsilon_limit = epsilon_limit
         self.delta = delta
         self.observer = observer
+        self.make_optimizer = make_optimizer
         self.method = make_method(
             spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds
         )
@@ -136,12 +140,10 @@ class Trainer:
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        self.check_round(plan)
-        method, layout = self.method, self.spec.model.layout
-        state = self.store.load_state(plan.task) or method.init_state()
-        start = method.start(state, global_params)
+        state = self.state_for(plan)
+        start = self.method.start(state, global_params)
         own, loss = train_locally(
-            method,
+            self.method,
             state,
             start,
             self.gradient,
@@ -149,7 +151,23 @@ class Trainer:
             dropout=self.spec.model.dropout,
             rng=self.randomness.order(plan.round),
             on_batch=on_batch,
+            make_optimizer=self.make_optimizer,
         )
+        return self.commit(plan, state, start=start, own=own, loss=loss)
+
+    def state_for(self, plan: RoundPlan) -> DeviceState:
+        """What the device begins a round with; raises as `check_round` does."""
+        self.check_round(plan)
+        return self.store.load_state(plan.task) or self.method.init_state()
+
+    def commit(
+        self, plan: RoundPlan, state: DeviceState, *, start: np.ndarray, own: np.ndarray, loss: float
+    ) -> OutboxEntry:
+        """Clips, noises, encodes and stores the update of a round that was trained, once.
+
+        :param start: float32 `[d]`, what local training began with; `own` what it ended with.
+        """
+        method, layout = self.method, self.spec.model.layout
         update = own - start
         release = method.release(
             state, update, cohort_size=plan.noise_split, noise=self.randomness.noise(plan.round)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from aggregator.events import EventLog
 from aggregator.round_events import run_fields, update_fields
@@ -25,30 +23,34 @@ from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.wire.messages import RoundPlan
+from simulator.bench import bench
 from simulator.run_folder import RunFolder, Simulation
-from simulator.workers import Workers, bench
+from simulator.workers import Crew
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
+    """One device's part of a round."""
+
     path: Path
     runtime: str
     device: str
     index: int
     seed: int
     plan: RoundPlan
-    global_params: np.ndarray
     evaluate: bool
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
+    """What a device sends."""
+
     device: str
     public_key: bytes
     update: bytes
 
 
 def run_rounds(
-    simulation: Simulation, workers: Workers, events: EventLog, *, runtime: str = "onnx", evaluate_every: int = 1
+    simulation: Simulation, workers: Crew, events: EventLog, *, runtime: str = "onnx", evaluate_every: int = 1
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
 
@@ -63,49 +65,54 @@ def run_rounds(
         while not engine.finished:
             plan = engine.plan or engine.open_round(names)
             events.write("round_open", round=plan.round, cohort=sorted(plan.cohort))
-            for answer in _train_cohort(simulation, workers, engine, plan, runtime, evaluate_every):
-                store.add_device(answer.device, public_key=answer.public_key)
-                verdict = engine.accept(answer.device, answer.update)
-                if not verdict.acknowledged:
-                    raise HushfleetError(
-                        f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), "
-                        f"since {verdict.reason}"
-                    )
-                size = len(answer.update)
-                events.write(
-                    "update", **update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=size)
-                )
+            for answer in train_cohort(
+                simulation, workers, plan, plan.cohort, runtime=runtime, evaluate_every=evaluate_every
+            ):
+                deliver(answer, engine, plan, events)
             events.write("round_close", **engine.close().to_dict())
     events.write("finished")
 
 
-def _train_cohort(
+def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
+    """Hands an update to the aggregator, without a network. Raises `HushfleetError` if it is refused."""
+    engine.store.add_device(answer.device, public_key=answer.public_key)
+    verdict = engine.accept(answer.device, answer.update)
+    if not verdict.acknowledged:
+        raise HushfleetError(
+            f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
+        )
+    fields = update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(answer.update))
+    events.write("update", **fields)
+
+
+def train_cohort(
     simulation: Simulation,
-    workers: Workers,
-    engine: RoundEngine,
+    workers: Crew,
     plan: RoundPlan,
-    runtime: str,
-    evaluate_every: int,
-) -> Iterator[_Answer]:
-    last = plan.round >= plan.rounds
+    devices: Collection[str],
+    *,
+    runtime: str = "onnx",
+    evaluate_every: int = 1,
+) -> Iterator[Answer]:
+    """Trains `devices` of the plan's cohort; their updates come in the fleet's order."""
     jobs = [
-        _Job(
+        Job(
             path=simulation.folder.path,
             runtime=runtime,
             device=device.name,
             index=device.index,
             seed=simulation.seed,
             plan=plan,
-            global_params=engine.global_params,
-            evaluate=last or plan.round % evaluate_every == 0,
+            evaluate=plan.round >= plan.rounds or plan.round % evaluate_every == 0,
         )
         for device in simulation.fleet.devices
-        if device.name in plan.cohort
+        if device.name in devices
     ]
-    return workers.map(_train_one, jobs)
+    return workers.map(train_one, jobs)
 
 
-def _train_one(job: _Job) -> _Answer:
+def train_one(job: Job) -> Answer:
+    """A device's round, in a worker: the same `Trainer` as on a board."""
     files = bench(job.path, job.runtime)
     folder = RunFolder(job.path).device(job.device)
     tests = (files.folder.common_test, folder.local_test) if job.evaluate else (None, None)
@@ -128,5 +135,5 @@ def _train_one(job: _Job) -> _Answer:
             delta=files.spec.privacy.delta,
             observer=observe,
         )
-        entry = trainer.run_round(job.plan, job.global_params)
-        return _Answer(job.device, store.identity.public_key, entry.data)
+        entry = trainer.run_round(job.plan, files.global_params(job.plan))
+        return Answer(job.device, store.identity.public_key, entry.data)

@@ -18,8 +18,9 @@ from hushfleet.evaluation import evaluate
 from hushfleet.methods import make_method
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.training import train_locally
+from simulator.bench import bench
 from simulator.run_folder import Simulation
-from simulator.workers import Workers, bench
+from simulator.workers import Crew
 
 
 class Alone(NamedTuple):
@@ -40,7 +41,7 @@ class _Job:
     initial: np.ndarray
 
 
-def train_alone(simulation: Simulation, workers: Workers, *, runtime: str = "onnx") -> Iterator[Alone]:
+def train_alone(simulation: Simulation, workers: Crew, *, runtime: str = "onnx") -> Iterator[Alone]:
     """Trains every device alone; yields them in the fleet's order as they become ready."""
     path, initial = simulation.folder.path, simulation.prepared.initial
     return workers.map(

@@ -36,6 +36,8 @@ def write_models(simulation: Simulation) -> list[ModelFile]:
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
     vectors = {"global": checkpoints.read(spec.rounds)}
     for device in simulation.fleet.devices:
+        if not folder.device(device.name).store.exists():
+            continue  # it was in no cohort yet
         with DeviceStore(folder.device(device.name).store, device=device.name, inspect=True) as store:
             state = store.load_state(spec.task)
         if state is not None and state.own is not None:

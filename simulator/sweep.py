@@ -16,12 +16,12 @@ from simulator.fast import run_rounds
 from simulator.local_only import Alone
 from simulator.results import assemble
 from simulator.run_folder import RunFolder, Simulation, begin, go_on
-from simulator.workers import Workers
+from simulator.workers import Crew
 
 
 def sweep_noise(
     simulation: Simulation,
-    workers: Workers,
+    workers: Crew,
     multipliers: Sequence[float],
     alone: Sequence[Alone],
     *,
@@ -44,7 +44,7 @@ def sweep_noise(
         )
 
 
-def _run_at(simulation: Simulation, workers: Workers, multiplier: float, runtime: str) -> Result:
+def _run_at(simulation: Simulation, workers: Crew, multiplier: float, runtime: str) -> Result:
     folder = RunFolder(simulation.folder.path / "sweep" / f"noise-{multiplier:g}")
     if folder.result.exists():
         return Result.load(folder.result)

@@ -1,4 +1,4 @@
-"""Worker processes of the fast engine: one thread each, the fleet's files in common.
+"""Worker processes of the fast engine: one for each core, one thread each.
 
 Results do not depend on how many there are: every device's randomness is keyed by its number and the round.
 """
@@ -8,26 +8,44 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Protocol, Self, TypeVar
 
 import torch
 
-from edge_client.local_data import load_arrays
-from hushfleet.data.samples import Samples
-from hushfleet.graphs import GradientGraph, InferenceGraph
-from hushfleet.spec import TaskSpec
-from hushfleet.training import GradientFunction
-from models import get_model
-from models.torch_gradient import TorchGradient
-from simulator.run_folder import RunFolder
-
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-RUNTIMES = ("torch", "onnx")
+
+# A process of its own with one thread for each core: threads of one process would fight over them. And glibc gives
+# freed megabytes back to the kernel at once, only to have them zeroed again for the next batch: keeping them is worth
+# up to a third of the time. glibc reads this when a process starts.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+class Crew(Protocol):
+    """Those who do the work: processes of this machine, or of a cluster.
+
+    :param count: how many work at a time.
+    """
+
+    count: int
+
+    def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
+        """Outcomes in the order of the items, as they become ready."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Workers:
@@ -48,18 +66,33 @@ class Workers:
             # Spawned, not forked: a fork of a process that has used OpenMP threads may hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin)
-        return self._pool.map(function, items)
+        with _environment(ENVIRONMENT):  # processes start when work comes
+            return self._pool.map(function, items)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _begin() -> None:
@@ -73,52 +106,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-class Bench:
-    """What a worker needs of a run folder, loaded when it is first used and kept."""
-
-    def __init__(self, path: Path, runtime: str) -> None:
-        self.folder = RunFolder(path)
-        self.runtime = runtime
-        self._train: dict[str, Samples] = {}
-
-    @cached_property
-    def spec(self) -> TaskSpec:
-        return TaskSpec.from_bytes(self.folder.package.read_bytes())
-
-    @cached_property
-    def gradient(self) -> GradientFunction:
-        model = self.spec.model
-        if self.runtime == "onnx":
-            return GradientGraph(self._graph(model.gradient.digest), model.layout)
-        torch.set_num_threads(1)
-        return TorchGradient(get_model(model.name, classes=len(model.class_names)))
-
-    @cached_property
-    def inference(self) -> Callable[[Any, Any], Any]:
-        model = self.spec.model
-        if self.runtime == "onnx":
-            return InferenceGraph(self._graph(model.inference.digest), model.layout)
-        return self.gradient.logits  # type: ignore[attr-defined]
-
-    @cached_property
-    def common_test(self) -> Samples:
-        return load_arrays(self.folder.common_test, self.spec.model)
-
-    def train(self, device: str) -> Samples:
-        if device not in self._train:
-            self._train[device] = load_arrays(self.folder.device(device).train, self.spec.model)
-        return self._train[device]
-
-    def local_test(self, device: str) -> Samples:
-        return load_arrays(self.folder.device(device).local_test, self.spec.model)
-
-    def _graph(self, digest: bytes) -> bytes:
-        return (self.folder.graphs / f"{digest.hex()}.onnx").read_bytes()
-
-
-@lru_cache(maxsize=2)
-def bench(path: Path, runtime: str) -> Bench:
-    """This process's bench for a run folder."""
-    return Bench(path, runtime)

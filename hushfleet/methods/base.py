@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -151,6 +152,13 @@ class Method:
         if state.own is None:
             return xp.asarray(global_params, copy=True)
         return xp.where(state.public.mask, state.own, global_params)
+
+    def passes(self, state: DeviceState) -> Sequence[Array | None]:
+        """The parts of the vector that a batch updates one after the other, each by a gradient of its own.
+
+        Each is a bool `[..., d]`; None is the whole vector, in one step.
+        """
+        return (None,)
 
     def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
         """Adds to `gradient`, in place, what the method's objective has beyond the loss."""

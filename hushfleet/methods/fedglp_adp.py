@@ -11,7 +11,8 @@ sqrt(L) sigma C_l / sqrt(n).
 Reading: the trend of Algorithm 1 needs a previous round, so a device's first round leaves the weights alone.
 Reading: p grows with the device's own participations, so a device that misses rounds falls behind evenly.
 Reading: gamma is not stated for Table 1; 0.2 is the value of Table 4 closest to it.
-Deviation: one gradient serves Eqs. (9) and (10); Algorithm 2, lines 6-7, takes a second one for the shared part.
+Deviation: one gradient serves Eqs. (9) and (10); `sequential` takes a second one for the shared part, after the
+personal part has moved, as Algorithm 2, lines 6-7, has it.
 Deviation: the next mask comes from the values as sent, after the codec, so that both sides can compute it.
 Deviation: `accounting = "strict"` compares norms of the noised values in Algorithm 1, and does not divide the
 noise by n; its ledger then holds without trust in the server.
@@ -20,6 +21,7 @@ noise by n; its ledger then holds without trust in the server.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import array_api_compat
@@ -43,6 +45,8 @@ class FedGLPADPConfig(TrainingConfig):
     :param beta_growth: a of Eq. (11).
     :param sigma_0: the moderate noise of Eq. (11); the paper takes the multiplier of its epsilon = 6.
     :param gamma: step of the log-odds in Algorithm 1.
+    :param sequential: update the personal part first, then the shared part by a gradient at the new point: twice the
+        computing.
     :param lambda_1: pull of the personal part towards where it was, Eq. (9).
     :param lambda_2: pull of the shared part's change towards the clip norm, Eq. (10).
     """
@@ -50,6 +54,7 @@ class FedGLPADPConfig(TrainingConfig):
     glp: bool = True
     acndp: bool = True
     dynamic_beta: bool = True
+    sequential: bool = False
     beta_0: float = 0.3
     beta_growth: float = 0.2
     sigma_0: float = 1.965
@@ -95,6 +100,12 @@ class FedGLPADP(Method):
         xp = array_api_compat.array_namespace(state.private["log_odds"])
         weights = 1 / (1 + xp.exp(-state.private["log_odds"]))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
+
+    def passes(self, state: DeviceState) -> Sequence[Array | None]:
+        xp = array_api_compat.array_namespace(state.public.mask)
+        if not self.config.sequential or not bool(xp.any(state.public.mask)):
+            return (None,)
+        return (state.public.mask, ~state.public.mask)
 
     def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
         """Adds the gradients of the penalties: (9) on personal entries, (10) on shared ones.

@@ -165,7 +165,7 @@ class GaussianMechanism:
         return out[0, :] if x.ndim == 1 else out
 
     def _noised(self, xp: Any, values: Any, stds: Any, mask: Any, source: NoiseSource) -> Any:
-        mask, stds = xp.broadcast_to(mask, values.shape), xp.broadcast_to(stds, values.shape)
+        mask, everything = xp.broadcast_to(mask, values.shape), bool(xp.all(mask))
         if not bool(xp.all(xp.isfinite(values) | ~mask)):
             raise PrivacyError("a value to be noised is not finite; training has diverged, and nothing may be released")
         fits = (stds > 0) & xp.isfinite(stds) if self.noise_multiplier > 0 else stds == 0
@@ -174,12 +174,18 @@ class GaussianMechanism:
                 f"a noise standard deviation is not finite or contradicts the noise multiplier of "
                 f"{self.noise_multiplier:g}: take them from layer_stds or vector_stds of this mechanism"
             )
-        spread = xp.zeros(values.shape, dtype=xp.float64, device=array_api.device(values))
+        noised = xp.astype(values, xp.float64)
         if self.noise_multiplier > 0:
-            normal = source.normal(int(xp.count_nonzero(mask)))
-            spread[mask] = xp.asarray(normal, dtype=xp.float64, device=array_api.device(values))
-            spread = spread * stds
-        noised = xp.where(mask, xp.astype(values, xp.float64) + spread, 0.0)
+            count = values.shape[0] if everything else int(xp.count_nonzero(mask))
+            normal = xp.asarray(source.normal(count), dtype=xp.float64, device=array_api.device(values))
+            if everything:
+                spread = normal
+            else:
+                spread = xp.zeros_like(noised)
+                spread[mask] = normal
+            noised += spread * stds
+        if not everything:
+            noised = xp.where(mask, noised, 0.0)
         if not bool(xp.all(xp.abs(noised) <= xp.finfo(values.dtype).max)):
             raise PrivacyError(f"a noised value does not fit into {values.dtype}; the clip norm is too large")
         return xp.astype(noised, values.dtype)

@@ -32,12 +32,20 @@ _HEAD = struct.Struct("<BI")
 _BLOCK = 1 << 16  # values at a time: in the caches, and little memory beside the values themselves
 
 
-def encode_values(values: np.ndarray, *, counts: Sequence[int], steps: Sequence[float], dither_key: bytes) -> bytes:
+def encode_values(
+    values: np.ndarray,
+    *,
+    counts: Sequence[int],
+    steps: Sequence[float],
+    dither_key: bytes,
+    sent: np.ndarray | None = None,
+) -> bytes:
     """`values` float32 `[k]`, quantised and coded.
 
     :param counts: how many of the values belong to each layer, in order; their sum is k.
     :param steps: the quantisation step of each layer, used as float32.
     :param dither_key: 16 bytes that the decoder has as well; never the same for two updates.
+    :param sent: float32 `[k]`, filled with what the decoder will give.
 
     Raises `Malformed` for values that are not finite, or too large for their step.
     """
@@ -56,7 +64,9 @@ def encode_values(values: np.ndarray, *, counts: Sequence[int], steps: Sequence[
             )
         signed = level.astype(np.int32)
         zigzag[place] = ((signed << 1) ^ (signed >> 31)).view(np.uint32)
-    return min((_coded(zigzag, mode) for mode in (_BYTES, _NIBBLES)), key=len)
+        if sent is not None:
+            _restore(level, dither, step, out=sent[place])
+    return _coded(zigzag, _better_mode(zigzag))
 
 
 def decode_values(
@@ -73,10 +83,13 @@ def decode_values(
     for place, step, dither in _blocks(counts, steps, dither_key):
         folded = zigzag[place]
         signed = (folded >> 1).astype(np.int32) ^ -(folded & 1).astype(np.int32)
-        part = values[place]
-        np.subtract(signed.astype(np.float32), dither, out=part)
-        part *= step
+        _restore(signed.astype(np.float32), dither, step, out=values[place])
     return values
+
+
+def _restore(level: np.ndarray, dither: np.ndarray, step: np.ndarray, *, out: np.ndarray) -> None:
+    np.subtract(level, dither, out=out)
+    out *= step
 
 
 def max_coded_bytes(size: int) -> int:
@@ -128,6 +141,12 @@ def _check(size: int, counts: Sequence[int], steps: Sequence[float], dither_key:
     for step in steps:
         if not MIN_STEP <= step <= MAX_STEP:
             raise Malformed(f"a quantisation step of {step!r} is outside {MIN_STEP:g} to {MAX_STEP:g}")
+
+
+def _better_mode(zigzag: np.ndarray) -> int:
+    """The mode that comes out smaller; tried on every n-th value of a long vector, since coding is the slow part."""
+    trial = zigzag[:: max(1, zigzag.size // _BLOCK)]
+    return min((_BYTES, _NIBBLES), key=lambda mode: len(_coded(trial, mode)))
 
 
 def _coded(zigzag: np.ndarray, mode: int) -> bytes:

@@ -143,8 +143,10 @@ def encode_update(
         _check_finite(values)
         coded, sent = values.tobytes(), values.astype(np.float32, copy=True)
     else:
-        coded = codec.encode_values(values, counts=counts, steps=header.steps, dither_key=header.dither_key)
-        sent = codec.decode_values(coded, counts=counts, steps=header.steps, dither_key=header.dither_key)
+        sent = np.empty(values.size, np.float32)
+        coded = codec.encode_values(
+            values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
+        )
     plain_header = msgpack.packb(to_plain(header), use_bin_type=True)
     if len(plain_header) > MAX_HEADER_BYTES:
         raise TooLarge(f"an update's header of {len(plain_header)} bytes is above {MAX_HEADER_BYTES}")

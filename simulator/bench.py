@@ -1,0 +1,71 @@
+"""What a worker needs of a run folder, loaded when it is first used and kept."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.checkpoints import Checkpoints
+from edge_client.local_data import load_arrays
+from hushfleet.data.samples import Samples
+from hushfleet.graphs import InferenceGraph
+from hushfleet.spec import BlobRef, TaskSpec
+from hushfleet.training import GradientFunction
+from hushfleet.wire.messages import RoundPlan
+from simulator.run_folder import RunFolder
+from simulator.runtimes import make_gradient
+
+
+class Bench:
+    """:param runtime: what computes gradients, one of `simulator.runtimes.RUNTIMES`."""
+
+    def __init__(self, path: Path, runtime: str) -> None:
+        self.folder = RunFolder(path)
+        self.runtime = runtime
+        self._train: dict[str, Samples] = {}
+        self._global: tuple[bytes, np.ndarray] | None = None
+
+    @cached_property
+    def spec(self) -> TaskSpec:
+        return TaskSpec.from_bytes(self.folder.package.read_bytes())
+
+    @cached_property
+    def gradient(self) -> GradientFunction:
+        return make_gradient(self.runtime, self.spec.model, self._graph(self.spec.model.gradient))
+
+    @cached_property
+    def inference(self) -> InferenceGraph:
+        model = self.spec.model
+        return InferenceGraph(self._graph(model.inference), model.layout)
+
+    @cached_property
+    def common_test(self) -> Samples:
+        return load_arrays(self.folder.common_test, self.spec.model)
+
+    def global_params(self, plan: RoundPlan) -> np.ndarray:
+        """The global model float32 `[d]` that a round begins with, read-only."""
+        if self._global is None or self._global[0] != plan.global_digest:
+            checkpoints = Checkpoints(self.folder.aggregator, self.spec.model.layout, durable=False)
+            params = checkpoints.read(plan.round - 1)
+            params.setflags(write=False)
+            self._global = plan.global_digest, params
+        return self._global[1]
+
+    def train(self, device: str) -> Samples:
+        if device not in self._train:
+            self._train[device] = load_arrays(self.folder.device(device).train, self.spec.model)
+        return self._train[device]
+
+    def local_test(self, device: str) -> Samples:
+        return load_arrays(self.folder.device(device).local_test, self.spec.model)
+
+    def _graph(self, ref: BlobRef) -> bytes:
+        return (self.folder.graphs / f"{ref.digest.hex()}.onnx").read_bytes()
+
+
+@lru_cache(maxsize=2)
+def bench(path: Path, runtime: str) -> Bench:
+    """This process's bench for a run folder."""
+    return Bench(path, runtime)
