@@ -75,6 +75,15 @@ def load_arrays(path: Path, model: ModelSpec) -> Samples:
     return samples
 
 
+def load_indices(path: Path) -> np.ndarray | None:
+    """`indices` int64 `[n]` of an .npz that holds a part of another set; None if it holds images. Raises `BadInput`."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays["indices"].astype(np.int64, casting="safe") if "indices" in arrays else None
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
+
+
 def _stamp(path: Path) -> Stamp:
     """Number of files, newest change (ns) and bytes in all; zeros where there is nothing."""
     count, newest, size = 0, 0, 0

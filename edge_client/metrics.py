@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client.config import DeviceConfig
-from edge_client.local_data import load_arrays
+from edge_client.local_data import load_arrays, load_indices
 from edge_client.runtime import TaskRuntime
 from edge_client.trainer import TrainedRound
-from hushfleet.evaluation import evaluate
+from hushfleet.evaluation import Evaluation, evaluate, evaluate_each
 
 Number = float | str | None
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """:param common_test: .npz that all devices share; :param local_test: this device's own held-out samples."""
+    """Where a device's metrics go, and what they are measured on.
+
+    :param common_test: .npz that all devices share.
+    :param local_test: this device's own held-out samples, or `indices` into the common test.
+    """
 
     path: Path
     common_test: Path | None
@@ -40,11 +44,9 @@ class MetricsFile:
     def write(self, trained: TrainedRound, task: TaskRuntime, *, epsilon_server: float, train_s: float) -> None:
         """Appends one line: the device's own model after local training, before aggregation."""
         line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
-        for name, test in (("common", self.common_test), ("local", self.local_test)):
-            if test is not None:
-                result = evaluate(task.inference, trained.own, load_arrays(test, task.spec.model))
-                line[f"accuracy_own_{name}"] = _number(result.accuracy)
-                line[f"loss_own_{name}"] = _number(result.loss)
+        for name, result in self._tested(trained, task).items():
+            line[f"accuracy_own_{name}"] = _number(result.accuracy)
+            line[f"loss_own_{name}"] = _number(result.loss)
         mask, layers = trained.state.public.mask, task.spec.model.layout.layers
         line["personal_share"] = [float(mask[layer.start : layer.stop].mean()) for layer in layers]
         line["clip_weights"] = _clip_weights(trained.release.clip_norms, task.spec.privacy.clip_norm)
@@ -52,6 +54,19 @@ class MetricsFile:
         line["train_s"] = round(train_s, 3)
         with self.path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def _tested(self, trained: TrainedRound, task: TaskRuntime) -> dict[str, Evaluation]:
+        model, results = task.spec.model, {}
+        if self.common_test is not None:
+            outcomes = evaluate_each(task.inference, trained.own, load_arrays(self.common_test, model))
+            results["common"] = outcomes.mean()
+        if self.local_test is not None:
+            indices = load_indices(self.local_test) if self.common_test is not None else None
+            if indices is not None:
+                results["local"] = outcomes.take(indices).mean()
+            else:
+                results["local"] = evaluate(task.inference, trained.own, load_arrays(self.local_test, model))
+        return results
 
 
 def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[Number]:

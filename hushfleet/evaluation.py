@@ -19,18 +19,38 @@ class Evaluation(NamedTuple):
     loss: float
 
 
-def evaluate(
-    logits_of: Callable[[np.ndarray, np.ndarray], np.ndarray], params: np.ndarray, samples: Samples
-) -> Evaluation:
+class Outcomes(NamedTuple):
+    """What became of each sample: `correct` bool `[n]`, `losses` float64 `[n]`, cross-entropy in nats."""
+
+    correct: np.ndarray
+    losses: np.ndarray
+
+    def mean(self) -> Evaluation:
+        if not len(self.correct):
+            return Evaluation(float("nan"), float("nan"))
+        return Evaluation(float(self.correct.mean()), float(self.losses.mean()))
+
+    def take(self, indices: np.ndarray) -> Outcomes:
+        return Outcomes(self.correct[indices], self.losses[indices])
+
+
+LogitsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: Samples) -> Evaluation:
     """:param logits_of: (params `[d]`, images `[b, C, H, W]`) -> logits `[b, classes]`."""
-    if not len(samples):
-        return Evaluation(float("nan"), float("nan"))
-    correct, loss = 0, 0.0
+    return evaluate_each(logits_of, params, samples).mean()
+
+
+def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: Samples) -> Outcomes:
+    """The same for every sample, for means over parts of a test set."""
+    correct, losses = np.empty(len(samples), bool), np.empty(len(samples))
     for first in range(0, len(samples), EVALUATION_BATCH):
         batch = samples.take(slice(first, first + EVALUATION_BATCH))
         logits = logits_of(params, batch.x).astype(np.float64)
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_sum = np.log(np.exp(shifted).sum(axis=1))
-        loss += float((log_sum - shifted[np.arange(len(batch)), batch.y]).sum())
-        correct += int((logits.argmax(axis=1) == batch.y).sum())
-    return Evaluation(correct / len(samples), loss / len(samples))
+        part = slice(first, first + len(batch))
+        losses[part] = log_sum - shifted[np.arange(len(batch)), batch.y]
+        correct[part] = logits.argmax(axis=1) == batch.y
+    return Outcomes(correct, losses)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.checkpoints import Checkpoints
-from edge_client.local_data import load_arrays
+from edge_client.local_data import load_arrays, load_indices
 from hushfleet.data.samples import Samples
 from hushfleet.graphs import InferenceGraph
 from hushfleet.spec import BlobRef, TaskSpec
@@ -59,7 +59,9 @@ class Bench:
         return self._train[device]
 
     def local_test(self, device: str) -> Samples:
-        return load_arrays(self.folder.device(device).local_test, self.spec.model)
+        path = self.folder.device(device).local_test
+        indices = load_indices(path)
+        return load_arrays(path, self.spec.model) if indices is None else self.common_test.take(indices)
 
     def _graph(self, ref: BlobRef) -> bytes:
         return (self.folder.graphs / f"{ref.digest.hex()}.onnx").read_bytes()

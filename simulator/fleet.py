@@ -17,6 +17,24 @@ _LOCAL_TEST_STREAM = 0x4C544553
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Some samples of a set, taken when they are asked for: the parts of ten thousand devices cost their indices.
+
+    :param source: the set; :param indices: int64 `[n]`.
+    """
+
+    source: Samples
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def samples(self) -> Samples:
+        return self.source.take(self.indices)
+
+
+@dataclass(frozen=True, eq=False)
 class SimulatedDevice:
     """One device of a simulation.
 
@@ -29,8 +47,8 @@ class SimulatedDevice:
     index: int
     name: str
     board: str
-    train: Samples
-    local_test: Samples
+    train: Part
+    local_test: Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +84,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     for index, indices in enumerate(parts):
         if section.test_fraction > 0:
             own, held_out = split_local(indices, train.labels, test_fraction=section.test_fraction, seed=seed + index)
-            local_test = train.take(held_out)
+            local_test = Part(train, held_out)
         else:
             own = indices
             local_test = _like_own(train.labels[indices], dataset, seed=seed, index=index)
@@ -75,7 +93,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
                 index=index,
                 name=f"device-{index:0{digits}d}",
                 board=boards[index % len(boards)],
-                train=train.take(own),
+                train=Part(train, own),
                 local_test=local_test,
             )
         )
@@ -83,7 +101,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     return Fleet(tuple(devices), dataset.test, counts)
 
 
-def _like_own(own_labels: np.ndarray, dataset: DataSet, *, seed: int, index: int) -> Samples:
+def _like_own(own_labels: np.ndarray, dataset: DataSet, *, seed: int, index: int) -> Part:
     """As many common test images as the scarcest class allows, in the shares of the device's own labels."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM, index)))
     available = np.bincount(dataset.test.labels, minlength=dataset.classes)
@@ -100,9 +118,18 @@ def _like_own(own_labels: np.ndarray, dataset: DataSet, *, seed: int, index: int
         rng.choice(np.flatnonzero(dataset.test.labels == label), round(total * share), replace=False)
         for label, share in enumerate(shares)
     ]
-    return dataset.test.take(np.sort(np.concatenate(chosen)))
+    return Part(dataset.test, np.sort(np.concatenate(chosen)))
 
 
 def save_samples(samples: Samples, path: Path) -> None:
     """The `.npz` that a simulated device reads: `images` uint8 `[n, C, H, W]`, `labels` int64 `[n]`."""
     np.savez(path, images=samples.images, labels=samples.labels)
+
+
+def save_device(device: SimulatedDevice, fleet: Fleet, *, train: Path, local_test: Path) -> None:
+    """A device's two files; a test part that is drawn from the common test set is stored as its `indices`."""
+    save_samples(device.train.samples, train)
+    if device.local_test.source is fleet.common_test:
+        np.savez(local_test, indices=device.local_test.indices)
+    else:
+        save_samples(device.local_test.samples, local_test)

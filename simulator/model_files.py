@@ -5,6 +5,7 @@ In the field a device's own model never leaves it; a simulation has all of them 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from models.export import bake
 from simulator.run_folder import Simulation
 
 TOLERANCE = 1e-4
+MOST_DEVICES = 50  # each file is a whole model, and its check runs the common test
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,24 @@ class ModelFile:
 
 
 def write_models(simulation: Simulation) -> list[ModelFile]:
-    """Writes `models/*.onnx`, the global model first. Raises `HushfleetError` if a file computes anything else."""
+    """Writes `models/*.onnx`: the global model, then those of the first devices that took part.
+
+    Raises `HushfleetError` if a file computes anything else than the model.
+    """
+    simulation.folder.models.mkdir(exist_ok=True)
+    return [_write(simulation, name, params) for name, params in _vectors(simulation)]
+
+
+def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     spec, folder = simulation.prepared.spec, simulation.folder
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
-    vectors = {"global": checkpoints.read(spec.rounds)}
-    for device in simulation.fleet.devices:
-        if not folder.device(device.name).store.exists():
-            continue  # it was in no cohort yet
+    yield "global", checkpoints.read(spec.rounds)
+    took_part = [device for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
+    for device in took_part[:MOST_DEVICES]:
         with DeviceStore(folder.device(device.name).store, device=device.name, inspect=True) as store:
             state = store.load_state(spec.task)
         if state is not None and state.own is not None:
-            vectors[device.name] = state.own
-    folder.models.mkdir(exist_ok=True)
-    return [_write(simulation, name, params) for name, params in vectors.items()]
+            yield device.name, state.own
 
 
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> ModelFile:

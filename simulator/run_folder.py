@@ -18,7 +18,7 @@ from pathlib import Path
 from aggregator.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.task import Task, load_task
-from simulator.fleet import Fleet, make_fleet, save_samples
+from simulator.fleet import Fleet, make_fleet, save_device, save_samples
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, boards: tuple[str, ..
     for device in simulation.fleet.devices:
         files = folder.device(device.name)
         files.path.mkdir(parents=True, exist_ok=True)
-        save_samples(device.train, files.train)
-        save_samples(device.local_test, files.local_test)
+        save_device(device, simulation.fleet, train=files.train, local_test=files.local_test)
     save_samples(simulation.fleet.common_test, folder.common_test)
     folder.boards.write_text(json.dumps(list(boards)))
     # Last, so that a folder with a task is whole.

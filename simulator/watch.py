@@ -25,9 +25,8 @@ class Watch:
         self._waiting: list[tuple[str, dict[str, Any]]] = []
         self._open_round = 0
         self._events = EventTail(simulation.folder.events)
-        self._metrics = {
-            device.name: EventTail(simulation.folder.device(device.name).metrics) for device in simulation.fleet.devices
-        }
+        self._folder = simulation.folder
+        self._metrics: dict[str, EventTail] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
 
@@ -49,19 +48,23 @@ class Watch:
             self._read()
 
     def _read(self) -> None:
-        # Events first: whoever has written metrics of a round by then, its round_open was written before.
         events = self._events.read()
-        for device, tail in self._metrics.items():
-            self._waiting += [(device, line) for line in tail.read() if isinstance(line.get("round"), int)]
         for event in events:
             if event["event"] == "run":
                 event = {**event, "engine": self._engine}
             elif event["event"] == "round_open":
                 self._open_round = event["round"]
+            elif event["event"] == "update":
+                self._read_metrics(event["device"])
             elif event["event"] == "round_close":
                 self._show_metrics(until=event["round"])
             self._display.apply(event)
         self._show_metrics(until=self._open_round)
+
+    def _read_metrics(self, device: str) -> None:
+        """A device writes its metrics before its update leaves, so nobody else's file need be looked at."""
+        tail = self._metrics.setdefault(device, EventTail(self._folder.device(device).metrics))
+        self._waiting += [(device, line) for line in tail.read() if isinstance(line.get("round"), int)]
 
     def _show_metrics(self, *, until: int) -> None:
         """A line of a later round waits, or it would be shown as this round's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
+from hushfleet.methods.base import PublicState
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.params import ParamLayout
 from hushfleet.spec import DropoutSpec, PrivacySpec
@@ -137,6 +139,37 @@ def test_the_method_adds_its_own_part_to_every_gradient() -> None:
     # gradients 0 - 1 + 1 = 0, so it never moves
     assert trained.tolist() == [0.0]
     assert seen == [([0.0], [0.0])] * 2
+
+
+def test_the_sequential_order_of_algorithm_2_takes_a_second_gradient_for_the_shared_part() -> None:
+    # FedGLP-ADP, Algorithm 2, lines 6 and 7, without penalties, on loss = v u: dv = u, then du = v at the new v.
+    layout = ParamLayout(("w",), ((2,),))
+    calls: list[list[float]] = []
+
+    def product(params, x, y, dropout=(), out=None):
+        calls.append(params.tolist())
+        out[:] = params[::-1]
+        return float(params.prod()), out
+
+    def run(mask: list[bool], **config: Any) -> tuple[list[float], float]:
+        settings = {"optimizer": "sgd", "learning_rate": 0.5, "lambda_1": 0.0, "lambda_2": 0.0, **config}
+        rule = make_method("fedglp-adp", settings, PRIVACY, layout, rounds=1)
+        state = replace(rule.init_state(), public=PublicState(np.array(mask), 1))
+        calls.clear()
+        start, rng = np.array([4.0, 1.0], np.float32), np.random.default_rng(0)
+        trained, loss = train_locally(rule, state, start, product, samples_of([1]), dropout=(), rng=rng)
+        return trained.tolist(), loss
+
+    assert run([True, False]) == ([3.5, -1.0], 4.0)
+    assert len(calls) == 1
+    assert run([True, False], sequential=True) == ([3.5, -0.75], 4.0)
+    assert calls == [[4.0, 1.0], [3.5, 1.0]]
+    # nothing is personal in the first round, so one gradient does
+    assert run([False, False], sequential=True) == ([3.5, -1.0], 4.0)
+    assert len(calls) == 1
+    # Adam keeps its moments apart: each part takes one whole first step, the learning rate against the sign
+    stepped, _ = run([True, False], sequential=True, optimizer="adam")
+    assert stepped == pytest.approx([3.5, 0.5], rel=1e-5)
 
 
 def test_progress_is_told_before_each_batch_and_may_stop_the_training() -> None:

@@ -13,7 +13,8 @@ from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.task import Task, load_task, parse_task
-from simulator.fleet import Fleet, make_fleet, save_samples
+from simulator.bench import Bench
+from simulator.fleet import Fleet, Part, make_fleet, save_samples
 from simulator.run_folder import begin, go_on
 
 DIGITS = load("digits")
@@ -30,7 +31,8 @@ def numbered() -> DataSet:
     return DataSet("digits", part(900, 0), part(300, 1000), ("a", "b", "c"))
 
 
-def numbers_of(samples: Samples) -> list[int]:
+def numbers_of(part: Part | Samples) -> list[int]:
+    samples = part.samples if isinstance(part, Part) else part
     high, low = samples.images.reshape(len(samples), 2).astype(int).T
     return (256 * high + low).tolist()
 
@@ -57,7 +59,7 @@ def test_every_training_image_has_one_holder(partition: str) -> None:
     held = [number for train, local_test in holdings(fleet) for number in train + local_test]
     assert sorted(held) == list(range(900))
     for device, row in zip(fleet.devices, fleet.label_counts, strict=True):
-        labels = np.concatenate([device.train.labels, device.local_test.labels])
+        labels = np.concatenate([device.train.samples.labels, device.local_test.samples.labels])
         assert np.bincount(labels, minlength=3).tolist() == row.tolist()
         assert len(device.local_test) == pytest.approx(0.2 * len(labels), abs=1)
     assert numbers_of(fleet.common_test) == list(range(1000, 1300))
@@ -66,8 +68,9 @@ def test_every_training_image_has_one_holder(partition: str) -> None:
 def test_labels_travel_with_their_images() -> None:
     data = numbered()
     for device in make_fleet(task(), data).devices:
-        assert device.train.labels.tolist() == [int(data.train.labels[n]) for n in numbers_of(device.train)]
-        assert device.local_test.labels.tolist() == [int(data.train.labels[n]) for n in numbers_of(device.local_test)]
+        assert device.train.samples.labels.tolist() == [int(data.train.labels[n]) for n in numbers_of(device.train)]
+        held_out = [int(data.train.labels[n]) for n in numbers_of(device.local_test)]
+        assert device.local_test.samples.labels.tolist() == held_out
 
 
 def test_the_seed_makes_the_fleet() -> None:
@@ -113,16 +116,30 @@ def test_without_a_share_of_its_own_a_device_is_tested_on_common_images_like_its
         numbers = numbers_of(device.local_test)
         assert len(numbers) == len(set(numbers))
         assert set(numbers) <= set(range(1000, 1300))
-        shares = np.bincount(device.train.labels, minlength=3) / len(device.train)
-        counts = np.bincount(device.local_test.labels, minlength=3)
+        shares = np.bincount(device.train.samples.labels, minlength=3) / len(device.train)
+        counts = np.bincount(device.local_test.samples.labels, minlength=3)
         # In these shares no larger test part exists: one class is used up.
         largest = min(available[k] / shares[k] for k in range(3) if shares[k])
         np.testing.assert_allclose(counts, largest * shares, atol=0.5 + 1e-9)
         assert (counts <= available).all()
 
 
+@pytest.mark.parametrize("test_fraction", [0.2, 0.0])
+def test_a_devices_test_file_gives_its_test_part_back(tmp_path: Path, test_fraction: float) -> None:
+    plain = {"name": "parts", "model": {"name": "digits-cnn"}, "method": {"name": "fedavg"}}
+    data = {"name": "digits", "devices": 3, "test_fraction": test_fraction}
+    simulation = begin(parse_task(plain | {"data": data}), tmp_path / "run", data_dir=None)
+    files = Bench(tmp_path / "run", "onnx")
+    for device in simulation.fleet.devices:
+        found, expected = files.local_test(device.name), device.local_test.samples
+        np.testing.assert_array_equal(found.images, expected.images)
+        np.testing.assert_array_equal(found.labels, expected.labels)
+        size = (tmp_path / "run" / "devices" / device.name / "local_test.npz").stat().st_size
+        assert (size < expected.images.nbytes) == (test_fraction == 0), "indices, not images"
+
+
 def test_a_devices_file_gives_its_samples_back(tmp_path: Path) -> None:
-    samples = make_fleet(task(), DIGITS).devices[0].train
+    samples = make_fleet(task(), DIGITS).devices[0].train.samples
     save_samples(samples, tmp_path / "train.npz")
     with np.load(tmp_path / "train.npz", allow_pickle=False) as arrays:
         assert (arrays["images"].dtype, arrays["labels"].dtype) == (np.uint8, np.int64)
@@ -152,13 +169,14 @@ def test_a_folder_of_images_can_be_simulated(tmp_path: Path, monkeypatch: pytest
     fleet = simulation.fleet
     assert [len(device.train) + len(device.local_test) for device in fleet.devices] == [50, 50, 50]
     assert len(fleet.common_test) == 40
-    held = np.concatenate([part.images for device in fleet.devices for part in (device.train, device.local_test)])
+    parts = [part for device in fleet.devices for part in (device.train, device.local_test)]
+    held = np.concatenate([part.samples.images for part in parts])
     assert sorted(image.tobytes() for image in held) == sorted(image.tobytes() for image in DIGITS.train.images[:150])
     # Resumed from elsewhere, it still finds its images.
     monkeypatch.chdir(tmp_path / "images")
     again = go_on(tmp_path / "run", data_dir=None)
     for device, before in zip(again.fleet.devices, fleet.devices, strict=True):
-        np.testing.assert_array_equal(device.train.images, before.train.images)
+        np.testing.assert_array_equal(device.train.samples.images, before.train.samples.images)
 
 
 def test_a_folder_without_training_images_cannot_be_simulated(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def by_hand(simulation: Simulation, index: int, *, learning_rate: float, epochs:
     """SGD over shuffled batches of 32, written out."""
     spec, device = simulation.prepared.spec, simulation.fleet.devices[index]
     gradient = GradientGraph(simulation.prepared.blobs[spec.model.gradient.digest], spec.model.layout)
-    params, x, y = simulation.prepared.initial.copy(), device.train.x, device.train.labels
+    params, x, y = simulation.prepared.initial.copy(), device.train.samples.x, device.train.samples.y
     for round in range(1, spec.rounds + 1):
         rng = SeededRandomness(simulation.seed, index).order(round)
         for _ in range(epochs):
@@ -51,7 +51,7 @@ def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Pa
     for index, device in enumerate(simulation.fleet.devices):
         params = by_hand(simulation, index, learning_rate=0.1, epochs=6)
         expected = []
-        for samples in (simulation.fleet.common_test, device.local_test):
+        for samples in (simulation.fleet.common_test, device.local_test.samples):
             right = inference(params, samples.x).argmax(axis=1) == samples.labels
             expected.append(float(right.mean()))
         assert found[index] == (device.name, *map(pytest.approx, expected))
