@@ -1,0 +1,146 @@
+"""What a network link does to bytes, as arithmetic on times: no sockets, no clock, and seeded.
+
+A direction of a link sends at a rate, and delivers later by a latency and some jitter. TCP hides lost packets: what
+an application sees of them is that nothing comes for a while, and then all of it, in order. So loss is modelled as
+stalls, and order is never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from hushfleet.errors import BadInput
+
+DirectionName = Literal["up", "down"]
+
+BURST_S = 0.01
+
+_STREAM = 0x4C494E4B
+_STREAMS = ("up.jitter", "up.stalls", "down.jitter", "down.stalls", "resets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConditions:
+    """A device's link, as it is emulated.
+
+    :param up_mbit_s: from the device, 10^6 bits a second; inf: no limit. Likewise `down_mbit_s`.
+    :param latency_ms: one way, in each direction.
+    :param jitter_ms: each piece of data comes later by up to this much more.
+    :param stall_every_s: mean seconds, in each direction, between stalls; inf: never.
+    :param stall_s: mean length of a stall; each is half to one and a half times as long.
+    :param reset_every_s: mean seconds between resets, each of which breaks all connections of the device; inf: never.
+    """
+
+    down_mbit_s: float = math.inf
+    up_mbit_s: float = math.inf
+    latency_ms: float = 0.0
+    jitter_ms: float = 0.0
+    stall_every_s: float = math.inf
+    stall_s: float = 0.0
+    reset_every_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("down_mbit_s", "up_mbit_s", "stall_every_s", "reset_every_s"):
+            if not getattr(self, name) > 0:
+                raise BadInput(
+                    f"{name} of a link must be positive (inf: no limit, or never), got {getattr(self, name)}"
+                )
+        for name in ("latency_ms", "jitter_ms", "stall_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"{name} of a link must be 0 or more, and finite, got {getattr(self, name)}")
+
+    def bytes_per_s(self, direction: DirectionName) -> float:
+        return (self.up_mbit_s if direction == "up" else self.down_mbit_s) * 1e6 / 8
+
+
+class Stall(NamedTuple):
+    """Seconds since the link was made."""
+
+    begins_s: float
+    ends_s: float
+
+
+class Passage(NamedTuple):
+    """When a piece of data has left the sender, and when it reaches the receiver; seconds of the caller's clock."""
+
+    sent_at: float
+    delivered_at: float
+
+
+def stalls(conditions: LinkConditions, direction: DirectionName, *, seed: int, device: str) -> Iterator[Stall]:
+    """The stalls of one direction, one after the other; the same for the same arguments. Without end, or empty."""
+    if math.isinf(conditions.stall_every_s) or conditions.stall_s == 0:
+        return
+    rng = _stream(f"{direction}.stalls", seed, device)
+    at_s = 0.0
+    while True:
+        begins_s = at_s + rng.exponential(conditions.stall_every_s)
+        at_s = begins_s + conditions.stall_s * rng.uniform(0.5, 1.5)
+        yield Stall(begins_s, at_s)
+
+
+def jitters(conditions: LinkConditions, direction: DirectionName, *, seed: int, device: str) -> Iterator[float]:
+    """By how many seconds more than the latency each piece of data is late; the same for the same arguments."""
+    rng = _stream(f"{direction}.jitter", seed, device)
+    while True:
+        yield rng.uniform(0.0, conditions.jitter_ms) / 1000.0
+
+
+def resets(conditions: LinkConditions, *, seed: int, device: str) -> Iterator[float]:
+    """When the device's connections break, in seconds since the link was made; the same for the same arguments."""
+    if math.isinf(conditions.reset_every_s):
+        return
+    rng = _stream("resets", seed, device)
+    at_s = 0.0
+    while True:
+        at_s += rng.exponential(conditions.reset_every_s)
+        yield at_s
+
+
+class Direction:
+    """One direction of a device's link, which all its connections share.
+
+    :param made_at: when the link was made, on the clock that `passage` is told the time of.
+    """
+
+    def __init__(
+        self, conditions: LinkConditions, direction: DirectionName, *, seed: int, device: str, made_at: float
+    ) -> None:
+        self.bytes_passed = 0
+        self.bytes_per_s = conditions.bytes_per_s(direction)
+        self.latency_s = conditions.latency_ms / 1000.0
+        # What a sender may have on its way before it must wait for an acknowledgement.
+        delay_s = 2 * self.latency_s + conditions.jitter_ms / 1000.0
+        self.window_bytes = 65536 + (int(self.bytes_per_s * delay_s) if math.isfinite(self.bytes_per_s) else 1 << 22)
+        self._jitters = jitters(conditions, direction, seed=seed, device=device)
+        self._stalls = stalls(conditions, direction, seed=seed, device=device)
+        self._stall = next(self._stalls, Stall(math.inf, math.inf))
+        self._made_at = made_at
+        self._free_at = made_at
+
+    def passage(self, now: float, size: int) -> Passage:
+        """Lets `size` bytes pass that are ready at `now`; they queue behind those that passed before.
+
+        After a pause the first bytes pass as if they had been ready `BURST_S` earlier, so that a sender who wakes up a
+        little late each time still reaches the rate.
+        """
+        self.bytes_passed += size
+        self._free_at = max(now - BURST_S, self._free_at) + size / self.bytes_per_s
+        due_at = max(now, self._free_at) + self.latency_s + next(self._jitters)
+        return Passage(self._free_at, self._after_stall(due_at))
+
+    def _after_stall(self, due_at: float) -> float:
+        while due_at >= self._made_at + self._stall.ends_s:
+            self._stall = next(self._stalls, Stall(math.inf, math.inf))
+        stalled = due_at >= self._made_at + self._stall.begins_s
+        return self._made_at + self._stall.ends_s if stalled else due_at
+
+
+def _stream(name: str, seed: int, device: str) -> np.random.Generator:
+    key = (_STREAM, _STREAMS.index(name), *device.encode())
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
