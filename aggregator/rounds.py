@@ -9,7 +9,6 @@ are exact integers, so re-adding the stored updates of an open round in any orde
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ import torch
 
 from aggregator.accumulator import ExactSum
 from aggregator.checkpoints import Checkpoints
+from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
 from aggregator.inbox import Inbox, Refusal, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
@@ -31,8 +31,6 @@ from hushfleet.wire.update import decode_update
 
 if TYPE_CHECKING:
     from aggregator.prepare import PreparedTask
-
-LONGEST_GRACE_S = 60.0
 
 
 class RoundEngine:
@@ -58,16 +56,13 @@ class RoundEngine:
         self.layout = prepared.spec.model.layout
         self.inbox = Inbox(prepared.spec, prepared.method)
         self.checkpoints = Checkpoints(store.folder, self.layout, durable=store.durable)
-        self.extensions = 0
         self._rules = prepared.task.round
+        self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
         self._newcomer = prepared.method.init_state().public
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
-        self._waiting: set[str] = set()
-        self._gone: dict[str, float] = {}
-        self._accepted = 0
         self._resume()
 
     # what is going on
@@ -99,17 +94,21 @@ class RoundEngine:
     @property
     def min_devices(self) -> int:
         """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
-        return self._rules.min_devices or self._rules.cohort_size or self.prepared.task.data.devices
+        return least_devices(self._rules, devices=self.prepared.task.data.devices)
 
     @property
     def accepted(self) -> int:
         """How many updates of the open round were accepted."""
-        return self._accepted
+        return self._closing.accepted
+
+    @property
+    def extensions(self) -> int:
+        """How often the open round's deadline was put off."""
+        return self._closing.extensions
 
     def is_expected(self, device: str) -> bool:
         """Whether this cohort member has neither been accepted nor given another final answer."""
-        plan = self._plan
-        return plan is not None and device in self._waiting
+        return self._plan is not None and self._closing.expects(device)
 
     # a round
 
@@ -138,7 +137,7 @@ class RoundEngine:
             self._commit(device, data, verified)
         except Refusal as refusal:
             if refusal.final:
-                self._waiting.discard(device)
+                self._closing.answer(device)
             return Verdict(refusal.code, refusal.reason, False)
         except StoreFull as error:
             return Verdict("store-full", str(error), False)
@@ -149,46 +148,30 @@ class RoundEngine:
         if self._plan is None or round != self._plan.round or not self.is_expected(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
-        self._waiting.discard(device)
+        self._closing.answer(device)
         return True
 
     def lost(self, device: str) -> None:
-        """The device's connection died. Unless it is `back` within a grace period, nothing is expected of it.
-
-        The grace is a quarter of the deadline, at most a minute: a board that reboots after a power cut sends
-        what it has committed, and closing without it would waste the privacy that it spent.
-        """
-        self._gone.setdefault(device, self._monotonic())
+        """The device's connection died; see `ClosingRule.lost`."""
+        self._closing.lost(device, now=self._monotonic())
 
     def back(self, device: str) -> None:
-        self._gone.pop(device, None)
+        self._closing.back(device)
 
     def should_close(self, now: float | None = None, *, ready: int = 0) -> bool:
         """Whether the open round is over; at a deadline with too few updates it is extended instead.
 
         :param now: of the monotonic clock.
         :param ready: how many devices are present for a next round.
-
-        A round with too few updates is given up only at a deadline, and only if waiting is pointless: all of
-        the cohort has answered, or after one extension all that are present have, and others are ready.
         """
         plan = self._plan
         if plan is None:
             return False
-        now = self._monotonic() if now is None else now
-        enough, silent = self._accepted >= self._rules.min_updates, self._is_silent(now)
-        if self._accepted >= self._quorum(plan) or (enough and silent):
-            return True
-        if now < self._deadline:
-            return False
-        given_up = not self._waiting or (silent and self.extensions > 0 and ready >= self.min_devices)
-        if enough or given_up:
-            return True
-        self.extensions += 1
-        self._deadline = now + self._rules.deadline_s
-        # another number than before, so that devices see that the plan has changed
-        self._plan = replace(plan, deadline_s=self._rules.deadline_s * (1 + self.extensions))
-        return False
+        decision = self._closing.decide(self._monotonic() if now is None else now, ready=ready)
+        if decision == "extend":
+            # another number than before, so that devices see that the plan has changed
+            self._plan = replace(plan, deadline_s=self._closing.announced_deadline_s)
+        return decision == "close"
 
     def close(self) -> RoundSummary:
         """Makes the next global model of what was accepted, and commits the round.
@@ -255,9 +238,8 @@ class RoundEngine:
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
             values = decode_update(data, public_key=device.public_key, counts=counts).values
             self._sums.add(values, shared)
-            self._accepted += 1
-            self._waiting.discard(update.device)
-        self._waiting.difference_update(device for _, device, _, _ in self.store.declines(row.round))
+            self._closing.accept(update.device)
+        self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _plan_of(self, number: int, cohort: dict[str, bytes]) -> RoundPlan:
         return RoundPlan(
@@ -275,19 +257,7 @@ class RoundEngine:
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
         self._sums = ExactSum(self.layout.size, device=self._torch_device)
-        self._accepted, self._waiting = 0, set(plan.cohort)
-        self._deadline = self._monotonic() + plan.deadline_s
-        self.extensions = 0
-
-    def _is_silent(self, now: float) -> bool:
-        """Whether nobody who may still answer is left: all others have answered or are lost for good."""
-        longest_ago = now - min(LONGEST_GRACE_S, self._rules.deadline_s / 4)
-        return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
-
-    def _quorum(self, plan: RoundPlan) -> int:
-        """How many updates close the round at once; never fewer than `min_updates` can be."""
-        wanted = int(np.ceil(self._rules.quorum * len(plan.cohort) - 1e-9))
-        return max(wanted, min(self._rules.min_updates, len(plan.cohort)))
+        self._closing.begin(plan.cohort, now=self._monotonic())
 
     def _verify(self, device: str, data: bytes) -> VerifiedUpdate | Verdict:
         row = self.store.device(device)
@@ -339,8 +309,7 @@ class RoundEngine:
                 )
             )
         self._sums.add(verified.values, verified.shared)
-        self._accepted += 1
-        self._waiting.discard(device)
+        self._closing.accept(device)
 
     def _plan_split(self) -> int:
         return 1 if self._plan is None else self._plan.noise_split

@@ -1,0 +1,241 @@
+"""Which board each device of a simulated fleet is, and what network lies behind it.
+
+`--boards a,b,c` deals profiles to the devices in turn. `--boards mix.toml` says in what shares:
+
+    [[board]]
+    profile = "raspberry-pi-zero-2-w"
+    share = 0.6                 # of the devices that no count takes; or count = 600
+    network = { up_mbit_s = 2, down_mbit_s = 8, latency_ms = 60 }   # optional: the uplink behind the board
+
+The uplink and the board's own link lie one behind the other: the slower rate counts, the latencies add up.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firmware_profiles import Board, Quantity, board_names, load_board
+from hushfleet.errors import BadInput
+
+_STREAM = 0x424F4152
+_MOST_COUNT = 100_000
+_LINK_KEYS = ("down_mbit_s", "up_mbit_s", "latency_ms")
+_ROW_KEYS = ("profile", "share", "count", "network")
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """From a device to the broker. :param latency_ms: one way."""
+
+    down_mbit_s: float
+    up_mbit_s: float
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class BoardKind:
+    """One row of a mix: a board's profile, and the link between such a device and the broker as a whole."""
+
+    profile: str
+    link: LinkFigures
+
+    @classmethod
+    def of(cls, profile: str, network: Mapping[str, float] | None = None) -> BoardKind:
+        """:param network: the uplink behind the board; keys as in the file. Raises `BadInput` for no such board."""
+        board, uplink = load_board(profile), network or {}
+        return cls(
+            profile,
+            LinkFigures(
+                down_mbit_s=min(float(board.network_down_mbit_s), uplink.get("down_mbit_s", math.inf)),
+                up_mbit_s=min(float(board.network_up_mbit_s), uplink.get("up_mbit_s", math.inf)),
+                latency_ms=float(board.network_latency_ms) + uplink.get("latency_ms", 0.0),
+            ),
+        )
+
+    @property
+    def board(self) -> Board:
+        """The profile, with this kind's link in the place of the board's own where an uplink lies behind it."""
+        return _board_of(self)
+
+
+@lru_cache(maxsize=256)
+def _board_of(kind: BoardKind) -> Board:
+    board = load_board(kind.profile)
+    figures = {f"network_{name}": value for name, value in asdict(kind.link).items()}
+    return replace(
+        board,
+        **{
+            field: Quantity(value, estimated=True, basis="the board's own link and the fleet's uplink behind it")
+            for field, value in figures.items()
+            if value != float(getattr(board, field))
+        },
+    )
+
+
+@dataclass(frozen=True)
+class FleetMix:
+    """The boards of a whole fleet.
+
+    :param kinds: the rows; :param dealt: for each device, in the fleet's order, the number of its row.
+    """
+
+    kinds: tuple[BoardKind, ...]
+    dealt: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.dealt)
+
+    def __getitem__(self, device: int) -> BoardKind:
+        return self.kinds[self.dealt[device]]
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """The profile of each device."""
+        return tuple(self.kinds[number].profile for number in self.dealt)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each row: its profile, and its link where another row has the same profile."""
+        profiles = [kind.profile for kind in self.kinds]
+        return tuple(
+            kind.profile if profiles.count(kind.profile) == 1 else f"{kind.profile}, {_shown(kind.link)}"
+            for kind in self.kinds
+        )
+
+    @classmethod
+    def in_turn(cls, profiles: Sequence[str], devices: int) -> FleetMix:
+        """Profiles dealt to the devices one after the other. Raises `BadInput` for a name that is no board's."""
+        names = tuple(profiles) or ("generic-x86",)
+        kinds = {name: BoardKind.of(name) for name in names}
+        numbers = {name: number for number, name in enumerate(kinds)}
+        return cls(tuple(kinds.values()), tuple(numbers[names[device % len(names)]] for device in range(devices)))
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a run folder: JSON without the file that it came from."""
+        rows = [{"profile": kind.profile, "link": asdict(kind.link)} for kind in self.kinds]
+        return {"kinds": rows, "dealt": list(self.dealt)}
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> FleetMix:
+        """The inverse of `to_plain`. Raises `BadInput`."""
+        try:
+            kinds = tuple(BoardKind(row["profile"], LinkFigures(**row["link"])) for row in plain["kinds"])
+            dealt = tuple(int(number) for number in plain["dealt"])
+            if not kinds or not all(0 <= number < len(kinds) for number in dealt):
+                raise ValueError("a device has a board that is not among them")
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"the fleet's boards cannot be read from {str(plain)[:80]!r}: {error}") from error
+        for kind in kinds:
+            load_board(kind.profile)
+        return cls(kinds, dealt)
+
+
+def read_boards(text: str, *, devices: int | None = None, seed: int = 0) -> FleetMix:
+    """What `--boards` says: names, or the file of a mix (which ends in `.toml`). Raises `BadInput`.
+
+    :param devices: how many there are; None for what the counts of the file come to.
+    :param seed: shuffles the devices of a mix, so that no kind of board comes first.
+    """
+    if text.strip().endswith(".toml"):
+        path = Path(text.strip())
+        try:
+            return parse_mix(path.read_text(encoding="utf-8"), devices=devices, seed=seed, where=str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"--boards {text}: the file cannot be read: {error}") from error
+    if devices is None:
+        raise BadInput(f"--boards {text}: names are dealt in turn, so say how many devices there are")
+    return FleetMix.in_turn([name.strip() for name in text.split(",") if name.strip()], devices)
+
+
+def parse_mix(text: str, *, devices: int | None = None, seed: int = 0, where: str = "the fleet's mix") -> FleetMix:
+    """A mix from its TOML text; arguments as for `read_boards`.
+
+    Counts are taken first; shares divide the rest by the largest remainder, ties to the row that comes first.
+    """
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{where} is not valid TOML: {error}") from error
+    rows = plain.pop("board", None)
+    if plain or not isinstance(rows, list) or not rows:
+        unknown = f", not {', '.join(plain)}" if plain else ""
+        raise BadInput(f"{where}: a mix is a list of tables with the heading [[board]]{unknown}")
+    kinds = tuple(_kind(row, f"{where}: board.{index}") for index, row in enumerate(rows))
+    if len(set(kinds)) != len(kinds):
+        raise BadInput(f"{where}: two rows are the same board on the same network; make them one")
+    counts = _counts(rows, devices, where)
+    key = np.random.SeedSequence(seed, spawn_key=(_STREAM,))
+    in_order = np.repeat(np.arange(len(kinds)), counts)
+    dealt = np.random.Generator(np.random.Philox(key)).permutation(in_order)
+    return FleetMix(kinds, tuple(dealt.tolist()))
+
+
+def _kind(row: Any, where: str) -> BoardKind:
+    if not isinstance(row, dict):
+        raise BadInput(f"{where} = {row!r}: must be a table with profile and share or count")
+    unknown = sorted(set(row) - set(_ROW_KEYS))
+    if unknown:
+        raise BadInput(f"{where}.{unknown[0]}: there is no such key; there are {', '.join(_ROW_KEYS)}")
+    profile = row.get("profile")
+    if not isinstance(profile, str):
+        raise BadInput(f"{where}.profile = {profile!r}: must be one of {', '.join(board_names())}")
+    if ("share" in row) == ("count" in row):
+        raise BadInput(f"{where}: give share (a part of the devices) or count (how many), and not both")
+    if "share" in row:
+        _check_number(row["share"], f"{where}.share", above=0.0, most=1.0)
+    count = row.get("count", 0)
+    if type(count) is not int or not 0 <= count <= _MOST_COUNT:
+        raise BadInput(f"{where}.count = {count!r}: must be a whole number, 0 to {_MOST_COUNT}")
+    network = row.get("network", {})
+    if not isinstance(network, dict) or not set(network) <= set(_LINK_KEYS):
+        raise BadInput(f"{where}.network = {network!r}: must be a table with any of {', '.join(_LINK_KEYS)}")
+    for key, value in network.items():
+        least = -1e-9 if key == "latency_ms" else 0.0
+        _check_number(value, f"{where}.network.{key}", above=least, most=1e6)
+    try:
+        return BoardKind.of(profile, network)
+    except BadInput as error:
+        raise BadInput(f"{where}.profile = {profile!r}: {error}") from error
+
+
+def _check_number(value: Any, where: str, *, above: float, most: float) -> None:
+    if type(value) not in (int, float) or not above < value <= most:
+        accepted = "0" if above < 0 else "more than 0"
+        raise BadInput(f"{where} = {value!r}: must be a number, {accepted} to {most:g}")
+
+
+def _counts(rows: Sequence[Mapping[str, Any]], devices: int | None, where: str) -> list[int]:
+    counts = [row.get("count", 0) for row in rows]
+    shares = [row.get("share", 0.0) for row in rows]
+    counted = sum(counts)
+    if not any(shares):
+        if not counted or (devices is not None and devices != counted):
+            wanted = "at least 1" if devices is None else f"the {devices} devices that there are"
+            raise BadInput(f"{where}: the counts come to {counted}, not to {wanted}; or give some rows a share")
+        return counts
+    if abs(math.fsum(shares) - 1) > 1e-6:
+        raise BadInput(f"{where}: the shares come to {math.fsum(shares):g}; they must come to 1")
+    if devices is None:
+        raise BadInput(f"{where}: shares of how many devices? Say it, or give every row a count")
+    if counted > devices:
+        raise BadInput(f"{where}: the counts come to {counted}, but there are {devices} devices")
+    left = devices - counted
+    # Rounded, so that shares such as 0.29 give what they say and not what their binary form does.
+    quotas = [round(share * left, 6) for share in shares]
+    dealt = [math.floor(quota) for quota in quotas]
+    by_remainder = sorted(range(len(rows)), key=lambda row: (dealt[row] - quotas[row], row))
+    for row in by_remainder[: left - sum(dealt)]:
+        dealt[row] += 1
+    return [count + more for count, more in zip(counts, dealt, strict=True)]
+
+
+def _shown(link: LinkFigures) -> str:
+    return f"{link.down_mbit_s:g}/{link.up_mbit_s:g} Mbit/s, {link.latency_ms:g} ms"
