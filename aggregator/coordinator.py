@@ -81,6 +81,8 @@ class Coordinator:
         self._uplink = Uplink(engine, self._refusals, say=self._say, note=self._note, clock=clock)
         self._global: tuple[bytes, bytes] | None = None
         self._up = False
+        self._broker_lost = False
+        self._noted_states: dict[str, str] = {}
         self._retry_close_at = 0.0
         self._idle_since = clock()
         self._finished_at: float | None = None
@@ -101,8 +103,8 @@ class Coordinator:
 
     def start(self) -> None:
         """Opens the link; everything else follows from its events."""
-        self._complete_log()
         self._note("run", **run_fields(self.engine.spec, engine=self._kind, devices=self.engine.min_devices))
+        self._complete_log()
         for topic_filter in (self.topics.all_states, self.topics.all_msgs, self.topics.all_chunks):
             self.link.subscribe(topic_filter)
         self.link.open()
@@ -130,13 +132,16 @@ class Coordinator:
         self.link.close()
 
     def _complete_log(self) -> None:
-        """A kill between the closing transaction and its line in the log: the store knows what is missing."""
+        """A kill between a transaction and its line in the log: the store knows what is missing."""
         if self._events is None:
             return
-        logged = {event.get("round") for event in read_events(self._events.path)[0] if event["event"] == "round_close"}
+        logged = {(event["event"], event.get("round")) for event in read_events(self._events.path)[0]}
         for row in self.store.rounds():
-            if row.metrics is not None and row.round not in logged:
+            if row.metrics is not None and ("round_close", row.round) not in logged:
                 self._note("round_close", **row.metrics)
+        plan = self.engine.plan
+        if plan is not None and ("round_open", plan.round) not in logged:
+            self._note("round_open", round=plan.round, cohort=sorted(plan.cohort))
 
     # what comes in
 
@@ -144,6 +149,9 @@ class Coordinator:
         if isinstance(event, LinkUp):
             self._up = True
             log.info("connected to the broker")
+            if self._broker_lost:
+                self._broker_lost = False
+                self._note("link", state="up")
             self._publish(self.topics.server, self._server_state("ready"), retain=True)
             ref = self.engine.prepared.spec_ref
             self._publish(self.topics.task, TaskNotice(self.engine.spec.task, ref.digest, ref.size), retain=True)
@@ -152,6 +160,9 @@ class Coordinator:
             self._up = False
             self._blobs.clear()
             log.warning("the connection to the broker was lost: %s", event.reason)
+            if not self._broker_lost:
+                self._broker_lost = True
+                self._note("link", state="down")
         else:
             self._on_delivery(event)
 
@@ -206,14 +217,14 @@ class Coordinator:
         if birth.session > self._sessions.get(device, -1):
             self.store.add_device(device, public_key=birth.public_key, board=birth.board, session=birth.session)
             self._keys[device], self._sessions[device] = birth.public_key, birth.session
-        before = self.present.get(device)
         if birth.state in ("ready", "training"):
             self.present[device] = birth.state
             self.engine.back(device)
         else:
             self.present.pop(device, None)
             self.engine.lost(device)
-        if self.present.get(device) != before:
+        if self._noted_states.get(device) != birth.state:
+            self._noted_states[device] = birth.state
             self._note("presence", device=device, state=birth.state, board=birth.board)
 
     def _on_message(self, device: str, message: Message) -> None:

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,8 @@ TEXT_FIELDS = frozenset(
         "code",
         "reason",
         "layers",
+        "action",
+        "target",
     }
 )
 
@@ -116,6 +118,21 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     whole = data[: data.rfind(b"\n") + 1]
     parsed = (_parse(line) for line in whole.split(b"\n"))
     return [event for event in parsed if event is not None], offset + len(whole)
+
+
+def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a log, oldest first, without holding all of them in memory: the log of a long run is large.
+
+    As with `read_lines`, a file that is not there has none, and other lines are passed over.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for line in file:
+                event = _parse(line) if line.endswith(b"\n") else None
+                if event is not None and isinstance(event.get("event"), str):
+                    yield event
+    except FileNotFoundError:
+        return
 
 
 class EventTail:

@@ -108,8 +108,9 @@ class FleetState:
 
     def _on_presence(self, event: Mapping[str, Any]) -> None:
         device, state = event.get("device", "?"), event.get("state", "ready")
+        before = self._presence.get(device)
         self._presence[device] = state if state in STATES else "ready"
-        if state == "lost":
+        if state == "lost" and before in ("ready", "training"):
             self._warn("lost", f"{device} lost its connection")
 
     def _on_round_open(self, event: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ class Uplink:
         self._refused: dict[str, Refused] = {}
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._settled: dict[str, bytes] = {}
+        self._noted_offers: dict[str, int] = {}
 
     @property
     def due_at(self) -> float:
@@ -47,6 +48,7 @@ class Uplink:
     def offer(self, device: str, offer: Offer) -> None:
         """Answers a device's offer, or waits for its chunks."""
         answer = self._answer(device, offer)
+        self._note_offer(device, offer)
         if answer is not None:
             self._settled[device] = offer.digest
             self._say(device, answer)
@@ -114,6 +116,14 @@ class Uplink:
             self._refused[device] = refused
             self._settled[device] = offer.digest
         self._say(device, refused)
+
+    def _note_offer(self, device: str, offer: Offer) -> None:
+        """Once for a device and round, as devices repeat their offers: one a round is all that a sender can cause."""
+        plan = self._engine.plan
+        is_known = plan is not None and device in plan.cohort and (offer.task, offer.round) == (plan.task, plan.round)
+        if is_known and self._noted_offers.get(device) != offer.round:
+            self._noted_offers[device] = offer.round
+            self._note("offer", round=offer.round, device=device, bytes=offer.size)
 
     def _note_update(self, device: str, offer: Offer, verdict: Verdict) -> None:
         fields = update_fields(verdict, device=device, round=offer.round, payload_bytes=offer.size)

@@ -199,7 +199,8 @@ def test_a_run_from_enrolment_to_the_end(make_field: MakeField, make_fleet: Make
     kinds = field.kinds()
     assert kinds[0] == "run"
     assert kinds[-1] == "finished"
-    assert [kinds.count(k) for k in ("round_open", "update", "round_close", "presence")] == [3, 9, 3, 3]
+    told = ("round_open", "offer", "update", "round_close", "presence")
+    assert [kinds.count(k) for k in told] == [3, 9, 9, 3, 3]
 
 
 def test_what_is_retained_for_a_device_that_comes_later(make_field: MakeField) -> None:
@@ -330,6 +331,55 @@ def test_presence_follows_births_deaths_and_sessions(make_field: MakeField) -> N
     field.join("dev-0", session=6)
     field.crash()
     assert field.coordinator.present == {"dev-0": "ready"}, "births are retained"
+
+
+def test_every_change_of_a_devices_state_is_an_event_and_a_repeated_one_is_none(make_field: MakeField) -> None:
+    field = make_field(min_devices=9, devices=3)
+    field.join("dev-0")
+    for state in ("ready", "training", "training", "ready", "sleeping", "lost", "lost", "ready"):
+        field.send("dev-0", field.birth("dev-0", state=state), "state")
+        field.run()
+    field.join("dev-1", state="sleeping")
+    told = [(e["device"], e["state"]) for e in read_events(field.events.path)[0] if e["event"] == "presence"]
+    states = ("ready", "training", "ready", "sleeping", "lost", "ready")
+    assert told == [*(("dev-0", state) for state in states), ("dev-1", "sleeping")]
+
+
+def test_an_offer_is_logged_once_a_round_and_only_of_the_open_one(make_field: MakeField) -> None:
+    field = make_field(devices=3, min_devices=2)
+    field.join("dev-0")
+    field.join("dev-1")
+    field.join("dev-2")
+    for name in ("dev-0", "dev-0", "dev-2"):  # dev-2 is not in the cohort
+        field.offer(name, b"x" * 100)
+        field.run()
+    field.offer("dev-1", b"x" * 100, round=2)
+    field.run()
+    told = [(e["device"], e["round"], e["bytes"]) for e in read_events(field.events.path)[0] if e["event"] == "offer"]
+    assert told == [("dev-0", 1, 100)]
+
+
+def test_a_broker_that_goes_and_comes_back_is_logged_once_each(make_field: MakeField) -> None:
+    field = make_field(min_devices=9, devices=3)
+    field.join("dev-0")
+    assert "link" not in field.kinds(), "the first connection is no news"
+    field.hub.cut("aggregator")
+    field.run()
+    field.coordinator.link.open()
+    field.run()
+    assert [e["state"] for e in read_events(field.events.path)[0] if e["event"] == "link"] == ["down", "up"]
+
+
+def test_a_round_whose_opening_was_killed_before_it_was_logged_is_logged_later(make_field: MakeField) -> None:
+    field = make_field()
+    field.join_all()
+    lines = field.events.path.read_text().splitlines(keepends=True)
+    field.events.path.write_text("".join(line for line in lines if '"round_open"' not in line))
+    field.crash()
+    opened = [event for event in read_events(field.events.path)[0] if event["event"] == "round_open"]
+    assert [(event["round"], event["cohort"]) for event in opened] == [(1, field.fleet.names)]
+    field.crash()
+    assert field.kinds().count("round_open") == 1
 
 
 def test_a_lost_device_is_not_waited_for(make_field: MakeField) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.events import EventLog, EventTail, read_events, read_lines
+from aggregator.events import EventLog, EventTail, iterate_events, read_events, read_lines
 from hushfleet.errors import StoreError
 
 
@@ -79,6 +79,18 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
     path.write_bytes(b'nonsense\n[1]\n{"round":1}\n\xff\xfe\n' + b"[" * 100_000 + b'\n\n{"event":"run"}\n')
     assert read_events(path)[0] == [{"event": "run"}]
     assert read_lines(path)[0] == [{"round": 1}, {"event": "run"}]
+    assert list(iterate_events(path)) == [{"event": "run"}]
+
+
+def test_events_one_by_one_are_those_of_the_whole_log_without_a_cut_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert list(iterate_events(path)) == []
+    with EventLog(path) as log:
+        for number in range(5):
+            log.write("update", round=number, epsilon_server=math.inf, device="inf")
+    path.write_bytes(path.read_bytes() + b'{"event":"finished"}')
+    assert list(iterate_events(path)) == read_events(path)[0]
+    assert len(list(iterate_events(path))) == 5
 
 
 def test_a_log_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
