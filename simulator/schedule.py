@@ -202,10 +202,9 @@ class Playback:
     """Follows a schedule through one run.
 
     :param first_round: the open or next round of a run that is resumed: what was laid out from earlier rounds is
-        left out, and devices that were late for one of those are there. Seconds since the run's start count from
-        the resumption.
+        left out, and devices that were late for one of those are there.
 
-    Times are seconds since the run's start, and must not go back.
+    Times are seconds since the run's start, or since it was resumed, and must not go back.
     """
 
     def __init__(self, schedule: Schedule, *, first_round: int = 1) -> None:
@@ -215,9 +214,11 @@ class Playback:
         # the numbers of the windows that are open
         self._down: dict[str, set[int]] = defaultdict(set)
         self._cut: dict[str, set[int]] = defaultdict(set)
+        self._unplayed: dict[int, Window] = {}
         for number, window in enumerate(schedule.windows):
             if 0 < window.at_round < first_round:
                 continue
+            self._unplayed[number] = window
             if window.begins_s is None:
                 self._down[window.target].add(number)
             if window.at_round:
@@ -234,6 +235,11 @@ class Playback:
     def next_s(self) -> float:
         """When something may be due next; infinite if nothing is before another round opens."""
         return self._pending[0][0].at_s if self._pending else math.inf
+
+    @property
+    def unplayed(self) -> tuple[Window, ...]:
+        """Of what is not left out: windows that have not begun, and late devices that have not come."""
+        return tuple(self._unplayed.values())
 
     def round_opened(self, round: int, now_s: float) -> None:
         """Lays out what belongs to this round. Saying it again, as a restarted aggregator might, does nothing."""
@@ -270,6 +276,7 @@ class Playback:
     def _pass(self, edge: _Edge) -> Kind | None:
         reasons = (self._cut if edge.how == "cut" else self._down)[edge.target]
         before = bool(reasons)
+        self._unplayed.pop(edge.number, None)
         if edge.closes:
             reasons.discard(edge.number)
         else:

@@ -1,0 +1,177 @@
+"""Makes the scenario happen to a live fleet: kills, stops, starts, cuts and mends its parts when their time comes.
+
+It learns of rounds as anybody can, from the run's event log, and writes what it does to `scenario.jsonl` in the run
+folder, so that a run can be explained afterwards: `{"at", "event": "scenario", "action", "target"}`, where `action`
+is one of `simulator.schedule.Kind`, or `not-played` with a `reason`. It works in the thread that waits for the
+fleet, since a process dies with the thread that started it.
+
+When the task is finished nothing more goes wrong: a device that is down stays so, the server's processes still
+come back, for the run ends only when the aggregator has said goodbye, and networks are mended so that devices
+hear it.
+
+A resumed run plays what belongs to the open round and to later ones; its seconds count anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aggregator.events import EventLog, EventTail
+from hushfleet.scenario import SERVERS
+from simulator.live import LiveFleet
+from simulator.run_folder import Simulation
+from simulator.schedule import Action, Playback, Schedule, Window
+
+SCENARIO_LOG = "scenario.jsonl"
+_TICK_S = 0.1
+# An aggregator that dies between opening a round and saying so never says it: these speak of it, too.
+_TELL_OF_A_ROUND = ("round_open", "update", "round_close")
+
+
+class Director:
+    """Follows a schedule through one live run. Made before the fleet starts: it looks where the run stands.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, simulation: Simulation, schedule: Schedule, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._log = simulation.folder.path / SCENARIO_LOG
+        self._events = EventTail(simulation.folder.events)
+        history = self._events.read()
+        self._open_round, self._first_round = _where(history)
+        self._is_resumed = bool(history)
+        self._playback = Playback(schedule, first_round=self._first_round)
+        self._began: float | None = None
+        self._is_over = False
+        self._down = set(self._playback.absent)
+        self._cut: set[str] = set()
+        self._to_start: list[str] = []
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Devices that the fleet must not start at its beginning."""
+        return self._playback.absent
+
+    @property
+    def note(self) -> str | None:
+        """For the person who resumes a run: what of the scenario is played. None in a new run."""
+        if not self._is_resumed:
+            return None
+        left_out = len(self._playback.left_out)
+        return f"the scenario goes on in round {self._first_round}, and its seconds count anew from now" + (
+            f"; what belongs to earlier rounds is left out ({left_out} events)" if left_out else ""
+        )
+
+    def direct(self, fleet: LiveFleet) -> None:
+        """Returns when the task is finished and the clients have ended. Raises as `LiveFleet.check` does."""
+        while not fleet.finished:
+            self.tick(fleet)
+            fleet.check()
+            time.sleep(_TICK_S)
+        self.end(fleet)
+        fleet.wait()
+
+    def tick(self, fleet: LiveFleet) -> None:
+        """Does what is due. The first call is the run's start."""
+        now = self._clock()
+        if self._began is None:
+            self._begin(now)
+        now_s = now - (self._began or now)
+        for event in self._events.read():
+            if event.get("event") in _TELL_OF_A_ROUND:
+                self._playback.round_opened(event["round"], now_s)
+            elif event.get("event") == "finished":
+                self._is_over = True
+        for name in [name for name in self._to_start if not fleet.is_running(name)]:
+            self._to_start.remove(name)
+            self._start(fleet, name)
+        for action in self._playback.due(now_s):
+            self._do(fleet, action)
+        if self._is_over:
+            self._mend_all(fleet)
+
+    def end(self, fleet: LiveFleet) -> None:
+        """The task is finished: mends the networks, and writes down what of the scenario never happened."""
+        self._is_over = True
+        self._mend_all(fleet)
+        self._note_unplayed(self._playback.unplayed, "the run was over before")
+
+    def _begin(self, now: float) -> None:
+        self._began = now
+        if self._open_round:
+            self._playback.round_opened(self._open_round, 0.0)
+        self._note_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
+
+    def _do(self, fleet: LiveFleet, action: Action) -> None:
+        _, kind, name = action
+        if kind == "start":
+            # Two processes must never share a store, and a device that was told to stop first finishes its batch.
+            if fleet.is_running(name):
+                self._to_start.append(name)
+            else:
+                self._start(fleet, name)
+        elif kind == "mend":
+            self._mend(fleet, name)
+        elif self._is_over:
+            self._note("not-played", name, reason="the run was over before")
+        elif kind == "cut":
+            self._note(kind, name)
+            self._cut.add(name)
+            fleet.cut(name)
+        else:
+            self._note(kind, name)
+            self._take_down(fleet, kind, name)
+
+    def _take_down(self, fleet: LiveFleet, kind: str, name: str) -> None:
+        if name in self._to_start:
+            self._to_start.remove(name)
+        self._down.add(name)
+        fleet.expected_down.add(name)
+        if kind == "kill":
+            fleet.kill(name)
+        else:
+            fleet.stop(name)
+
+    def _start(self, fleet: LiveFleet, name: str) -> None:
+        if name in self._down and (name in SERVERS or not self._is_over):
+            self._note("start", name)
+            fleet.start_again(name)
+            self._down.remove(name)
+            fleet.expected_down.discard(name)
+
+    def _mend(self, fleet: LiveFleet, name: str) -> None:
+        if name in self._cut:
+            self._cut.remove(name)
+            self._note("mend", name)
+            fleet.mend(name)
+
+    def _mend_all(self, fleet: LiveFleet) -> None:
+        for name in sorted(self._cut):
+            self._mend(fleet, name)
+
+    def _note_unplayed(self, windows: Iterable[Window], reason: str) -> None:
+        for window in windows:
+            moment: dict[str, Any] = {"at_s": window.ends_s if window.begins_s is None else window.begins_s}
+            if window.at_round:
+                moment["at_round"] = window.at_round
+            self._note("not-played", window.target, **moment, reason=reason)
+
+    def _note(self, action: str, target: str, **more: Any) -> None:
+        with EventLog(self._log) as log:
+            log.write("scenario", action=action, target=target, **more)
+
+
+def _where(history: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """The round that is open (0: none), and the one that is open or comes next."""
+    opened = closed = 0
+    for event in history:
+        if event.get("event") == "round_open":
+            opened = event["round"]
+        elif event.get("event") == "round_close":
+            closed = event["round"]
+    return (opened if opened > closed else 0), closed + 1
