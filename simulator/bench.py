@@ -33,7 +33,9 @@ class Bench:
 
     @cached_property
     def gradient(self) -> GradientFunction:
-        return make_gradient(self.runtime, self.spec.model, self._graph(self.spec.model.gradient))
+        model = self.spec.model
+        graph = self._graph(model.gradient)
+        return make_gradient(self.runtime, model.name, len(model.class_names), model.layout, graph)
 
     @cached_property
     def inference(self) -> InferenceGraph:

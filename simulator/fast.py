@@ -25,6 +25,7 @@ from hushfleet.errors import HushfleetError
 from hushfleet.wire.messages import RoundPlan
 from simulator.bench import bench
 from simulator.run_folder import RunFolder, Simulation
+from simulator.runtimes import make_optimizer
 from simulator.workers import Crew
 
 
@@ -134,6 +135,7 @@ def train_one(job: Job) -> Answer:
             epsilon_limit=math.inf,
             delta=files.spec.privacy.delta,
             observer=observe,
+            make_optimizer=make_optimizer,
         )
         entry = trainer.run_round(job.plan, files.global_params(job.plan))
         return Answer(job.device, store.identity.public_key, entry.data)

@@ -20,6 +20,7 @@ from hushfleet.methods.fedavg import FedAvg
 from hushfleet.training import train_locally
 from simulator.bench import bench
 from simulator.run_folder import Simulation
+from simulator.runtimes import make_optimizer
 from simulator.workers import Crew
 
 
@@ -67,6 +68,7 @@ def _train_one(job: _Job) -> Alone:
             files.train(job.device),
             dropout=spec.model.dropout,
             rng=randomness.order(round),
+            make_optimizer=make_optimizer,
         )
     return Alone(
         job.device,

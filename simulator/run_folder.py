@@ -2,6 +2,7 @@
 
 task.json, boards.json   what was asked for, for --resume
 package.bin, graphs/     what a device receives
+trial.json               which runtime computes gradients, and why
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
 devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
@@ -65,6 +66,10 @@ class RunFolder:
     @property
     def boards(self) -> Path:
         return self.path / "boards.json"
+
+    @property
+    def trial(self) -> Path:
+        return self.path / "trial.json"
 
     @property
     def package(self) -> Path:

@@ -9,17 +9,30 @@ from __future__ import annotations
 import torch
 
 from hushfleet.graphs import GradientGraph
-from hushfleet.spec import ModelSpec
+from hushfleet.optim import Optimizer
+from hushfleet.optim import make_optimizer as make_numpy_optimizer
+from hushfleet.params import ParamLayout
 from hushfleet.training import GradientFunction
 from models import get_model
 from models.torch_gradient import TorchGradient
 
-RUNTIMES = ("onnx", "torch")
+ON_DEVICES = "onnx"
+RUNTIMES = (ON_DEVICES, "torch")
 
 
-def make_gradient(runtime: str, model: ModelSpec, graph: bytes) -> GradientFunction:
+def unavailable(runtime: str, model: str) -> str | None:
+    """Why a runtime cannot compute the gradients of `model` here; None if it can."""
+    return None
+
+
+def make_gradient(runtime: str, model: str, classes: int, layout: ParamLayout, graph: bytes) -> GradientFunction:
     """:param graph: the model's gradient graph, ONNX bytes."""
-    if runtime == "onnx":
-        return GradientGraph(graph, model.layout)
+    if runtime == ON_DEVICES:
+        return GradientGraph(graph, layout)
     torch.set_num_threads(1)
-    return TorchGradient(get_model(model.name, classes=len(model.class_names)))
+    return TorchGradient(get_model(model, classes=classes))
+
+
+def make_optimizer(name: str, learning_rate: float) -> Optimizer:
+    """The quickest implementation here; all of them give the same bits."""
+    return make_numpy_optimizer(name, learning_rate)
