@@ -98,6 +98,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     from edge_client.agent import Agent
+    from edge_client.pacing import Pacer, open_store
     from edge_client.supervisor import Supervisor
     from hushfleet.wire.link import Will
     from hushfleet.wire.mqtt import MqttLink, Timing
@@ -121,9 +122,10 @@ def _run(options: argparse.Namespace) -> int:
             timing=Timing(backoff_base_s=simulation.reconnect_s) if hurried else None,
         )
 
-    with DeviceStore(config.store_path, device=config.device.id, durable=simulation is None) as store:
-        agent = Agent(config, connect, store, supervisor=Supervisor.from_environment())
-        stop = threading.Event()
+    stop = threading.Event()
+    pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
+    with open_store(config.store_path, device=config.device.id, simulation=simulation, pacer=pacer) as store:
+        agent = Agent(config, connect, store, supervisor=Supervisor.from_environment(), pacer=pacer)
         caught: list[int] = []
 
         def on_signal(number: int, frame: FrameType | None) -> None:

@@ -20,6 +20,7 @@ import hushfleet
 from edge_client.config import DeviceConfig
 from edge_client.fetch import BlobSource
 from edge_client.metrics import MetricsFile
+from edge_client.pacing import Pacer
 from edge_client.quarantine import Quarantine
 from edge_client.refusals import refusal_of
 from edge_client.rounds import RoundDesk, Stopped, Superseded, same_round
@@ -48,6 +49,7 @@ class Agent:
     :param store: opened by the caller, who also closes it.
     :param clock: monotonic seconds.
     :param supervisor: is told that the work loop lives (systemd's watchdog).
+    :param pacer: makes the work as slow as a simulated board's.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Agent:
         *,
         clock: Callable[[], float] = time.monotonic,
         supervisor: Supervisor | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self.config = config
         self.store = store
@@ -66,6 +69,7 @@ class Agent:
         self.quarantine = Quarantine(clock)
         self._clock = clock
         self._supervisor = supervisor or Supervisor(None, None)
+        self._pacer = pacer or Pacer()
         self._memory_mib = config.memory_mib
         self._metrics = MetricsFile.of(config)
         self._trust = Trust(store, config.server_key)
@@ -83,6 +87,8 @@ class Agent:
                 "remove the section [simulation] before the device goes into the field",
                 config.simulation.seed,
             )
+        if self._pacer.slowdown > 1:
+            _log.info("work is stretched %.2f times its CPU time: a model of a slower board", self._pacer.slowdown)
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         self.blobs = BlobSource(store, self.link, self.topics, clock)
         self.tasks = TaskDesk(store, self.blobs, self._load)
@@ -95,6 +101,7 @@ class Agent:
             say=self._say,
             between_batches=self._between_batches,
             clock=clock,
+            pacer=self._pacer,
         )
 
     # the loop
@@ -125,12 +132,14 @@ class Agent:
         """Waits for one event, at most `longest_s` seconds, and does what can be done then."""
         self._supervisor.alive()
         event = self._backlog.popleft() if self._backlog else self.link.receive(self._sleep_s(longest_s))
+        self._pacer.begin()
         if event is not None:
             self._on_event(event)
         if self.blobs.fetch is None:
             self.tasks.advance()
         if self.blobs.fetch is None:
             self.rounds.advance()
+        self._pacer.catch_up()
         if self._up:
             try:
                 self._send_due()

@@ -106,6 +106,8 @@ class SimulationSection:
     :param local_test: .npz of this device's own held-out samples, or of `indices` into the common test.
     :param metrics: JSON lines are appended to it; they are never sent.
     :param reconnect_s: first delay of a reconnect.
+    :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
+    :param write_mb_s: the store writes at most so many 10^6 bytes a second; None: as fast as the machine.
     """
 
     seed: int
@@ -114,12 +116,17 @@ class SimulationSection:
     local_test: str | None = None
     metrics: str | None = None
     reconnect_s: float | None = None
+    slowdown: float = 1.0
+    write_mb_s: float | None = None
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "0 or more")
         require(self.index >= 0, "index", self.index, "0 or more")
         delay = self.reconnect_s
         require(delay is None or 0 < delay < math.inf, "reconnect_s", delay, "positive seconds")
+        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "1 or more")
+        rate = self.write_mb_s
+        require(rate is None or 0 < rate < math.inf, "write_mb_s", rate, "positive megabytes a second")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_client.fetch import BlobSource
+from edge_client.pacing import Pacer
 from edge_client.refusals import Declined, Refusal, refusal_of
 from edge_client.runtime import TaskRuntime
 from edge_client.sending import Sending
@@ -40,6 +41,7 @@ class RoundDesk:
     :param say: announces the device's state.
     :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
     :param clock: monotonic seconds.
+    :param pacer: makes training as slow as a simulated board's.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RoundDesk:
         say: Callable[[DeviceStatus], None],
         between_batches: Callable[[RoundPlan], None],
         clock: Callable[[], float],
+        pacer: Pacer,
     ) -> None:
         self._device = device
         self._store = store
@@ -62,6 +65,7 @@ class RoundDesk:
         self._say = say
         self._between_batches = between_batches
         self._clock = clock
+        self._pacer = pacer
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
         self.sending: Sending | None = None
@@ -216,9 +220,10 @@ class RoundDesk:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         self._say("training")
         try:
-            entry = trainer.run_round(
-                plan, np.frombuffer(model, "<f4"), on_batch=lambda done, total: self._between_batches(plan)
-            )
+            with self._pacer.checked_by(lambda: self._between_batches(plan)):
+                entry = trainer.run_round(
+                    plan, np.frombuffer(model, "<f4"), on_batch=lambda done, total: self._pacer.catch_up()
+                )
         except Superseded as reason:
             _log.info("training for round %d was given up: %s", plan.round, reason)
             if self._clock() > self.deadline:
@@ -226,6 +231,7 @@ class RoundDesk:
             self._settled = True  # the newer plan is among the events that wait
             return None
         finally:
+            self._pacer.begin()  # a simulation's tests of the model, just made, are no work of the board's
             self._tidy(task, plan.global_digest)
             self._say("ready")
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
