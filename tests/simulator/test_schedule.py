@@ -139,8 +139,10 @@ def test_a_round_is_opened_once() -> None:
     playback.round_opened(2, 4.0)
     assert playback.next_s == 4.0
     assert playback.due(4.0) == [(4.0, "kill", "device-1")]
-    playback.round_opened(2, 4.5)  # said again by an aggregator that was started again
-    assert playback.due(60.0) == [(5.0, "start", "device-1")]
+    playback.round_opened(2, 4.5)  # said again
+    assert playback.due(6.0) == [(5.0, "start", "device-1")]
+    playback.round_opened(2, 7.0)
+    assert playback.due(60.0) == []
 
 
 def test_a_resumed_run_leaves_out_what_belongs_to_rounds_that_are_over() -> None:
@@ -377,7 +379,7 @@ def test_a_run_that_could_never_begin_is_refused() -> None:
         schedule_of(whole(late({"at_round": 2}), cohort_size=3), NAMES)
     for task in (
         whole(late({"at_s": 5})),
-        whole(late({"at_round": 2}), min_devices=2),
+        whole(late({"at_round": 2}), min_devices=2, cohort_size=4),
         whole(late({"at_round": 2}), cohort_size=2),
     ):
         assert schedule_of(task, NAMES) == make_schedule(task.scenario, NAMES, seed=task.seed)
