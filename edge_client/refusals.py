@@ -6,13 +6,22 @@ that are known to depend on the task and on limits alone go over the wire; the r
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 from typing import NamedTuple
 
-from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, PrivacyError, StoreError
+from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, HushfleetError, PrivacyError, StoreError
 from hushfleet.wire.messages import DeclineCode
 
 _log = logging.getLogger("hushfleet.edge")
+
+# Native code says in words that it got no memory: ONNX Runtime while it loads a graph and while it runs one, the
+# dynamic linker, and Python where it cannot start a thread.
+_NO_MEMORY = re.compile(
+    r"bad_alloc|failed to allocate memory|cannot allocate memory|failed to map segment|can't start new thread",
+    re.IGNORECASE,
+)
 
 
 class Refusal(NamedTuple):
@@ -32,6 +41,9 @@ class Declined(Exception):
 
 def refusal_of(error: Exception) -> Refusal:
     """The public form of an error; its own text goes to the local log, unexpected ones with a traceback."""
+    if ran_out_of_memory(error):
+        _log.error("out of memory: %s", error)
+        return Refusal("memory", "this device ran out of memory")
     match error:
         case Declined():
             return error.refusal
@@ -43,8 +55,6 @@ def refusal_of(error: Exception) -> Refusal:
             refusal = Refusal("disk", "the device's store cannot be read or written")
         case BadInput():
             refusal = Refusal("no-data", "this device has no data that fit the task")
-        case MemoryError():
-            refusal = Refusal("memory", "this device ran out of memory")
         case PrivacyError():
             refusal = Refusal("no-privacy", "the round's privacy would not hold on this device")
         case _:
@@ -52,3 +62,15 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal("error", "something unexpected failed on this device; see its log")
     _log.error("%s", error)
     return refusal
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether a lack of memory is what it comes from, whoever met it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
+            return True
+        if not isinstance(cause, HushfleetError | Declined) and _NO_MEMORY.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
