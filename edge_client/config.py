@@ -103,7 +103,7 @@ class SimulationSection:
 
     :param index: the device's number, part of the seed.
     :param common_test: .npz that every device is tested on.
-    :param local_test: .npz of this device's own held-out samples, or of `indices` into the common test.
+    :param local_test: .npz of this device's own held-out samples, or of a bit for each common one.
     :param metrics: JSON lines are appended to it; they are never sent.
     :param reconnect_s: first delay of a reconnect.
     :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.

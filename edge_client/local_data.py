@@ -76,10 +76,13 @@ def load_arrays(path: Path, model: ModelSpec) -> Samples:
 
 
 def load_indices(path: Path) -> np.ndarray | None:
-    """`indices` int64 `[n]` of an .npz that holds a part of another set; None if it holds images. Raises `BadInput`."""
+    """Indices int64 `[n]` into the common test, of an .npz with `of_common`, a bit for each of its images.
+
+    None for an .npz of images. Raises `BadInput`.
+    """
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return arrays["indices"].astype(np.int64, casting="safe") if "indices" in arrays else None
+            return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
 

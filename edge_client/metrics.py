@@ -25,7 +25,7 @@ class MetricsFile:
     """Where a device's metrics go, and what they are measured on.
 
     :param common_test: .npz that all devices share.
-    :param local_test: this device's own held-out samples, or `indices` into the common test.
+    :param local_test: this device's own held-out samples, or a bit for each image of the common test.
     """
 
     path: Path

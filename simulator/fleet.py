@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +20,17 @@ _LOCAL_TEST_STREAM = 0x4C544553
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some samples of a set, taken when they are asked for: the parts of ten thousand devices cost their indices.
+    """Some samples of a set, chosen and taken when they are asked for: ten thousand devices have as many parts.
 
-    :param source: the set; :param indices: int64 `[n]`.
+    :param source: the set; :param choose: gives int64 `[n]`, the same each time.
     """
 
     source: Samples
-    indices: np.ndarray
+    choose: Callable[[], np.ndarray]
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.choose()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -84,16 +90,18 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     for index, indices in enumerate(parts):
         if section.test_fraction > 0:
             own, held_out = split_local(indices, train.labels, test_fraction=section.test_fraction, seed=seed + index)
-            local_test = Part(train, held_out)
+            local_test = Part(train, partial(np.asarray, held_out))
         else:
             own = indices
-            local_test = _like_own(train.labels[indices], dataset, seed=seed, index=index)
+            held = np.bincount(train.labels[indices], minlength=dataset.classes)
+            _check_testable(held, dataset)
+            local_test = Part(dataset.test, partial(_like_own, held, dataset.test, seed=seed, index=index))
         devices.append(
             SimulatedDevice(
                 index=index,
                 name=f"device-{index:0{digits}d}",
                 board=boards[index % len(boards)],
-                train=Part(train, own),
+                train=Part(train, partial(np.asarray, own)),
                 local_test=local_test,
             )
         )
@@ -101,24 +109,30 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     return Fleet(tuple(devices), dataset.test, counts)
 
 
-def _like_own(own_labels: np.ndarray, dataset: DataSet, *, seed: int, index: int) -> Part:
-    """As many common test images as the scarcest class allows, in the shares of the device's own labels."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM, index)))
+def _check_testable(held: np.ndarray, dataset: DataSet) -> None:
     available = np.bincount(dataset.test.labels, minlength=dataset.classes)
-    held = np.bincount(own_labels, minlength=dataset.classes)
     if not available[held > 0].all():
         lacking = [dataset.class_names[label] for label in np.flatnonzero((held > 0) & (available == 0))]
         raise BadInput(
             f"the common test set has no image of {', '.join(lacking)}, so data.test_fraction = 0 cannot draw a test "
             "part like the devices' own data; set data.test_fraction = 0.2, or add test images"
         )
-    shares = held / len(own_labels)
+
+
+def _like_own(held: np.ndarray, test: Samples, *, seed: int, index: int) -> np.ndarray:
+    """As many common test images as the scarcest class allows, in the shares of the device's own labels.
+
+    :param held: how many samples of each class the device has, int `[classes]`.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM, index)))
+    available = np.bincount(test.labels, minlength=len(held))
+    shares = held / held.sum()
     total = min(available[shares > 0] / shares[shares > 0])
     chosen = [
-        rng.choice(np.flatnonzero(dataset.test.labels == label), round(total * share), replace=False)
+        rng.choice(np.flatnonzero(test.labels == label), round(total * share), replace=False)
         for label, share in enumerate(shares)
     ]
-    return Part(dataset.test, np.sort(np.concatenate(chosen)))
+    return np.sort(np.concatenate(chosen))
 
 
 def save_samples(samples: Samples, path: Path) -> None:
@@ -127,9 +141,11 @@ def save_samples(samples: Samples, path: Path) -> None:
 
 
 def save_device(device: SimulatedDevice, fleet: Fleet, *, train: Path, local_test: Path) -> None:
-    """A device's two files; a test part that is drawn from the common test set is stored as its `indices`."""
+    """A device's two files; a test part that is drawn from the common test set is stored as a bit for each image."""
     save_samples(device.train.samples, train)
     if device.local_test.source is fleet.common_test:
-        np.savez(local_test, indices=device.local_test.indices)
+        chosen = np.zeros(len(fleet.common_test), bool)
+        chosen[device.local_test.indices] = True
+        np.savez(local_test, of_common=np.packbits(chosen))
     else:
         save_samples(device.local_test.samples, local_test)
