@@ -1,5 +1,7 @@
-"""The aggregator's part of `result.json`, from its store alone: so it is the same after any crash.
+"""The aggregator's part of `result.json`, from its store: so it is the same after any crash.
 
+Only the fleet's timeline comes from the event log, which nothing else depends on: a log that lost lines costs
+detail there, while what came of each round is still the store's.
 What only a simulation knows (own accuracies, label counts, the local-only baseline) is added by the simulator.
 """
 
@@ -7,22 +9,36 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import hushfleet
 from aggregator.metrics import RoundSummary, privacy_table
 from aggregator.prepare import PreparedTask
 from aggregator.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow
 from aggregator.store import AggregatorStore
+from aggregator.timeline import read_timeline
 
+EVENTS_NAME = "events.jsonl"
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
 
 
-def record(store: AggregatorStore, prepared: PreparedTask, *, engine: str, seed: int | None) -> Result:
+def record(
+    store: AggregatorStore,
+    prepared: PreparedTask,
+    *,
+    engine: str,
+    seed: int | None,
+    fleet: Sequence[str] = (),
+    scenario: Path | None = None,
+) -> Result:
     """The result of all rounds that are closed.
 
     :param engine: `fast`, `live` or `field`.
     :param seed: None in the field, where nothing is seeded.
+    :param fleet: all devices, where they are known beforehand: some may never have appeared.
+    :param scenario: the log of what was done to a simulated fleet.
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
@@ -42,7 +58,9 @@ def record(store: AggregatorStore, prepared: PreparedTask, *, engine: str, seed:
         for summary in summaries
     ]
     declines: dict[str, dict[str, int]] = {}
-    for _, device, code, _ in store.declines():
+    declined_in: dict[int, set[str]] = {}
+    for round, device, code, _ in store.declines():
+        declined_in.setdefault(round, set()).add(device)
         counts = declines.setdefault(device, {})
         counts[code] = counts.get(code, 0) + 1
     return Result(
@@ -82,6 +100,13 @@ def record(store: AggregatorStore, prepared: PreparedTask, *, engine: str, seed:
                 )
                 for row in closed
             ],
+            fleet_timeline=read_timeline(
+                store.folder / EVENTS_NAME,
+                scenario=scenario,
+                devices=fleet,
+                accepted={row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)},
+                declined=declined_in,
+            ),
         ),
         versions=versions(),
     )

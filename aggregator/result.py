@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,7 @@ from pydantic import (
 from hushfleet.errors import BadInput, StoreError
 
 SCHEMA = 1
+_encode = json.JSONEncoder(allow_nan=False).encode
 PER_DEVICE = ("local_only_common", "local_only_local", "rounds_accepted", "uplink_bytes", "label_counts")
 
 
@@ -133,6 +134,81 @@ class TimelineRow(_Part):
     closed_s: float
 
 
+DeviceState = Literal[
+    "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
+]
+DEVICE_STATES: tuple[DeviceState, ...] = get_args(DeviceState)
+OUTCOMES = {
+    "a": "accepted",
+    "l": "late",
+    "d": "declined",
+    "r": "refused",
+    "x": "lost",
+    ".": "not asked",
+    "-": "not there",
+}
+"""What became of a device in a round, as `FleetTimeline.outcomes` writes it."""
+Seconds = Annotated[float, BeforeValidator(_read)]
+
+
+class FleetRound(_Part):
+    """A round in the timeline; `device_seconds` go until the next one opens, the other numbers until it closes.
+
+    :param median_s: from the opening to the accepted update, the median over the devices that were there.
+    :param slowest_tenth_s: the mean of the slowest tenth of these devices, at least one.
+    """
+
+    round: Count
+    opened_s: Seconds
+    closed_s: Seconds
+    median_s: Measured = None
+    slowest_tenth_s: Measured = None
+    device_seconds: dict[DeviceState, Seconds] = {}
+
+
+class TimelineMark(_Part):
+    """Something that happened to the fleet: `what` (`down`, `cut`, `kill`, `stop`, `start`, ...) to `target`."""
+
+    start_s: Seconds
+    end_s: Seconds
+    what: str
+    target: str
+
+
+class FleetTimeline(_Part):
+    """Who was in which state when, in seconds since the run's first event; lists follow `devices`.
+
+    :param timed: whether the log tells of training and sending; else only `rounds` and `outcomes` mean something.
+    :param outcomes: a letter of `OUTCOMES` for each of `rounds`.
+    :param seconds: how long each device was in each state, from the opening of the first round to the end.
+    :param spans: `(start_s, end_s, state)`, without a gap from 0 to `end_s`; empty where there are too many.
+    """
+
+    timed: bool
+    end_s: Seconds
+    devices: list[str]
+    rounds: list[FleetRound]
+    outcomes: list[str]
+    seconds: list[dict[DeviceState, Seconds]] = []
+    spans: list[list[tuple[Seconds, Seconds, DeviceState]]] = []
+    spans_left_out: Count = 0
+    marks: list[TimelineMark] = []
+
+    @model_validator(mode="after")
+    def _lists_fit_together(self) -> Self:
+        for name in ("outcomes", "seconds", "spans"):
+            values = getattr(self, name)
+            if (values or name == "outcomes") and len(values) != len(self.devices):
+                raise ValueError(f"{name} has {len(values)} entries for {len(self.devices)} devices")
+        for device, letters in zip(self.devices, self.outcomes, strict=True):
+            if len(letters) != len(self.rounds) or not OUTCOMES.keys() >= set(letters):
+                raise ValueError(
+                    f"the outcomes of {device} are {letters!r}; there must be one of {''.join(OUTCOMES)!r} "
+                    f"for each of {len(self.rounds)} rounds"
+                )
+        return self
+
+
 PerRound = list[Measured]
 Grid = list[list[Measured]]
 
@@ -161,6 +237,7 @@ class Details(_Part):
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
     timeline: list[TimelineRow] = []
+    fleet_timeline: FleetTimeline | None = None
     privacy_sweep: list[SweepPoint] = []
 
 
@@ -207,8 +284,7 @@ class Result(_Part):
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all. Raises `StoreError`."""
-        text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
-        write_whole(path, text + "\n")
+        write_whole(path, _laid_out(self.model_dump(mode="json", by_alias=True), 1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Result:
@@ -254,6 +330,19 @@ def write_whole(path: Path, text: str) -> None:
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:
     """The newest value that was measured; None if there is none."""
     return next((v for row in reversed(rows) if (v := value(row)) is not None), None)
+
+
+def _laid_out(value: Any, depth: int) -> str:
+    """JSON with an indent of one, but lists of numbers and texts on one line: a fifth of the lines, easier to read."""
+    has_parts = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    if not value or not (isinstance(value, dict) or has_parts):
+        return _encode(value)
+    gap = "\n" + " " * depth
+    if isinstance(value, list):
+        parts, ends = [_laid_out(item, depth + 1) for item in value], "[]"
+    else:
+        parts, ends = [f"{_encode(name)}: {_laid_out(item, depth + 1)}" for name, item in value.items()], "{}"
+    return ends[0] + gap + f",{gap}".join(parts) + gap[:-1] + ends[1]
 
 
 def _check_length(name: str, values: Sequence[Any], expected: int, axis: str) -> None:

@@ -13,6 +13,7 @@ from aggregator.events import read_lines
 from aggregator.record import record
 from aggregator.result import LocalOnly, Result, SweepPoint
 from aggregator.store import AggregatorStore
+from simulator.director import SCENARIO_LOG
 from simulator.local_only import Alone
 from simulator.run_folder import Simulation
 
@@ -27,7 +28,14 @@ def assemble(
     :param alone: the local-only baseline, in the fleet's order; may be empty.
     """
     with AggregatorStore(simulation.folder.aggregator) as store:
-        base = record(store, simulation.prepared, engine=engine, seed=simulation.seed)
+        base = record(
+            store,
+            simulation.prepared,
+            engine=engine,
+            seed=simulation.seed,
+            fleet=[device.name for device in simulation.fleet.devices],
+            scenario=simulation.folder.path / SCENARIO_LOG,
+        )
     fleet = simulation.fleet.devices
     by_name = {device.name: device for device in fleet}
     metrics = {name: read_metrics(simulation, name) for name in by_name}
