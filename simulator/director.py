@@ -5,9 +5,8 @@ folder, so that a run can be explained afterwards: `{"at", "event": "scenario", 
 is one of `simulator.schedule.Kind`, or `not-played` with a `reason`. It works in the thread that waits for the
 fleet, since a process dies with the thread that started it.
 
-When the task is finished nothing more goes wrong: a device that is down stays so, the server's processes still
-come back, for the run ends only when the aggregator has said goodbye, and networks are mended so that devices
-hear it.
+When the task is finished nothing more goes wrong: the server's processes and the networks are restored at once, so
+that all can say goodbye, and devices that are down stay so.
 
 A resumed run plays what belongs to the open round and to later ones; its seconds count anew.
 """
@@ -19,15 +18,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aggregator.events import EventLog, EventTail
-from hushfleet.scenario import SERVERS
 from simulator.live import LiveFleet
 from simulator.run_folder import Simulation
 from simulator.schedule import Action, Playback, Schedule, Window
 
 SCENARIO_LOG = "scenario.jsonl"
 _TICK_S = 0.1
-# An aggregator that dies between opening a round and saying so never says it: these speak of it, too.
-_TELL_OF_A_ROUND = ("round_open", "update", "round_close")
 
 
 class Director:
@@ -80,32 +76,29 @@ class Director:
         """Does what is due. The first call is the run's start."""
         now = self._clock()
         if self._began is None:
-            self._begin(now)
-        now_s = now - (self._began or now)
+            self._began = now
+            self._playback.round_opened(self._open_round, 0.0)
+            self._note_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
+        now_s = now - self._began
         for event in self._events.read():
-            if event.get("event") in _TELL_OF_A_ROUND:
+            if event.get("event") == "round_open":
                 self._playback.round_opened(event["round"], now_s)
             elif event.get("event") == "finished":
                 self._is_over = True
+        if self._is_over:
+            self._restore(fleet)
+            return
         for name in [name for name in self._to_start if not fleet.is_running(name)]:
             self._to_start.remove(name)
             self._start(fleet, name)
         for action in self._playback.due(now_s):
             self._do(fleet, action)
-        if self._is_over:
-            self._mend_all(fleet)
 
     def end(self, fleet: LiveFleet) -> None:
-        """The task is finished: mends the networks, and writes down what of the scenario never happened."""
+        """The task is finished: restores the networks, and writes down what of the scenario never happened."""
         self._is_over = True
-        self._mend_all(fleet)
+        self._restore(fleet)
         self._note_unplayed(self._playback.unplayed, "the run was over before")
-
-    def _begin(self, now: float) -> None:
-        self._began = now
-        if self._open_round:
-            self._playback.round_opened(self._open_round, 0.0)
-        self._note_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
 
     def _do(self, fleet: LiveFleet, action: Action) -> None:
         _, kind, name = action
@@ -117,8 +110,6 @@ class Director:
                 self._start(fleet, name)
         elif kind == "mend":
             self._mend(fleet, name)
-        elif self._is_over:
-            self._note("not-played", name, reason="the run was over before")
         elif kind == "cut":
             self._note(kind, name)
             self._cut.add(name)
@@ -138,21 +129,22 @@ class Director:
             fleet.stop(name)
 
     def _start(self, fleet: LiveFleet, name: str) -> None:
-        if name in self._down and (name in SERVERS or not self._is_over):
-            self._note("start", name)
-            fleet.start_again(name)
-            self._down.remove(name)
-            fleet.expected_down.discard(name)
+        self._note("start", name)
+        fleet.start_again(name)
+        self._down.remove(name)
+        fleet.expected_down.discard(name)
 
     def _mend(self, fleet: LiveFleet, name: str) -> None:
-        if name in self._cut:
-            self._cut.remove(name)
-            self._note("mend", name)
-            fleet.mend(name)
+        self._note("mend", name)
+        fleet.mend(name)
+        self._cut.remove(name)
 
-    def _mend_all(self, fleet: LiveFleet) -> None:
+    def _restore(self, fleet: LiveFleet) -> None:
         for name in sorted(self._cut):
             self._mend(fleet, name)
+        for name in ("broker", "aggregator"):
+            if name in self._down:
+                self._start(fleet, name)
 
     def _note_unplayed(self, windows: Iterable[Window], reason: str) -> None:
         for window in windows:

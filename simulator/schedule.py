@@ -81,6 +81,11 @@ class Schedule:
     memory_mib: Mapping[str, int]
 
     @property
+    def needs_cables(self) -> bool:
+        """Whether devices are cut off, for which a live fleet needs a network of its own (`proxied`)."""
+        return any(window.how == "cut" for window in self.windows)
+
+    @property
     def is_calm(self) -> bool:
         """Whether nothing ever happens."""
         return not (self.windows or self.days or self.write_mb_s or self.memory_mib)
