@@ -42,13 +42,24 @@ class TorchGradient:
         return loss.item(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
 
     def clients(
-        self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Any | None = None,
+        *,
+        weights: Any | None = None,
     ) -> tuple[Any, Any]:
         """Many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
 
+        :param weights: float32 `[c, B]`, not negative, above zero somewhere in each row: each client's loss is the
+            weighted mean over its samples. Padding of a smaller batch has weight zero.
         :return: losses `[c]` and gradients `[c, d]`.
         """
-        return self._vmapped((0, 0, 0, 0), params, x, y, dropout, out)
+        if weights is None:
+            return self._vmapped((0, 0, 0, 0), params, x, y, dropout, out)
+        return self._vmapped((0, 0, 0, 0, 0), params, x, y, dropout, out, self._tensor(weights))
 
     def per_sample(
         self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None
@@ -64,16 +75,33 @@ class TorchGradient:
         tensors = self.layout.unflatten(self._tensor(params))
         return _like(self.model.forward(tensors, self._tensor(x)), params)
 
-    def _loss(self, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Sequence[Tensor]) -> Tensor:
-        return F.cross_entropy(self.model.forward(tensors, x, dropout), y)
+    def _loss(
+        self,
+        tensors: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        dropout: Sequence[Tensor],
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        logits = self.model.forward(tensors, x, dropout)
+        if weights is None:
+            return F.cross_entropy(logits, y)
+        return (F.cross_entropy(logits, y, reduction="none") * weights).sum() / weights.sum()
 
     def _vmapped(
-        self, in_dims: tuple[int | None, ...], params: Any, x: Any, y: Any, dropout: Sequence[Any], out: Any
+        self,
+        in_dims: tuple[int | None, ...],
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any],
+        out: Any,
+        *weights: Tensor,
     ) -> tuple[Any, Any]:
         one = torch.func.grad_and_value(self._loss)
         tensors = self.layout.unflatten(self._tensor(params))
         grads, losses = torch.func.vmap(one, in_dims=in_dims)(
-            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout)
+            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), *weights
         )
         return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 

@@ -95,6 +95,33 @@ def test_many_clients_at_once_equal_one_after_the_other(gradient):
         assert_near(grads[i], grad)
 
 
+def test_samples_without_weight_are_not_there(gradient):
+    """Batches of 4, 1 and 3 in a table of width 4: what pads them does not count, whatever it is."""
+    model, sizes = gradient.model, (4, 1, 3)
+    params = np.stack([model.init(seed) for seed in range(3)])
+    batches = [batch_of(gradient, 4, seed) for seed in range(3)]
+    x, y = np.stack([b[0] for b in batches]), np.stack([b[1] for b in batches])
+    masks = [np.stack(parts) for parts in zip(*(b[2] for b in batches), strict=True)]
+    weights = np.array([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]], np.float32)
+    out = np.empty_like(params)
+    losses, grads = gradient.clients(params, x, y, masks, out, weights=weights)
+    assert grads is out
+    for i, size in enumerate(sizes):
+        loss, grad = gradient(params[i], x[i, :size], y[i, :size], [m[i, :size] for m in masks])
+        assert losses[i] == pytest.approx(loss, rel=1e-5)
+        assert_near(grads[i], grad)
+
+
+def test_weights_count_relative_to_one_another():
+    gradient = TorchGradient(get_model("digits-cnn"))
+    params, (x, y, _) = gradient.model.init(0), batch_of(gradient, 3)
+    single_losses, single_grads = gradient.per_sample(params, x, y)
+    weights = np.array([[6, 0, 2]], np.float32)  # a loss of 3/4 of the first and 1/4 of the last
+    losses, grads = gradient.clients(params[None], x[None], y[None], weights=weights)
+    assert losses[0] == pytest.approx(0.75 * single_losses[0] + 0.25 * single_losses[2], rel=1e-5)
+    assert_near(grads[0], 0.75 * single_grads[0] + 0.25 * single_grads[2])
+
+
 def test_mean_of_per_sample_gradients_is_the_batch_gradient(gradient):
     x, y, masks = batch_of(gradient, 5)
     params = gradient.model.init(0)

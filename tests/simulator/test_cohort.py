@@ -1,0 +1,341 @@
+"""Clients trained at once against the same clients trained one by one by `train_locally`."""
+
+from __future__ import annotations
+
+import runpy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from edge_client.trainer import SeededRandomness
+from hushfleet.data.samples import Samples
+from hushfleet.errors import BadInput
+from hushfleet.methods import make_method
+from hushfleet.methods.base import DeviceState, Method
+from hushfleet.methods.fedavg import FedAvg
+from hushfleet.spec import PrivacySpec
+from hushfleet.training import train_locally
+from models import get_model
+from models.torch_gradient import TorchGradient
+from simulator.cohort import CohortTrainer, Member, Trained, train_cohort
+
+PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)
+DIGITS, FASHION = TorchGradient(get_model("digits-cnn")), TorchGradient(get_model("fashion-mnist-cnn"))
+GENTLE = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 4, "local_epochs": 2}
+
+# In batches of 4: one that is always full, one smaller than a batch, ones that end an epoch with 1 and with 2.
+COUNTS = (9, 3, 8, 14)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def method_of(name: str, gradient: TorchGradient = DIGITS, **config: Any) -> Method:
+    config = {**GENTLE, **config}
+    if name != "fedper-dp":
+        return make_method(name, config, PRIVACY, gradient.layout, rounds=4)
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fedper_dp.py"), run_name="fedper_dp")
+    return example["FedPerDP"](example["FedPerConfig"](**config), PRIVACY, gradient.layout, rounds=4)
+
+
+def state_of(method: Method, gradient: TorchGradient, rng: np.random.Generator) -> DeviceState:
+    """Of a device that has taken part: some of its parameters are personal, its own model is not the global one."""
+    state = method.init_state()
+    mask = state.public.mask | (rng.random(gradient.layout.size) < 0.3)
+    own = gradient.model.init(int(rng.integers(1000)))
+    return replace(state, public=replace(state.public, mask=mask, participations=int(rng.integers(1, 4))), own=own)
+
+
+def cohort_of(
+    method: Method, gradient: TorchGradient = DIGITS, counts: Sequence[int] = COUNTS, fresh: Sequence[int] = ()
+) -> list[Member]:
+    """The same members at every call; those whose numbers are in `fresh` take part for the first time."""
+    rng, members = np.random.default_rng(5), []
+    channels, height, width = gradient.model.input_shape
+    for index, count in enumerate(counts):
+        images = rng.integers(0, 256, (count, channels, height, width), dtype=np.uint8)
+        # Normalised differently, which no data set is, but nothing may take one client's figures for another's.
+        samples = Samples(images, rng.integers(0, 10, count), (0.1 * (index % 4),) * channels, (0.4,) * channels)
+        state = state_of(method, gradient, rng)
+        state = method.init_state() if index in fresh else state
+        members.append(Member(state, samples, SeededRandomness(7, index).order(2)))
+    return members
+
+
+def one_by_one(method: Method, members: Sequence[Member], start: np.ndarray, gradient: TorchGradient) -> list[Trained]:
+    trained = []
+    for member in members:
+        begin = method.start(member.state, start)
+        own, loss = train_locally(
+            method,
+            member.state,
+            begin,
+            gradient,
+            member.samples,
+            dropout=gradient.model.dropout,
+            rng=member.rng,
+        )
+        trained.append(Trained(begin, own, loss))
+    return trained
+
+
+def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float = 1e-5) -> None:
+    """What training has changed is compared, so that the start cannot hide an error."""
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one.start, other.start)
+        assert one.own.dtype == np.float32
+        moved = other.own - other.start
+        assert np.abs(moved).max() > 1e-3
+        assert np.abs(one.own - other.own).max() <= tolerance * np.abs(moved).max()
+        assert isinstance(one.loss, float)
+        assert one.loss == pytest.approx(other.loss, rel=tolerance)
+
+
+def check(method: Method, gradient: TorchGradient = DIGITS, tolerance: float = 1e-5, **cohort: Any) -> list[Trained]:
+    start = gradient.model.init(1)
+    start.flags.writeable = False
+    together, alone = cohort_of(method, gradient, **cohort), cohort_of(method, gradient, **cohort)
+    got = train_cohort(method, together, start, gradient, dropout=gradient.model.dropout)
+    assert_same(got, one_by_one(method, alone, start, gradient), tolerance)
+    for one, other in zip(together, alone, strict=True):
+        assert one.rng.bit_generator.state == other.rng.bit_generator.state
+    return got
+
+
+@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "fedglp-adp", "fedper-dp"])
+def test_a_cohort_trains_as_its_members_do_alone(name: str) -> None:
+    check(method_of(name))
+
+
+def test_the_methods_own_terms_reach_every_member() -> None:
+    """Penalties so heavy that they are most of the gradient."""
+    pulled = method_of("fedglp-adp", lambda_1=20.0, lambda_2=20.0)
+    plain = method_of("fedglp-adp", lambda_1=0.0, lambda_2=0.0)
+    for one, other in zip(check(pulled, tolerance=1e-4), check(plain), strict=True):
+        moved = np.abs(one.own - one.start).max()
+        assert np.abs(one.own - other.own).max() > 0.2 * moved
+
+
+def test_two_passes_a_batch_for_members_with_and_without_personal_parameters() -> None:
+    method = method_of("fedglp-adp", sequential=True)
+    check(method)
+    start = DIGITS.model.init(1)
+    together, alone = cohort_of(method), cohort_of(method)
+    for index in (0, 3):
+        for member in (together[index], alone[index]):
+            member.state.public.mask[:] = False
+    got = train_cohort(method, together, start, DIGITS, dropout=())
+    assert_same(got, one_by_one(method, alone, start, DIGITS))
+
+
+def test_adam_counts_each_members_own_steps() -> None:
+    """Entries with next to no gradient move by the rounding of that gradient, hence the tolerance."""
+    check(method_of("fedavg", optimizer="adam", learning_rate=1e-3, local_epochs=3), tolerance=1e-3)
+
+
+def test_dropout_masks_are_drawn_in_the_same_order() -> None:
+    check(method_of("fedavg", FASHION, batch_size=3), FASHION, counts=(4, 2, 6))
+
+
+def test_newcomers_and_returning_devices_share_a_round() -> None:
+    check(method_of("fedglp-adp"), fresh=(1, 2))
+
+
+def test_a_member_alone_is_a_cohort_too_and_so_is_nobody() -> None:
+    check(method_of("fedavg"), counts=(7,))
+    assert train_cohort(method_of("fedavg"), [], DIGITS.model.init(1), DIGITS, dropout=()) == []
+
+
+class Poisoned(TorchGradient):
+    """Gives no number from a step on; remembers how many clients each step had."""
+
+    def __init__(self, first_bad: float) -> None:
+        super().__init__(DIGITS.model)
+        self.first_bad = first_bad
+        self.clients_at: list[int] = []
+
+    def clients(self, params, x, y, dropout=(), out=None, *, weights=None):
+        losses, grads = super().clients(params, x, y, dropout, out, weights=weights)
+        if params.device.type == "cpu":  # and not where memory is counted
+            if len(self.clients_at) >= self.first_bad:
+                grads.fill_(float("nan"))
+            self.clients_at.append(len(params))
+        return losses, grads
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_who_has_finished_stays_to_the_bit(optimizer: str) -> None:
+    method, start = method_of("fedglp-adp", optimizer=optimizer), DIGITS.model.init(1)
+    healthy, poisoned = Poisoned(np.inf), Poisoned(4)
+    calm = train_cohort(method, cohort_of(method), start, healthy, dropout=())
+    ill = train_cohort(method, cohort_of(method), start, poisoned, dropout=())
+    # 9 samples in batches of 4 are 3 steps an epoch, and so on: 6, 2, 4 and 8 steps.
+    assert healthy.clients_at == poisoned.clients_at == [4, 4, 3, 3, 2, 2, 1, 1]
+    for index in (1, 2):
+        np.testing.assert_array_equal(ill[index].own, calm[index].own)
+        assert ill[index].loss == calm[index].loss
+    for index in (0, 3):
+        assert np.isnan(ill[index].own).all()
+
+
+def test_the_size_of_groups_changes_no_result_and_is_shown() -> None:
+    method, start = method_of("fedglp-adp", optimizer="adam", learning_rate=1e-3), DIGITS.model.init(1)
+    counts = (9, 3, 8, 14, 5, 4, 12)
+    whole = CohortTrainer(DIGITS, "cpu")
+    expected = whole.train(method, cohort_of(method, counts=counts), start, dropout=())
+    assert whole.grouping.sizes == (7,)
+    assert "7 clients in one group" in str(whole.grouping)
+    assert whole.grouping.budget_bytes == 1 << 30
+    for at_once, sizes in ((3, (3, 2, 2)), (1, (1,) * 7)):
+        budget = at_once * whole.grouping.bytes_per_client + 1
+        split = CohortTrainer(DIGITS, "cpu", memory_bytes=budget)
+        members = cohort_of(method, counts=counts)
+        assert split.clients_at_once(method, members, dropout=()) == at_once
+        assert_same(split.train(method, members, start, dropout=()), expected, tolerance=1e-4)
+        assert split.grouping.sizes == sizes
+        assert f"{len(sizes)} groups of up to {at_once}" in str(split.grouping)
+
+
+class Narrow(TorchGradient):
+    """Runs out of memory, in the middle of training, with more than `most` clients."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(DIGITS.model)
+        self.most, self.calls = most, 0
+
+    def clients(self, params, x, y, dropout=(), out=None, *, weights=None):
+        self.calls += params.device.type == "cpu"
+        if len(params) > self.most and self.calls > 1:
+            raise torch.OutOfMemoryError("no more")
+        return super().clients(params, x, y, dropout, out, weights=weights)
+
+
+def test_a_group_that_is_too_large_after_all_is_halved_and_begun_again() -> None:
+    method, start = method_of("fedavg"), DIGITS.model.init(1)
+    told: list[tuple[int, int]] = []
+    trainer, members = CohortTrainer(Narrow(1), "cpu"), cohort_of(method)
+    got = trainer.train(method, members, start, dropout=(), on_step=lambda *at: told.append(at))
+    assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS))
+    assert trainer.grouping.sizes == (1, 1, 1, 1)
+    assert told[-1] == (19, 20)  # 8 + 6 + 4 + 2 steps
+    assert trainer.clients_at_once(method, members, dropout=()) == 1
+    with pytest.raises(torch.OutOfMemoryError):
+        train_cohort(method, cohort_of(method), start, Narrow(0), dropout=())
+
+
+def test_progress_is_told_before_each_step_and_may_stop_the_training() -> None:
+    method, start, told = method_of("fedavg"), DIGITS.model.init(1), []
+    train_cohort(method, cohort_of(method), start, DIGITS, dropout=(), on_step=lambda *at: told.append(at))
+    assert told == [(done, 8) for done in range(8)]
+
+    class Enough(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        train_cohort(method, cohort_of(method), start, DIGITS, dropout=(), on_step=stop)
+
+
+def test_a_member_without_samples_is_refused_before_any_training() -> None:
+    method = method_of("fedavg")
+    with pytest.raises(BadInput, match="no training samples"):
+        train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, dropout=())
+
+
+class Watching(FedAvg):
+    """Notes what state a method is shown."""
+
+    def local_gradient(self, state, start, params, gradient) -> None:
+        self.seen.append(state)
+
+
+def test_a_method_sees_the_stacked_state_of_those_who_train() -> None:
+    method = Watching(method_of("fedavg").config, PRIVACY, DIGITS.layout, rounds=4)
+    method.seen = []
+    members = cohort_of(method)
+    for index, member in enumerate(members):
+        member.state.private["x"] = np.array([index, 10.0 * index])
+    train_cohort(method, members, DIGITS.model.init(1), DIGITS, dropout=())
+    order = [3, 0, 2, 1]  # most steps first
+    for state, count in zip(method.seen, [4, 4, 3, 3, 2, 2, 1, 1], strict=True):
+        shown = order[:count]
+        assert state.public.mask.dtype == torch.bool
+        np.testing.assert_array_equal(state.public.mask, np.stack([members[i].state.public.mask for i in shown]))
+        np.testing.assert_array_equal(state.own, np.stack([members[i].state.own for i in shown]))
+        assert state.public.participations.tolist() == [members[i].state.public.participations for i in shown]
+        assert state.private["x"].tolist() == [[i, 10.0 * i] for i in shown]
+        assert state.private["x"].dtype == torch.float64
+
+
+def test_bfloat16_is_close_and_not_the_same() -> None:
+    method, start = method_of("fedavg", local_epochs=1, learning_rate=0.01), DIGITS.model.init(1)
+    exact = train_cohort(method, cohort_of(method), start, DIGITS, dropout=())
+    rough = CohortTrainer(DIGITS, "cpu", precision="bfloat16").train(method, cohort_of(method), start, dropout=())
+    for one, other in zip(rough, exact, strict=True):
+        moved = np.linalg.norm(other.own - other.start)
+        error = np.linalg.norm(one.own - other.own)
+        assert 1e-3 * moved < error < 0.15 * moved  # eight bits, and a pooling may choose another pixel
+        assert one.own.dtype == np.float32
+        assert one.loss == pytest.approx(other.loss, rel=1e-2)
+
+
+class Transfers(TorchDispatchMode):
+    """What a loop makes on the host, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Counter[str]] = [Counter()]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.device.type == "cpu" for tensor in tensors):
+            self.made[-1][name] += 1
+        return result
+
+    def step(self, done: int, total: int) -> None:
+        self.made.append(Counter())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "fedglp-adp", "fedper-dp"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_on_an_accelerator_no_step_waits_for_a_number(name: str, optimizer: str) -> None:
+    """PyTorch's meta device has shapes and no numbers: whoever asks for one fails, as at the end the result does."""
+    method = method_of(name, optimizer=optimizer)
+    transfers = Transfers()
+    with transfers, pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
+        CohortTrainer(DIGITS, "meta").train(
+            method, cohort_of(method), DIGITS.model.init(1), dropout=(), on_step=transfers.step
+        )
+    steps = transfers.made[1:]
+    assert len(steps) == 8
+    # The next step's sample numbers are all that is made on the host, once a step. (A `detach` gives the NumPy view.)
+    for made in steps[:-1]:
+        assert made - Counter(detach=9) == Counter(empty=1)
+
+
+def test_the_same_cohort_trains_to_the_same_bits_again() -> None:
+    method, start = method_of("fedglp-adp"), DIGITS.model.init(1)
+    trainer: Callable[..., list[Trained]] = CohortTrainer(DIGITS, "cpu").train
+    first, again = (trainer(method, cohort_of(method), start, dropout=()) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one.own, other.own)
+        assert one.loss == other.loss

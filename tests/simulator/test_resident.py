@@ -1,0 +1,103 @@
+"""Batches of a group: the same pixels, order and masks as each client's own, with padding that does not count."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from hushfleet.data.samples import Samples
+from hushfleet.spec import DropoutSpec
+from hushfleet.training import draw_dropout, shuffled_batches
+from simulator.resident import GroupBatches, ResidentSamples, step_count
+
+CPU = torch.device("cpu")
+DROPOUT = (DropoutSpec((2, 3), 0.5), DropoutSpec((4,), 0.25))
+
+
+def samples_of(count: int, seed: int) -> Samples:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, 3, 2, 2), dtype=np.uint8)
+    mean, std = rng.uniform(0.2, 0.7, 3), rng.uniform(0.1, 0.4, 3)
+    return Samples(images, rng.integers(0, 10, count), tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def batches_of(counts: list[int], *, epochs: int = 2, dropout: tuple[DropoutSpec, ...] = DROPOUT) -> GroupBatches:
+    return GroupBatches(
+        [samples_of(count, seed) for seed, count in enumerate(counts)],
+        [np.random.default_rng(seed) for seed in range(len(counts))],
+        ResidentSamples(CPU),
+        batch_size=4,
+        local_epochs=epochs,
+        dropout=dropout,
+    )
+
+
+@pytest.mark.parametrize("counts", [[11, 9, 4, 3], [8, 8], [1], [6, 5, 2, 1, 1]])
+def test_each_client_gets_its_own_batches_to_the_bit(counts: list[int]) -> None:
+    steps = list(batches_of(counts))
+    assert len(steps) == -(-counts[0] // 4) * 2
+    for row, count in enumerate(counts):
+        samples, rng, taken = samples_of(count, row), np.random.default_rng(row), 0
+        for _ in range(2):
+            for indices in shuffled_batches(count, 4, rng):
+                batch, own = steps[taken], samples.take(indices)
+                assert batch.active > row
+                assert batch.sizes[row] == len(own)
+                np.testing.assert_array_equal(batch.x[row, : len(own)], own.x)
+                np.testing.assert_array_equal(batch.y[row, : len(own)], own.y)
+                for mask, expected in zip(batch.masks, draw_dropout(DROPOUT, len(own), rng), strict=True):
+                    np.testing.assert_array_equal(mask[row, : len(own)], expected)
+                    assert (mask[row, len(own) :] == 0).all()
+                # Padding is the batch's own first sample, without weight.
+                np.testing.assert_array_equal(
+                    batch.x[row, len(own) :], own.x[:1].repeat(batch.x.shape[1] - len(own), 0)
+                )
+                if batch.weights is not None:
+                    padding = batch.x.shape[1] - len(own)
+                    assert batch.weights[row].tolist() == [1.0] * len(own) + [0.0] * padding
+                taken += 1
+        assert all(batch.active <= row for batch in steps[taken:])
+
+
+def test_only_as_much_is_padded_as_a_step_needs() -> None:
+    # 11, 9 and 4 samples in batches of 4: sizes 4 4 4 | 4 4 4 | 3 1, all of it twice, but the last client has one batch
+    # an epoch and takes its second at step 1.
+    steps = list(batches_of([11, 9, 4], dropout=()))
+    assert [batch.sizes.tolist() for batch in steps] == [[4, 4, 4], [4, 4, 4], [3, 1], [4, 4], [4, 4], [3, 1]]
+    assert [batch.x.shape[1] for batch in steps] == [4, 4, 3, 4, 4, 3]
+    assert [batch.weights is None for batch in steps] == [True, True, False, True, True, False]
+    assert steps[2].weights.tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_clients_come_with_most_steps_first() -> None:
+    with pytest.raises(ValueError, match="falling order"):
+        batches_of([3, 9])
+
+
+def test_steps_are_counted_by_epochs_of_whole_and_partial_batches() -> None:
+    assert [step_count(samples_of(count, 0), 4, 3) for count in (1, 4, 5, 12)] == [3, 3, 6, 9]
+
+
+def test_data_stays_on_the_device_as_long_as_somebody_has_it() -> None:
+    resident, samples, other = ResidentSamples(CPU), samples_of(5, 0), samples_of(5, 1)
+    first, _ = resident.of(samples)
+    assert first.dtype == torch.uint8
+    assert resident.of(samples)[0] is first
+    resident.of(other)
+    assert len(resident) == 2
+    resident.keep_only({samples})
+    assert len(resident) == 1
+    assert resident.of(samples)[0] is first
+    del samples
+    gc.collect()
+    assert len(resident) == 0
+
+
+def test_read_only_images_are_taken_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    samples = samples_of(3, 0)
+    samples.images.flags.writeable = False
+    np.testing.assert_array_equal(ResidentSamples(CPU).of(samples)[0], samples.images)
+    assert not recwarn.list
