@@ -222,7 +222,7 @@ class RoundDesk:
         try:
             with self._pacer.checked_by(lambda: self._between_batches(plan)):
                 entry = trainer.run_round(
-                    plan, np.frombuffer(model, "<f4"), on_batch=lambda done, total: self._pacer.catch_up()
+                    plan, np.frombuffer(model, "<f4"), on_batch=lambda done, total: self._pacer.step()
                 )
         except Superseded as reason:
             _log.info("training for round %d was given up: %s", plan.round, reason)
