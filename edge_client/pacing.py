@@ -18,8 +18,8 @@ from hushfleet.privacy.mechanism import Charge
 
 SLICE_S = 0.05
 LEAST_WAIT_S = 1.0
-"""Between steps nothing shorter is waited. After a wait the caches are cold: measured, steps of 0.4 ms with a wait after
-each cost up to three times their CPU time, which the slowdown would then multiply."""
+"""Between steps nothing shorter is waited. After a wait the caches are cold: measured, steps of 0.4 ms with a wait
+after each cost up to three times their CPU time, which the slowdown would then multiply."""
 
 
 class Pacer:
@@ -53,7 +53,7 @@ class Pacer:
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """Inside, `check` runs at each step, at each `catch_up` and now and then in every wait; what it raises ends them."""
+        """Inside, `check` runs at each `step` and `catch_up`, and while they wait; what it raises ends them."""
         before, self._check = self._check, check
         try:
             yield
