@@ -1,4 +1,4 @@
-"""The director on a stage that only writes down what it is told, and with a real fleet, which ends as if all was calm."""
+"""The director: on a stage that writes down what it is told, and with a real fleet, which ends as if all was calm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from aggregator.events import EventLog, read_events
 from hushfleet.scenario import ScenarioSection
+from hushfleet.task import Task, parse_task
 from simulator.director import SCENARIO_LOG, Director
-from simulator.run_folder import RunFolder, Simulation
-from simulator.schedule import Day, Schedule, make_schedule
+from simulator.live import LiveFleet
+from simulator.run_folder import RunFolder, Simulation, begin
+from simulator.schedule import Day, Schedule, make_schedule, schedule_of
 
 NAMES = [f"device-{number}" for number in range(8)]
 Told = list[tuple[str, str]]
@@ -229,3 +231,59 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
     on.happened("round_close", round=3)
     on.happened("round_open", round=4)
     assert on.at(3) == [("start", "device-3"), ("start", "device-1")]
+
+
+def test_a_stormy_live_run_ends_in_the_calm_runs_model(
+    short_task: Callable[..., Task], runs: Any, audit: Any, wait: Any, tmp_path: Path
+) -> None:
+    # Enough training for the network to be cut while it lasts.
+    calm_task = short_task(data={"devices": 3, "limit": 240}, round={"min_updates": 3}, method={"local_epochs": 40})
+    storm = {
+        "late": [{"devices": ["device-2"], "at_s": 1}],
+        "drop_out": [{"devices": ["device-0"], "at_round": 1, "for_s": 1}],
+        "outage": [{"devices": ["device-1"], "at_round": 1, "for_s": 1.5}],
+        # not in the last round, which might be over before anybody has heard of it
+        "crash": [{"process": "aggregator", "at_round": 2, "for_s": 0.5}],
+    }
+    stormy_task = parse_task({**calm_task.model_dump(mode="json", exclude_none=True), "scenario": storm})
+    calm = runs.fast(begin(calm_task, tmp_path / "calm", data_dir=None))
+    live = begin(stormy_task, tmp_path / "live", data_dir=None)
+
+    schedule = schedule_of(live.task, [device.name for device in live.fleet.devices])
+    director = Director(live, schedule)
+    fleet = LiveFleet(live, absent=director.absent, proxied=schedule.needs_cables)
+    with fleet.running():
+
+        def finished() -> bool:
+            director.tick(fleet)
+            fleet.check()
+            return fleet.finished
+
+        wait(finished, "the run finished", logs=lambda: audit.logs(live))
+        director.direct(fleet)
+
+    assert audit.models(live) == audit.models(calm), "to the last bit"
+    audit.check(live)
+    scenes = read_events(live.folder.path / SCENARIO_LOG)[0]
+    told = [(event["action"], event["target"]) for event in scenes]
+    assert sorted(told) == [
+        ("cut", "device-1"),
+        ("kill", "aggregator"),
+        ("kill", "device-0"),
+        ("mend", "device-1"),
+        ("start", "aggregator"),
+        ("start", "device-0"),
+        ("start", "device-2"),
+    ]
+    at = {(event["action"], event["target"]): event["at"] for event in scenes}
+    opened = {event["round"]: event["at"] for event in audit.events(live, "round_open")}
+    came = {event["device"]: event["at"] for event in reversed(audit.events(live, "presence"))}
+    assert at["start", "device-2"] < came["device-2"] <= opened[1] <= at["kill", "device-0"]
+    assert opened[2] <= at["kill", "aggregator"]
+    accepted = {(event["device"], event["round"]): event["at"] for event in audit.events(live, "update")}
+    assert accepted["device-1", 1] >= at["mend", "device-1"]
+    assert accepted["device-0", 1] >= at["start", "device-0"]
+    # what was said to be done was done
+    assert len(audit.events(live, "run")) == 2, "the aggregator was started twice"
+    sessions = {name: live.folder.device(name).log.read_text().count(", session ") for name in NAMES[:3]}
+    assert sessions == {"device-0": 2, "device-1": 1, "device-2": 1}
