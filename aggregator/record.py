@@ -47,6 +47,7 @@ def record(
     privacy = privacy_table(store, delta=spec.privacy.delta)
     names = [row.device for row in privacy]
     rows_by_device = [store.updates(row.round) for row in closed]
+    accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
     uplink = dict.fromkeys(names, 0)
     accepted = dict.fromkeys(names, 0)
     for rows in rows_by_device:
@@ -95,16 +96,14 @@ def record(
             refusals=store.refusals(),
             declines=declines,
             timeline=[
-                TimelineRow(
-                    round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at
-                )
+                TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
                 for row in closed
             ],
             fleet_timeline=read_timeline(
                 store.folder / EVENTS_NAME,
                 scenario=scenario,
                 devices=fleet,
-                accepted={row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)},
+                accepted=accepted_in,
                 declined=declined_in,
             ),
         ),

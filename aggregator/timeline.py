@@ -268,9 +268,7 @@ class _Builder:
     def _count_until(self, now: float) -> None:
         passed = now - self._counted_until
         if passed > 0:
-            self._window = [
-                total + passed * count for total, count in zip(self._window, self._counts, strict=True)
-            ]
+            self._window = [total + passed * count for total, count in zip(self._window, self._counts, strict=True)]
             self._counted_until = now
 
     def _end_window(self) -> None:

@@ -13,6 +13,8 @@ from aggregator.report import layer_sections, privacy_sections, sections
 from aggregator.report.glossary import MEANINGS
 from aggregator.report.markup import Section, definitions
 from aggregator.report.style import STYLE
+from aggregator.report.timeline_section import timeline_section
+from aggregator.report.timeline_style import STATE_STYLE
 from aggregator.report.verdict import (
     Verdict,
     answer,
@@ -34,10 +36,12 @@ def write_report(result: Result, path: Path) -> None:
 def render_report(result: Result) -> str:
     """The report as HTML text."""
     verdict = judge(result)
+    over_time = timeline_section(result)
     parts = [
         sections.accuracy(result, verdict),
         sections.devices_against_alone(result, verdict),
         sections.traffic(result),
+        *([over_time] if over_time else []),
         privacy_sections.privacy(result, verdict),
         privacy_sections.sweep(result, verdict),
         layer_sections.personalization(result),
@@ -56,7 +60,7 @@ def render_report(result: Result) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} - Hushfleet</title><style>{STYLE}</style></head>\n<body><main>"
+        f"<title>{escape(title)} - Hushfleet</title><style>{STYLE}{STATE_STYLE}</style></head>\n<body><main>"
         f'<header><h1>{escape(title)}</h1><p class="under">{escape(under)}</p></header>\n'
         f"{_headline(result, verdict)}\n<nav>{links}</nav>\n"
         f"{body}\n</main></body></html>\n"
