@@ -1,0 +1,231 @@
+"""What is shown of a contest: a table, a JSON file and a bar chart."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarks.contenders.network import multiply_adds_per_sample
+from benchmarks.versus.contest import Record
+from benchmarks.versus.field import PLAIN, cores
+from benchmarks.versus.workloads import Workload
+
+PEERS = ("pfl", "flower")
+COLOURS = {"ours": "#1b7f5c", "plain": "#8a8a8a", "pfl": "#c8782a", "flower": "#4a6fb5"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One workload's records.
+
+    :param first_accuracy: of the first global model; None without a check.
+    """
+
+    workload: Workload
+    records: tuple[Record, ...]
+    first_accuracy: float | None = None
+
+    @property
+    def contenders(self) -> list[Record]:
+        return [record for record in self.records if record.contender.family != "ceiling"]
+
+    @property
+    def flop_per_sample(self) -> int:
+        return 2 * multiply_adds_per_sample(self.workload.network)
+
+    @property
+    def gflop_s(self) -> float | None:
+        """Of the machine's matrix products."""
+        return next((record.rate for record in self.records if record.contender.family == "ceiling"), None)
+
+    @property
+    def ceiling(self) -> float | None:
+        """Samples a second, if training were nothing but matrix products at the machine's best rate."""
+        return self.gflop_s * 1e9 / self.flop_per_sample if self.gflop_s else None
+
+    @property
+    def plain(self) -> float | None:
+        return next((record.rate for record in self.records if record.contender.label == PLAIN), None)
+
+    @property
+    def best_peer(self) -> Record | None:
+        """The quickest of the frameworks, in whichever form."""
+        return self._best(PEERS)
+
+    @property
+    def best_ours(self) -> Record | None:
+        return self._best(("ours",))
+
+    def _best(self, families: Sequence[str]) -> Record | None:
+        found = [r for r in self.records if r.contender.family in families and r.rate is not None]
+        return max(found, key=lambda record: record.rate or 0.0, default=None)
+
+
+def ratio(rate: float | None, base: float | None) -> float | None:
+    return rate / base if rate and base else None
+
+
+def table(comparison: Comparison) -> Table:
+    """Rich, for the terminal."""
+    made = Table(title=comparison.workload.text, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    made.add_column("contender", no_wrap=True)
+    checked = comparison.first_accuracy is not None
+    headings = ["samples/s", "spread", "x plain", "x peer", "ceiling"]
+    for heading in headings + ["accuracy"] * checked:
+        made.add_column(heading, justify="right")
+    best_peer = comparison.best_peer
+    for record in comparison.contenders:
+        rate, name = record.rate, record.contender.label
+        if rate is None:
+            made.add_row(name, (record.failure or "not measured").split(";")[0].split(":")[0], style="dim")
+            continue
+        peer_ratio, share = ratio(rate, best_peer.rate if best_peer else None), ratio(rate, comparison.ceiling)
+        made.add_row(
+            name,
+            f"{rate:,.0f}",
+            f"{(max(record.rates) - min(record.rates)) / rate:.0%}",
+            _number(ratio(rate, comparison.plain)),
+            _number(peer_ratio),
+            f"{share:.1%}" if share else "-",
+            *[f"{record.accuracy:.1%}" if record.accuracy is not None else "-"] * checked,
+            style="bold" if record.contender.family == "ours" else "",
+        )
+    return made
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Sentences under the table."""
+    said = ["samples/s: median of the turns; spread: highest less lowest; peer: the best of pfl and Flower"]
+    if comparison.ceiling and comparison.gflop_s:
+        said.append(
+            f"ceiling {comparison.ceiling:,.0f} samples/s: {comparison.gflop_s:,.0f} GFLOP/s of float32 matrix "
+            f"products on all cores, {comparison.flop_per_sample / 1e6:.1f} MFLOP a sample in products"
+        )
+    ours, peer = comparison.best_ours, comparison.best_peer
+    if ours and peer:
+        times = ratio(ours.rate, peer.rate)
+        said.append(f"{ours.contender.label} is {times:.2f} times the best peer ({peer.contender.label})")
+    if comparison.first_accuracy is not None:
+        rounds = comparison.workload.check_rounds
+        first = f"{comparison.first_accuracy:.1%}"
+        said.append(f"accuracy: of the global model after {rounds} rounds without noise; it begins at {first}")
+    said += [f"{record.contender.label}: {record.failure}" for record in comparison.records if record.failure]
+    return said
+
+
+def to_json(comparisons: Sequence[Comparison], settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, all turns and rounds."""
+    return {"machine": machine(), "settings": settings, "workloads": [_comparison_json(c) for c in comparisons]}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load_average": list(os.getloadavg()),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or "unknown"
+
+
+def plot(comparisons: Sequence[Comparison], path: Path, *, subtitle: str) -> None:
+    """A panel a workload, a bar a contender, in multiples of the plain loop (or samples a second without it)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(3, len(comparisons))
+    rows = -(-len(comparisons) // columns)
+    most = max(len(comparison.contenders) for comparison in comparisons)
+    size = (5.2 * columns + 1.4, (0.34 * most + 1.5) * rows + 0.8)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axes, comparison in zip(grid.flat, comparisons, strict=False):
+        _panel(axes, comparison)
+    for axes in grid.flat[len(comparisons) :]:
+        axes.set_visible(False)
+    figure.suptitle(f"Training in simulation, higher is better\n{subtitle}", fontsize=11)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _panel(axes: Any, comparison: Comparison) -> None:
+    base = comparison.plain or 1.0
+    records = [record for record in comparison.contenders if record.rate is not None][::-1]
+    values = [(record.rate or 0.0) / base for record in records]
+    errors = [
+        [value - min(record.rates) / base for value, record in zip(values, records, strict=True)],
+        [max(record.rates) / base - value for value, record in zip(values, records, strict=True)],
+    ]
+    colours = [COLOURS[record.contender.family] for record in records]
+    axes.barh(range(len(records)), values, color=colours, xerr=errors, error_kw={"elinewidth": 1, "ecolor": "#333333"})
+    axes.set_yticks(range(len(records)), [record.contender.label for record in records], fontsize=9)
+    widest = max((max(record.rates) / base for record in records), default=1.0)
+    for place, (value, record) in enumerate(zip(values, records, strict=True)):
+        text = f"{value:.2f}" if comparison.plain else f"{value:,.0f}"
+        axes.text(max(record.rates) / base + 0.02 * widest, place, text, va="center", fontsize=9)
+    axes.set_xlim(0, 1.18 * widest)
+    unit = "times the plain loop" if comparison.plain else "samples a second"
+    ceiling = comparison.ceiling
+    note = f"; ceiling {ceiling / base:,.{1 if comparison.plain else 0}f}" if ceiling else ""
+    axes.set_xlabel(unit + note, fontsize=9)
+    workload = comparison.workload
+    shape = f"{workload.clients:,} x {workload.samples:,}, {workload.cohort} a round, batch {workload.batch_size}"
+    training = f"{workload.epochs} ep., {workload.optimizer}"
+    axes.set_title(f"{workload.name} {workload.network}\n{shape}, {training}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    peer = comparison.best_peer
+    return {
+        "workload": asdict(comparison.workload),
+        "flop_per_sample": comparison.flop_per_sample,
+        "ceiling_gflop_s": comparison.gflop_s,
+        "ceiling_samples_per_s": comparison.ceiling,
+        "first_accuracy": comparison.first_accuracy,
+        "best_peer": peer.contender.label if peer else None,
+        "contenders": [
+            {
+                "label": record.contender.label,
+                "family": record.contender.family,
+                "versions": record.versions,
+                "rate": record.rate,
+                "unit": "GFLOP/s" if record.contender.family == "ceiling" else "samples/s",
+                "rates": record.rates,
+                "rounds": record.rounds,
+                "times_plain": _unless_ceiling(record, comparison.plain),
+                "times_best_peer": _unless_ceiling(record, peer.rate if peer else None),
+                "share_of_ceiling": _unless_ceiling(record, comparison.ceiling),
+                "accuracy": record.accuracy,
+                "failure": record.failure,
+            }
+            for record in comparison.records
+        ],
+    }
+
+
+def _unless_ceiling(record: Record, base: float | None) -> float | None:
+    return None if record.contender.family == "ceiling" else ratio(record.rate, base)
