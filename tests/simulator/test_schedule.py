@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import hushfleet
 from hushfleet.errors import BadInput
 from hushfleet.scenario import ScenarioSection
-from hushfleet.task import Task, parse_task
+from hushfleet.task import Task, load_task, parse_task
 from simulator.schedule import Action, Playback, Schedule, make_schedule, schedule_of
 
 NAMES = [f"device-{number}" for number in range(4)]
@@ -385,3 +387,22 @@ def test_a_run_that_could_never_begin_is_refused() -> None:
         whole(late({"at_round": 2}), cohort_size=2),
     ):
         assert schedule_of(task, NAMES) == make_schedule(task.scenario, NAMES, seed=task.seed)
+
+
+def test_the_example_shows_every_kind_of_event_and_its_rounds_can_open() -> None:
+    task = load_task(Path(hushfleet.__file__).parent.parent / "tasks" / "digits-rough-weather.toml")
+    assert [name for name, entries in task.scenario if not entries] == []
+    fleet = [f"device-{number}" for number in range(task.data.devices)]
+    schedule = schedule_of(task, fleet)
+    starved = set(schedule.memory_mib)
+    assert starved
+    # what else happens, happens to devices that could take part
+    assert starved.isdisjoint({window.target for window in schedule.windows} | set(schedule.write_mb_s))
+    grace_s = task.round.deadline_s / 4
+    lengths = [drop_out.for_s for drop_out in task.scenario.drop_out]
+    assert min(lengths) < grace_s < max(lengths), "one on either side of the grace, as its comments say"
+    most_down = max(
+        len({window.target for window in schedule.windows if window.how == "kill" and window.at_round == round})
+        for round in range(1, task.round.rounds + 1)
+    )
+    assert len(fleet) - most_down - len(schedule.days) >= task.round.min_devices
