@@ -189,5 +189,4 @@ class FedGLPADP(Method):
 
 def _divided(weight: float, norm: Array, xp: object) -> Array:
     """weight / norm, and 0 for a norm of 0."""
-    # Arrays, not numbers: PyTorch copies a number in `where` to an accelerator, and waits for it at every step.
-    return xp.where(norm > 0, weight / xp.where(norm > 0, norm, xp.ones_like(norm)), xp.zeros_like(norm))
+    return xp.where(norm > 0, weight / xp.where(norm > 0, norm, 1.0), 0.0)
