@@ -80,14 +80,14 @@ class LiveFleet:
         self.network: EmulatedNetwork | None = None
         self.expected_down: set[str] = set(absent)
         self._proxied = emulate or proxied
-        self._boards = {device.name: load_board(device.board) for device in self.devices} | dict(boards or {})
+        self.boards = {device.name: load_board(device.board) for device in self.devices} | dict(boards or {})
         self._links = dict(links or {})
         self._write_mb_s = dict(write_mb_s or {})
         self._memory_mib = dict(memory_mib or {})
         self._emulations: dict[str, Emulation] = {}
         if emulate:
             speed = machine_speed()
-            self._emulations = {n: emulation_of(board, machine_speed=speed) for n, board in self._boards.items()}
+            self._emulations = {n: emulation_of(board, machine_speed=speed) for n, board in self.boards.items()}
         self._ports: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._restarted: dict[str, int] = {}
@@ -120,7 +120,7 @@ class LiveFleet:
 
     def shown(self) -> list[str]:
         """What is emulated, and how, in words; nothing where nothing is."""
-        return shown(self._boards.values(), machine_speed=machine_speed()) if self._emulations else []
+        return shown(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
 
     @property
     def devices(self) -> tuple[SimulatedDevice, ...]:
