@@ -50,7 +50,7 @@ class BoardKind:
     @classmethod
     def of(cls, profile: str, network: Mapping[str, float] | None = None) -> BoardKind:
         """:param network: the uplink behind the board; keys as in the file. Raises `BadInput` for no such board."""
-        board, uplink = load_board(profile), network or {}
+        board, uplink = load_board(profile), {key: float(value) for key, value in (network or {}).items()}
         return cls(
             profile,
             LinkFigures(
