@@ -71,7 +71,7 @@ def test_devices_that_are_starved_absent_cut_off_and_stopped(
 ) -> None:
     live = simulation_of(short_task, tmp_path / "run", devices=4, min_devices=3, min_updates=2, quorum=1.0)
     starved, late, stopped, other = (device.name for device in live.fleet.devices)
-    fleet = LiveFleet(live, proxied=True, absent=[late], memory_mib={starved: 40}, write_mb_s={other: 0.5})
+    fleet = LiveFleet(live, proxied=True, absent=[late, stopped], memory_mib={starved: 40}, write_mb_s={other: 0.5})
 
     def logs() -> str:
         return audit.logs(live)
@@ -79,13 +79,18 @@ def test_devices_that_are_starved_absent_cut_off_and_stopped(
     def accepted(device: str) -> list[Any]:
         return [event for event in audit.events(live, "update") if event["device"] == device]
 
+    def present() -> set[str]:
+        return {event["device"] for event in audit.events(live, "presence")}
+
     with fleet.running():
+        assert fleet.expected_down == {late, stopped}
+        wait(lambda: {starved, other} <= present(), "two devices are there", logs=logs)
         assert not fleet.is_running(late)
-        assert fleet.expected_down == {late}
-        wait(lambda: (fleet.check(), audit.events(live, "round_open"))[1], "a round opened", logs=logs)
+        assert audit.events(live, "round_open") == [], "a third is waited for"
         fleet.cut(other)
+        fleet.start_again(stopped)
         before = fleet.network.traffic(other)
-        wait(lambda: audit.events(live, "decline"), "the starved device declined", logs=logs)
+        wait(lambda: (fleet.check(), audit.events(live, "decline"))[1], "the starved device declined", logs=logs)
         wait(lambda: accepted(stopped), "the others trained", logs=logs)
         assert fleet.network.traffic(other).down_bytes - before.down_bytes <= 1 << 16, "one piece was on its way"
         assert fleet.is_running(other)
