@@ -7,47 +7,19 @@ the same global model as the live engine.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 from aggregator.events import EventLog
 from aggregator.round_events import run_fields, update_fields
 from aggregator.rounds import RoundEngine
 from aggregator.store import AggregatorStore
-from edge_client.metrics import MetricsFile
-from edge_client.store import DeviceStore
-from edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.wire.messages import RoundPlan
-from simulator.bench import bench
-from simulator.run_folder import RunFolder, Simulation
-from simulator.runtimes import make_optimizer
+from simulator.at_once import train_at_once
+from simulator.jobs import Answer, Job, train
+from simulator.run_folder import Simulation
+from simulator.runtimes import AT_ONCE
 from simulator.workers import Crew
-
-
-@dataclass(frozen=True)
-class Job:
-    """One device's part of a round."""
-
-    path: Path
-    runtime: str
-    device: str
-    index: int
-    seed: int
-    plan: RoundPlan
-    evaluate: bool
-
-
-class Answer(NamedTuple):
-    """What a device sends."""
-
-    device: str
-    public_key: bytes
-    update: bytes
 
 
 def run_rounds(
@@ -109,33 +81,6 @@ def train_cohort(
         for device in simulation.fleet.devices
         if device.name in devices
     ]
-    return workers.map(train_one, jobs)
-
-
-def train_one(job: Job) -> Answer:
-    """A device's round, in a worker: the same `Trainer` as on a board."""
-    files = bench(job.path, job.runtime)
-    folder = RunFolder(job.path).device(job.device)
-    tests = (files.folder.common_test, folder.local_test) if job.evaluate else (None, None)
-    metrics = MetricsFile(folder.metrics, *tests)
-    began = time.monotonic()
-    with DeviceStore(folder.store, device=job.device, durable=False) as store:
-
-        def observe(trained: TrainedRound) -> None:
-            spent = store.ledger.epsilon_server(delta=files.spec.privacy.delta)
-            metrics.write(trained, files, epsilon_server=spent, train_s=time.monotonic() - began)
-
-        trainer = Trainer(
-            device=job.device,
-            store=store,
-            spec=files.spec,
-            gradient=files.gradient,
-            samples=files.train(job.device),
-            randomness=SeededRandomness(job.seed, job.index),
-            epsilon_limit=math.inf,
-            delta=files.spec.privacy.delta,
-            observer=observe,
-            make_optimizer=make_optimizer,
-        )
-        entry = trainer.run_round(job.plan, files.global_params(job.plan))
-        return Answer(job.device, store.identity.public_key, entry.data)
+    if runtime == AT_ONCE:
+        return train_at_once(jobs, workers)
+    return workers.map(train, jobs)

@@ -1,7 +1,8 @@
 """What computes gradients in the fast engine.
 
 `onnx` are the devices' own graphs: its results are the live engine's, bit for bit. The others are quicker on some
-machines and networks, and sum in another order, so a run with them is the same experiment with other rounding.
+machines and networks, and sum in another order, so a run with them is the same experiment with other rounding. With
+`vmap`, a cohort is trained as arrays (`simulator.at_once`); `make_gradient` then gives PyTorch's for one client.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from models import get_model
 from models.torch_gradient import TorchGradient
 
 ON_DEVICES = "onnx"
-RUNTIMES = (ON_DEVICES, "torch")
+AT_ONCE = "vmap"
+RUNTIMES = (ON_DEVICES, "torch", AT_ONCE)
 
 
 def unavailable(runtime: str, model: str) -> str | None:

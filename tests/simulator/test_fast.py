@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
+from simulator.fast import deliver
+from simulator.jobs import Answer
 from simulator.run_folder import begin
+from simulator.runtimes import RUNTIMES, unavailable
 
 POINTS = 20
 
@@ -31,7 +35,7 @@ from simulator.workers import Workers
 torch.set_num_threads(1)
 folders = [Path(name) for name in sys.argv[1:]]
 simulations = [go_on(folder, data_dir=None) for folder in folders]
-WATCHED = ("simulator/fast.py", "edge_client/store.py", "edge_client/trainer.py", "edge_client/metrics.py",
+WATCHED = ("simulator/fast.py", "simulator/jobs.py", "edge_client/store.py", "edge_client/trainer.py", "edge_client/metrics.py",
            "aggregator/rounds.py", "aggregator/store.py", "aggregator/checkpoints.py", "aggregator/events.py")
 
 
@@ -104,21 +108,50 @@ def test_a_seed_makes_the_run_and_another_seed_another(
     assert mine["global-1.safetensors"] != calms["global-1.safetensors"]
 
 
-def test_torch_computes_what_devices_compute(runs: Any, short_task: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["dp-fedavg", "fedglp-adp"])
+def test_other_runtimes_compute_what_devices_compute(
+    runs: Any, audit: Any, short_task: Any, tmp_path: Path, method: str
+) -> None:
     """In a gentle setting: where steps or rounding amplify the last bits, runtimes go apart within rounds."""
     task = short_task(
-        method={"name": "dp-fedavg", "optimizer": "sgd", "learning_rate": 0.01},
+        method={"name": method, "optimizer": "sgd", "learning_rate": 0.01},
         round={"rounds": 2},
         wire={"codec": "float32"},
     )
-    models = []
-    for runtime in ("onnx", "torch"):
-        simulation = runs.fast(begin(task, tmp_path / runtime, data_dir=None), runtime=runtime)
-        models.append(load_file(simulation.folder.aggregator / "global-2.safetensors"))
+    models = {}
+    for runtime in RUNTIMES:
+        if unavailable(runtime, "digits-cnn") is None:
+            simulation = runs.fast(begin(task, tmp_path / runtime, data_dir=None), runtime=runtime)
+            models[runtime] = load_file(simulation.folder.aggregator / "global-2.safetensors")
+            audit.check(simulation)
+    assert set(models) >= {"onnx", "torch", "vmap"}
     first = load_file(simulation.folder.aggregator / "global-0.safetensors")
-    for name, onnx in models[0].items():
+    for name, onnx in models["onnx"].items():
         assert np.abs(onnx - first[name]).max() > 1e-3, "it was trained"
-        assert np.abs(onnx - models[1][name]).max() <= 1e-4 * np.abs(onnx).max()
+        for other in models.values():
+            assert np.abs(onnx - other[name]).max() <= 1e-4 * np.abs(onnx).max()
+
+
+def test_a_cohort_trained_at_once_goes_on_with_what_was_committed(
+    runs: Any, audit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator loses the first update of a round, whose device has committed it."""
+    calm = runs.fast(runs.copy(tmp_path / "calm"), runtime="vmap")
+    simulation, heard = runs.copy(tmp_path / "run"), 0
+
+    def dies(answer: Answer, *arguments: Any) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 12:
+            raise KeyboardInterrupt
+        deliver(answer, *arguments)
+
+    monkeypatch.setattr("simulator.fast.deliver", dies)
+    with pytest.raises(KeyboardInterrupt):
+        runs.fast(simulation, runtime="vmap")
+    runs.fast(simulation, runtime="vmap", workers=2)
+    assert audit.models(simulation) == audit.models(calm)
+    audit.check(simulation)
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_model(runs: Any, calm: Any, audit: Any, tmp_path: Path) -> None:

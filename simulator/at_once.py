@@ -1,0 +1,78 @@
+"""The runtime `vmap`: a cohort's local training as arrays in this process, the rest of each round in the workers.
+
+It takes the accelerator where there is one. While a group is trained, the workers finish the group before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hushfleet.methods import make_method
+from models import get_model
+from models.torch_gradient import TorchGradient
+from simulator.bench import bench
+from simulator.cohort import CohortTrainer, Member
+from simulator.jobs import Answer, Job, TrainedJob, commit, device_of
+from simulator.workers import Crew
+
+
+def train_at_once(jobs: Sequence[Job], workers: Crew) -> Iterator[Answer]:
+    """Trains and commits like `simulator.jobs.train`; answers in the order of the jobs."""
+    before: Iterator[Answer] = iter(())
+    first = 0
+    while first < len(jobs):
+        group = jobs[first : first + _group_size(jobs[first])]
+        known, trained = _train(group)
+        yield from before
+        before = _in_order(group, known, workers.map(commit, trained))
+        first += len(group)
+    yield from before
+
+
+@lru_cache(maxsize=2)
+def cohort_trainer(path: Path) -> CohortTrainer:
+    """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
+    model = bench(path, "onnx").spec.model
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return CohortTrainer(TorchGradient(get_model(model.name, classes=len(model.class_names)), device=device), device)
+
+
+def _group_size(job: Job) -> int:
+    files = bench(job.path, job.runtime)
+    spec = files.spec
+    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+    member = Member(method.init_state(), files.train(job.device), np.random.default_rng(0))
+    return cohort_trainer(job.path).clients_at_once(method, [member], dropout=spec.model.dropout)
+
+
+def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
+    """Answers of the devices that have committed this round before, and the others, trained."""
+    known: dict[str, Answer] = {}
+    jobs: list[Job] = []
+    members: list[Member] = []
+    files = bench(group[0].path, group[0].runtime)
+    for job in group:
+        with device_of(job, files) as trainer:
+            stored = trainer.store.outbox(job.plan.task, job.plan.round)
+            if stored is not None:
+                known[job.device] = Answer(job.device, trainer.store.identity.public_key, stored.data)
+            else:
+                rng = trainer.randomness.order(job.plan.round)
+                jobs.append(job)
+                members.append(Member(trainer.state_for(job.plan), trainer.samples, rng))
+    if not jobs:
+        return known, []
+    results = cohort_trainer(jobs[0].path).train(
+        trainer.method, members, files.global_params(jobs[0].plan), dropout=files.spec.model.dropout
+    )
+    return known, [TrainedJob(job, result.own, result.loss) for job, result in zip(jobs, results, strict=True)]
+
+
+def _in_order(group: Sequence[Job], known: dict[str, Answer], finished: Iterator[Answer]) -> Iterator[Answer]:
+    for job in group:
+        yield known[job.device] if job.device in known else next(finished)

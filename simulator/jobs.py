@@ -1,0 +1,101 @@
+"""One device's part of a round, in a worker: the same `Trainer` as on a board, on its files in the run folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_client.metrics import MetricsFile
+from edge_client.store import DeviceStore
+from edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.wire.messages import RoundPlan
+from simulator.bench import Bench, bench
+from simulator.run_folder import RunFolder
+from simulator.runtimes import make_optimizer
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker must know; all else is in the run folder.
+
+    :param evaluate: whether the device's own model is tested after training.
+    """
+
+    path: Path
+    runtime: str
+    device: str
+    index: int
+    seed: int
+    plan: RoundPlan
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class TrainedJob:
+    """The same for a device that was trained elsewhere: its vector float32 `[d]` and its mean loss."""
+
+    job: Job
+    own: np.ndarray
+    loss: float
+
+
+class Answer(NamedTuple):
+    """What a device sends."""
+
+    device: str
+    public_key: bytes
+    update: bytes
+
+
+def train(job: Job) -> Answer:
+    """Trains and commits; a round that the device has committed before is answered as it was then."""
+    files = bench(job.path, job.runtime)
+    with device_of(job, files) as trainer:
+        entry = trainer.run_round(job.plan, files.global_params(job.plan))
+        return Answer(job.device, trainer.store.identity.public_key, entry.data)
+
+
+def commit(trained: TrainedJob) -> Answer:
+    """The rest of a round: clip, noise, encode, store."""
+    job = trained.job
+    files = bench(job.path, job.runtime)
+    with device_of(job, files) as trainer:
+        state = trainer.state_for(job.plan)
+        start = trainer.method.start(state, files.global_params(job.plan))
+        entry = trainer.commit(job.plan, state, start=start, own=trained.own, loss=trained.loss)
+        return Answer(job.device, trainer.store.identity.public_key, entry.data)
+
+
+@contextmanager
+def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
+    """The device with its store open."""
+    folder = RunFolder(job.path).device(job.device)
+    tests = (files.folder.common_test, folder.local_test) if job.evaluate else (None, None)
+    metrics = MetricsFile(folder.metrics, *tests)
+    delta = files.spec.privacy.delta
+    began = time.monotonic()
+    with DeviceStore(folder.store, device=job.device, durable=False) as store:
+
+        def observe(trained: TrainedRound) -> None:
+            spent = store.ledger.epsilon_server(delta=delta)
+            metrics.write(trained, files, epsilon_server=spent, train_s=time.monotonic() - began)
+
+        yield Trainer(
+            device=job.device,
+            store=store,
+            spec=files.spec,
+            gradient=files.gradient,
+            samples=files.train(job.device),
+            randomness=SeededRandomness(job.seed, job.index),
+            epsilon_limit=math.inf,
+            delta=delta,
+            observer=observe,
+            make_optimizer=make_optimizer,
+        )
