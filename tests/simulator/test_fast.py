@@ -35,7 +35,8 @@ from simulator.workers import Workers
 torch.set_num_threads(1)
 folders = [Path(name) for name in sys.argv[1:]]
 simulations = [go_on(folder, data_dir=None) for folder in folders]
-WATCHED = ("simulator/fast.py", "simulator/jobs.py", "edge_client/store.py", "edge_client/trainer.py", "edge_client/metrics.py",
+WATCHED = ("simulator/fast.py", "simulator/jobs.py", "edge_client/store.py", "edge_client/trainer.py",
+           "edge_client/metrics.py",
            "aggregator/rounds.py", "aggregator/store.py", "aggregator/checkpoints.py", "aggregator/events.py")
 
 
