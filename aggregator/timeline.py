@@ -115,7 +115,7 @@ class _Builder:
         self._devices: dict[str, _Device] = {}
         self._counts = [0] * len(DEVICE_STATES)
         self._window = [0.0] * len(DEVICE_STATES)
-        self._counted_until = 0.0
+        self._counted_until = self._window_end_s = 0.0
         self._rounds: list[FleetRound] = []
         self._round: int | None = None
         self._opened_at = 0.0
@@ -203,7 +203,7 @@ class _Builder:
         self._derive(device)
 
     def _on_update(self, event: Mapping[str, Any]) -> None:
-        device, code = self._heard(event), event.get("code")
+        device, code = self._heard(event), event.get("code", "accepted")
         if device is None or event.get("round") != self._round:
             return
         if code in ("accepted", "duplicate"):
@@ -275,7 +275,7 @@ class _Builder:
         """The device seconds since the newest closed round opened are that round's."""
         if self._rounds:
             self._rounds[-1] = self._rounds[-1].model_copy(update={"device_seconds": _by_state(self._window)})
-        self._window = [0.0] * len(DEVICE_STATES)
+        self._window, self._window_end_s = [0.0] * len(DEVICE_STATES), self._clock.now
 
     def _close(self, number: int) -> None:
         now = self._clock.now
@@ -309,6 +309,17 @@ class _Builder:
 
     # the end
 
+    def _with_absent(self) -> list[FleetRound]:
+        """A device that was first seen later was absent in the rounds before, although nobody counted it then."""
+        ends = [*(row.opened_s for row in self._rounds[1:]), self._window_end_s]
+        rows = []
+        for row, end_s in zip(self._rounds, ends, strict=True):
+            others = {state: value for state, value in row.device_seconds.items() if state != "absent"}
+            rest = round(len(self._devices) * (end_s - row.opened_s) - sum(others.values()), 3)
+            absent: dict[DeviceState, float] = {"absent": rest} if rest > 0.001 * (1 + len(self._devices)) else {}
+            rows.append(row.model_copy(update={"device_seconds": {**absent, **others}}))
+        return rows
+
     def timeline(self, scenario: Iterable[Mapping[str, Any]]) -> FleetTimeline | None:
         if not self._rounds:
             return None
@@ -324,7 +335,7 @@ class _Builder:
             timed=self._is_timed,
             end_s=round(self._clock.now, 3),
             devices=names,
-            rounds=self._rounds if self._is_timed else [_untimed(row) for row in self._rounds],
+            rounds=self._with_absent() if self._is_timed else [_untimed(row) for row in self._rounds],
             outcomes=[device.outcomes.decode() for device in ordered],
             seconds=[_by_state(device.seconds) for device in ordered] if self._is_timed else [],
             spans=[device.spans for device in ordered] if has_spans else [],
