@@ -67,9 +67,7 @@ class Accounts:
         for at, state in ((part.train_at, "training"), (ready_at, "ready")):
             self.note_presence(device, state, at=at + latency_s)
         if until >= part.commit_at and sent_until >= part.sent_from:
-            self._agenda.note(
-                part.sent_from + latency_s, "offer", round=part.round, device=device.name, bytes=part.update_bytes
-            )
+            self._agenda.note(part.sent_from + latency_s, "offer", round=part.round, device=device.name)
 
     def note_presence(self, device: Device, state: str, *, at: float | None = None) -> None:
         moment = self._agenda.now if at is None else at

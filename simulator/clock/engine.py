@@ -372,7 +372,10 @@ class FleetClock:
 
     def server_came(self) -> None:
         now, went_at, self._went_at = self._agenda.now, self._went_at, None
-        if went_at is not None:
+        if went_at is None:
+            self._agenda.note(now, "link", state="up")
+        else:
+            self._agenda.note(now, "run")
             self._busy_until = now
             self._rule = ClosingRule(self._rules, least_ready=self._least)
             if self._open:

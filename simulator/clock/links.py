@@ -17,7 +17,7 @@ from simulator.clock.device import Device
 from simulator.clock.device_time import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
 from simulator.schedule import Action
 
-SERVER_START_S = 10.0
+SERVER_START_S = 5.0
 """From the start of the aggregator's process until it is connected; most of it is loading and exporting the graphs."""
 _STREAM = 0x434C4B42
 
@@ -82,6 +82,7 @@ class Links:
 
     def act(self, action: Action) -> None:
         """One action of the schedule, which falls due now."""
+        self._agenda.note(self._agenda.now, "scenario", action=action.kind, target=action.target)
         if action.target == "aggregator":
             self._server(action.kind == "start")
         elif action.target == "broker":
@@ -160,6 +161,8 @@ class Links:
                 self._link_again(device)
             return
         self._down_since = self._agenda.now
+        if self.server_linked:
+            self._agenda.note(self._down_since, "link", state="down")
         self._unlink_server()
         for device in self._fleet.values():
             if device.linked:
@@ -182,8 +185,6 @@ class Links:
 
     def _unlink_server(self) -> None:
         self._server_life += 1
-        if self.server_linked:
-            self._agenda.note(self._agenda.now, "link", state="down")
         self.server_linked = False
 
     def _connect_server(self, at: float) -> None:
@@ -193,7 +194,6 @@ class Links:
         def connect() -> None:
             if life == self._server_life and self.server_up and self._broker_up:
                 self.server_linked = True
-                self._agenda.note(self._agenda.now, "link", state="up")
                 self._hooks.server_came()
 
         self._agenda.at(at, connect)

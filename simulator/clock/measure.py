@@ -30,6 +30,7 @@ from edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.data.samples import Samples
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs import GradientGraph, InferenceGraph
+from hushfleet.methods import make_method
 from simulator.clock.device_time import Costs
 
 Value = TypeVar("Value")
@@ -61,7 +62,8 @@ def _rounds(prepared: PreparedTask, graph: GradientGraph, folder: Path) -> tuple
     # More rounds than the task may have, so that the trial never runs out of them.
     task = prepared.task.model_copy(update={"round": prepared.task.round.model_copy(update={"cohort_size": 0})})
     spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, 2 * _REPETITIONS + 1))
-    lasting = replace(prepared, task=task, spec=spec)
+    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+    lasting = replace(prepared, task=task, spec=spec, method=method)
     batch = prepared.method.config.batch_size
     epochs = prepared.method.config.local_epochs
     few, many, accepts, closes = [], [], [], []

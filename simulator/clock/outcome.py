@@ -15,7 +15,10 @@ class Arrival(NamedTuple):
 
 
 class Note(NamedTuple):
-    """An event as the coordinator writes it. Of an `update`, only round, device and code are known here."""
+    """An event as the coordinator writes it; of `update` and `run`, what only a trained run knows is missing.
+
+    `scenario` is what the schedule did, as the live engine's director writes it: `action` and `target`.
+    """
 
     at_s: float
     event: str

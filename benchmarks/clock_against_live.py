@@ -1,0 +1,117 @@
+"""The virtual clock beside the live engine: the same small fleet on emulated boards, predicted and waited for.
+
+    python benchmarks/clock_against_live.py [--rounds 6] [--json FILE]
+
+The live side is a real broker, a real aggregator and a real client process for each device, each as slow as its board
+and behind its board's link. Both sides use the same profiles, so this checks the clock's model of the protocol and
+the cost of the work, not the profiles: no board was measured. Say it with the machine's load, since the live side
+waits for real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every live process has
+
+from aggregator.events import read_events
+from hushfleet.task import load_task
+from simulator.boards import FleetMix, parse_mix
+from simulator.clock.rounds import fleet_clock
+from simulator.emulation import machine_speed
+from simulator.live import LiveFleet
+from simulator.run_folder import begin
+
+TASK = Path(__file__).parent.parent / "tasks" / "digits-fedglp-adp.toml"
+MIX = """
+[[board]]
+profile = "raspberry-pi-zero-2-w"
+count = 2
+network = { up_mbit_s = 0.5, down_mbit_s = 2, latency_ms = 60 }
+[[board]]
+profile = "raspberry-pi-4-4gb"
+count = 2
+[[board]]
+profile = "jetson-orin-nano"
+count = 2
+"""
+DEVICES = 6
+_WITHIN = 0.25
+
+
+def compare(folder: Path, *, rounds: int, epochs: int, settings: list[str]) -> dict[str, Any]:
+    """Runs both sides; their rounds' seconds, and what became of them."""
+    given = (
+        f"data.devices={DEVICES}",
+        f"round.rounds={rounds}",
+        f"method.local_epochs={epochs}",
+        "round.deadline_s=120",
+    )
+    task = load_task(TASK, (*given, *settings))
+    mix = parse_mix(MIX, devices=DEVICES, seed=task.seed)
+    simulation = begin(task, folder, data_dir=None, mix=mix)
+    predicted = [
+        {"wall_s": outcome.wall_s, "updates": len(outcome.arrivals)}
+        for outcome in fleet_clock(simulation, mix).rounds()
+    ]
+    boards = {device.name: mix[device.index].board for device in simulation.fleet.devices}
+    load_before = os.getloadavg()[0]
+    began = time.monotonic()
+    fleet = LiveFleet(simulation, emulate=True, boards=boards)
+    with fleet.running():
+        fleet.wait()
+    events, _ = read_events(simulation.folder.events)
+    measured = [
+        {"wall_s": event["wall_s"], "updates": event["participants"]}
+        for event in events
+        if event["event"] == "round_close"
+    ]
+    return {
+        "boards": _shares(mix),
+        "machine_speed": machine_speed(),
+        "load_before": load_before,
+        "live_s": time.monotonic() - began,
+        "predicted": predicted,
+        "measured": measured,
+        "ratio": median(each["wall_s"] for each in predicted) / median(each["wall_s"] for each in measured),
+    }
+
+
+def _shares(mix: FleetMix) -> dict[str, int]:
+    return {label: mix.dealt.count(number) for number, label in enumerate(mix.labels)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=8, help="local epochs, so that the boards have work to do")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hushfleet-clock-") as folder:
+        result = compare(Path(folder) / "run", rounds=options.rounds, epochs=options.epochs, settings=options.settings)
+    print("boards    " + ", ".join(f"{count} {board}" for board, count in result["boards"].items()))
+    print(f"machine   {result['machine_speed']:.2f} of generic-x86 a core, load {result['load_before']:.1f} before")
+    print("round     predicted   measured   predicted / measured   updates predicted, measured")
+    for number, (one, other) in enumerate(zip(result["predicted"], result["measured"], strict=True), 1):
+        print(
+            f"{number:5}    {one['wall_s']:8.2f} s {other['wall_s']:8.2f} s {one['wall_s'] / other['wall_s']:14.2f}"
+            f"{one['updates']:24}, {other['updates']}"
+        )
+    good = abs(result["ratio"] - 1) <= _WITHIN
+    print(f"median    {result['ratio']:.2f} of the measured round; goal 0.75 to 1.25: {'met' if good else 'NOT met'}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
