@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from aggregator.display import summary_table
-from firmware_profiles import load_board
 from hushfleet.errors import BadInput
 from hushfleet.task import Task, load_task
+from simulator.boards import FleetMix, read_boards
 from simulator.run import RunOptions, run
 from simulator.run_folder import Simulation, begin, go_on
 
@@ -25,10 +25,11 @@ INTERRUPTED = 130
 
 
 class EngineName(StrEnum):
-    """The two engines."""
+    """The engines."""
 
     fast = "fast"
     live = "live"
+    ray = "ray"
 
 
 class BrokerName(StrEnum):
@@ -42,15 +43,18 @@ class BrokerName(StrEnum):
 class RuntimeName(StrEnum):
     """What computes gradients in the fast engine."""
 
-    torch = "torch"
+    auto = "auto"
     onnx = "onnx"
+    native = "native"
+    torch = "torch"
+    vmap = "vmap"
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def simulate(
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
-        engine: Annotated[EngineName, typer.Option(help="fast: no network. live: real broker and processes.")] = EngineName.fast,
+        engine: Annotated[EngineName, typer.Option(help="fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = EngineName.fast,
         devices: Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")] = None,
         rounds: Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")] = None,
         seed: Annotated[int | None, typer.Option(min=0, help="Instead of the task's seed.")] = None,
@@ -59,9 +63,11 @@ def register(app: typer.Typer) -> None:
         settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")] = None,
         resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
         broker: Annotated[BrokerName, typer.Option(help="Of the live engine.")] = BrokerName.auto,
-        boards: Annotated[str, typer.Option(help="Board profiles, dealt to the devices in turn, e.g. raspberry-pi-5-8gb,jetson-orin-nano.")] = "generic-x86",
-        workers: Annotated[int, typer.Option(min=0, help="Processes of the fast engine; 0: one a core.")] = 0,
-        runtime: Annotated[RuntimeName, typer.Option(help="Gradients of the fast engine; onnx is what devices run, so it ends in the live engine's model.")] = RuntimeName.onnx,
+        boards: Annotated[str | None, typer.Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = None,
+        emulate: Annotated[bool, typer.Option("--emulate", help="Live engine: each device has its board's speed, memory and network.")] = False,
+        workers: Annotated[int, typer.Option(min=0, help="Processes of the fast engine, or jobs at a time on Ray; 0: one a core.")] = 0,
+        ray_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster's head, or 'auto'; default: a Ray on this machine.")] = "",
+        runtime: Annotated[RuntimeName, typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto measures which is the quickest here, for runs that are long enough.")] = RuntimeName.auto,
         evaluate_every: Annotated[int, typer.Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1,
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
@@ -74,6 +80,8 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet simulate tasks/fashion-mnist-fedglp-adp.toml --rounds 5 --set privacy.epsilon=8`
 
+        `hushfleet simulate tasks/digits-fedglp-adp.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
+
         `hushfleet simulate tasks/digits-fedglp-adp.toml --out runs/a --resume` after Ctrl-C
         """
         console = Console()
@@ -82,24 +90,30 @@ def register(app: typer.Typer) -> None:
         options = RunOptions(
             engine=engine.value,
             broker=broker.value,
+            emulate=emulate,
+            clocked=boards is not None and engine is not EngineName.live,
             workers=workers,
+            ray_address=ray_address,
             runtime=runtime.value,
             evaluate_every=evaluate_every,
             local_only=local_only,
             sweep=_numbers(sweep),
         )
         with console.status("loading data, exporting and checking the model's graphs"):
-            simulation = open_simulation(task, folder, data_dir=data_dir, boards=_boards(boards), resume=resume)
+            mix = None if boards is None else read_boards(boards, devices=task.data.devices, seed=task.seed)
+            simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
         run_and_show(simulation, options, console, again=again_command(folder, out=out, resume=resume))
 
 
 def open_simulation(
-    task: Task, folder: Path, *, data_dir: Path | None, boards: tuple[str, ...], resume: bool
+    task: Task, folder: Path, *, data_dir: Path | None, mix: FleetMix | None, resume: bool
 ) -> Simulation:
-    """A new run, or with `resume` the one in `folder`. Raises `BadInput`, also for a run of another task."""
+    """A new run, or with `resume` the one in `folder`. Raises `BadInput`, also for a run of another task or fleet."""
     if not resume:
-        return begin(task, folder, data_dir=data_dir, boards=boards)
+        return begin(task, folder, data_dir=data_dir, mix=mix)
     simulation = go_on(folder, data_dir=data_dir)
+    if simulation.mix != (mix or FleetMix.in_turn((), task.data.devices)):
+        raise BadInput(f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out")
     here, there = _flat(task.model_dump()), _flat(simulation.task.model_dump())
     changed = [
         f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)
@@ -148,13 +162,6 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif value is not None:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _boards(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        load_board(name)
-    return names or ("generic-x86",)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from hushfleet.task import load_task
+from simulator.boards import FleetMix
 from simulator.cli import BrokerName, again_command, open_simulation, run_and_show
 from simulator.run import RunOptions
 
@@ -35,8 +36,9 @@ def register(app: typer.Typer) -> None:
         """
         console = Console()
         task = load_task(Path(str(files("simulator") / "demo.toml")), ("round.rounds=3",) if short else ())
+        mix = FleetMix.in_turn(BOARDS, task.data.devices)
         folder = out or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
         with console.status("exporting and checking the model's graphs"):
-            simulation = open_simulation(task, folder, data_dir=None, boards=BOARDS, resume=resume)
+            simulation = open_simulation(task, folder, data_dir=None, mix=mix, resume=resume)
         options = RunOptions(engine="live", broker=broker.value, sweep=() if short else SWEEP)
         run_and_show(simulation, options, console, again=again_command(folder, out=out, resume=resume))

@@ -17,6 +17,7 @@ from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.wire.messages import RoundPlan
 from simulator.bench import Bench, bench
+from simulator.job_files import JobFiles
 from simulator.run_folder import RunFolder
 from simulator.runtimes import make_optimizer
 
@@ -36,6 +37,14 @@ class Job:
     plan: RoundPlan
     evaluate: bool
 
+    @property
+    def files(self) -> JobFiles:
+        folder = RunFolder(self.path)
+        device = folder.device(self.device)
+        tests = (folder.common_test, device.local_test) if self.evaluate else ()
+        inputs = (*folder.task_files, device.train, folder.global_model(self.plan.round - 1), *tests)
+        return JobFiles(inputs, (device.store,), (device.metrics,))
+
 
 @dataclass(frozen=True)
 class TrainedJob:
@@ -44,6 +53,14 @@ class TrainedJob:
     job: Job
     own: np.ndarray
     loss: float
+
+    @property
+    def path(self) -> Path:
+        return self.job.path
+
+    @property
+    def files(self) -> JobFiles:
+        return self.job.files
 
 
 class Answer(NamedTuple):

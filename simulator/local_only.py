@@ -19,7 +19,8 @@ from hushfleet.methods import make_method
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.training import train_locally
 from simulator.bench import bench
-from simulator.run_folder import Simulation
+from simulator.job_files import JobFiles
+from simulator.run_folder import RunFolder, Simulation
 from simulator.runtimes import make_optimizer
 from simulator.workers import Crew
 
@@ -40,6 +41,12 @@ class _Job:
     index: int
     seed: int
     initial: np.ndarray
+
+    @property
+    def files(self) -> JobFiles:
+        folder = RunFolder(self.path)
+        device = folder.device(self.device)
+        return JobFiles((*folder.task_files, device.train, folder.common_test, device.local_test))
 
 
 def train_alone(simulation: Simulation, workers: Crew, *, runtime: str = "onnx") -> Iterator[Alone]:

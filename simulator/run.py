@@ -14,17 +14,24 @@ from aggregator.display import FleetDisplay
 from aggregator.events import EventLog
 from aggregator.report import write_report
 from aggregator.result import Result, SweepPoint
+from simulator.clock.rounds import VirtualTime, run_clocked_rounds
+from simulator.director import Director
 from simulator.fast import run_rounds
 from simulator.live import LiveFleet
 from simulator.local_only import Alone, train_alone
 from simulator.model_files import write_models
+from simulator.ray_crew import RayCrew
 from simulator.results import assemble
 from simulator.run_folder import Simulation
+from simulator.runtimes import ON_DEVICES
+from simulator.schedule import schedule_of
 from simulator.sweep import sweep_noise
+from simulator.trial import choose_runtime
 from simulator.watch import Watch
-from simulator.workers import Workers
+from simulator.workers import Crew, Workers
 
-Engine = Literal["fast", "live"]
+Engine = Literal["fast", "live", "ray"]
+AUTO = "auto"
 LIVE_RESTARTS = 3
 
 
@@ -32,8 +39,11 @@ LIVE_RESTARTS = 3
 class RunOptions:
     """How to run, as opposed to what.
 
-    :param workers: processes of the fast engine; 0 is one for each core.
-    :param runtime: what computes gradients in the fast engine: `onnx`, as on a device, or `torch`.
+    :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
+    :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
+    :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
+    :param ray_address: of a Ray cluster; empty for one on this machine.
+    :param runtime: what computes gradients in the fast engine, or `auto`: the quickest here.
     :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
     :param local_only: also train each device alone, for comparison.
     :param sweep: noise multipliers at which the run is repeated by the fast engine.
@@ -41,8 +51,11 @@ class RunOptions:
 
     engine: Engine = "fast"
     broker: BrokerKind = "auto"
+    emulate: bool = False
+    clocked: bool = False
     workers: int = 0
-    runtime: str = "onnx"
+    ray_address: str = ""
+    runtime: str = ON_DEVICES
     evaluate_every: int = 1
     local_only: bool = True
     sweep: Sequence[float] = ()
@@ -50,23 +63,15 @@ class RunOptions:
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
     """Runs the rounds, the baseline and the sweep; writes models, `result.json` and `report.html`."""
-    display = FleetDisplay(console=console, delta=simulation.prepared.spec.privacy.delta)
-    with Workers(options.workers) as workers:
+    with _crew(options) as workers:
+        runtime = ON_DEVICES
         if options.engine == "live":
-            fleet = LiveFleet(simulation, broker_kind=options.broker, restarts=LIVE_RESTARTS)
-            with Watch(simulation, display, engine=options.engine), fleet.running():
-                fleet.wait()
+            _run_live(simulation, options, console)
         else:
-            with EventLog(simulation.folder.events) as events, Watch(simulation, display, engine=options.engine):
-                run_rounds(
-                    simulation,
-                    workers,
-                    events,
-                    runtime=options.runtime,
-                    evaluate_every=options.evaluate_every,
-                )
-        alone = _train_alone(simulation, workers, options, console) if options.local_only else []
-        points = _sweep(simulation, workers, options, alone, console) if options.sweep else []
+            runtime = _runtime(simulation, workers, options, console)
+            _run_fast(simulation, workers, options, runtime, console)
+        alone = _train_alone(simulation, workers, runtime, console) if options.local_only else []
+        points = _sweep(simulation, workers, options.sweep, runtime, alone, console) if options.sweep else []
     write_models(simulation)
     result = assemble(simulation, engine=options.engine, alone=alone, sweep=points)
     result.save(simulation.folder.result)
@@ -74,24 +79,92 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
     return result
 
 
-def _train_alone(simulation: Simulation, workers: Workers, options: RunOptions, console: Console) -> list[Alone]:
+def _crew(options: RunOptions) -> Crew:
+    if options.engine == "ray":
+        return RayCrew(options.workers, address=options.ray_address)
+    return Workers(options.workers)
+
+
+def _display(simulation: Simulation, console: Console) -> FleetDisplay:
+    return FleetDisplay(console=console, delta=simulation.prepared.spec.privacy.delta)
+
+
+def _runtime(simulation: Simulation, workers: Crew, options: RunOptions, console: Console) -> str:
+    if options.runtime != AUTO:
+        return options.runtime
+    with console.status("which runtime is the quickest here?"):
+        trial = choose_runtime(simulation, workers)
+    console.print(trial.shown(), style="bright_black", highlight=False)
+    return trial.runtime
+
+
+def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
+    schedule = schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
+    director = Director(simulation, schedule)
+    fleet = LiveFleet(
+        simulation,
+        broker_kind=options.broker,
+        restarts=LIVE_RESTARTS,
+        emulate=options.emulate,
+        proxied=schedule.needs_cables,
+        boards={device.name: simulation.mix[device.index].board for device in simulation.fleet.devices},
+        absent=director.absent,
+        write_mb_s=schedule.write_mb_s,
+        memory_mib=schedule.memory_mib,
+    )
+    for line in (*fleet.shown(), *([director.note] if director.note else [])):
+        console.print(line, style="bright_black", highlight=False)
+    with Watch(simulation, _display(simulation, console), engine=options.engine), fleet.running():
+        director.direct(fleet)
+
+
+def _run_fast(simulation: Simulation, workers: Crew, options: RunOptions, runtime: str, console: Console) -> None:
+    engine, every = options.engine, options.evaluate_every
+    watch = Watch(simulation, _display(simulation, console), engine=engine, clocked=options.clocked)
+    if options.clocked:
+        clock = VirtualTime()
+        with EventLog(simulation.folder.events, clock=clock) as events, watch:
+            run_clocked_rounds(
+                simulation, workers, events, clock, mix=simulation.mix, runtime=runtime, evaluate_every=every
+            )
+        console.print(f"on these boards the fleet would have taken {_duration(clock.now)}", highlight=False)
+    else:
+        if simulation.task.scenario.is_any:
+            console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
+        with EventLog(simulation.folder.events) as events, watch:
+            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _train_alone(simulation: Simulation, workers: Crew, runtime: str, console: Console) -> list[Alone]:
     devices = len(simulation.fleet.devices)
     with _progress(console) as progress:
         bar = progress.add_task("each device alone, for comparison", total=devices)
         alone = []
-        for one in train_alone(simulation, workers, runtime=options.runtime):
+        for one in train_alone(simulation, workers, runtime=runtime):
             alone.append(one)
             progress.advance(bar)
     return alone
 
 
 def _sweep(
-    simulation: Simulation, workers: Workers, options: RunOptions, alone: Sequence[Alone], console: Console
+    simulation: Simulation,
+    workers: Crew,
+    multipliers: Sequence[float],
+    runtime: str,
+    alone: Sequence[Alone],
+    console: Console,
 ) -> list[SweepPoint]:
     with _progress(console) as progress:
-        bar = progress.add_task("the same run at other noise", total=len(options.sweep))
+        bar = progress.add_task("the same run at other noise", total=len(multipliers))
         points = []
-        for point in sweep_noise(simulation, workers, options.sweep, alone, runtime=options.runtime):
+        for point in sweep_noise(simulation, workers, multipliers, alone, runtime=runtime):
             points.append(point)
             progress.advance(bar)
     return points

@@ -1,6 +1,7 @@
 """A simulation's run folder: what both engines begin with and leave behind.
 
 task.json, boards.json   what was asked for, for --resume
+clock.json               what the task's work costs, where the run has a virtual clock
 package.bin, graphs/     what a device receives
 trial.json               which runtime computes gradients, and why
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
@@ -19,6 +20,7 @@ from pathlib import Path
 from aggregator.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.task import Task, load_task
+from simulator.boards import FleetMix
 from simulator.fleet import Fleet, make_fleet, save_device, save_samples
 
 
@@ -80,6 +82,24 @@ class RunFolder:
         return self.path / "graphs"
 
     @property
+    def task_files(self) -> tuple[Path, ...]:
+        """What every device receives."""
+        return (self.package, *sorted(self.graphs.glob("*.onnx")))
+
+    def global_model(self, round: int) -> Path:
+        """The checkpoint of the global model after `round` rounds."""
+        return self.aggregator / f"global-{round}.safetensors"
+
+    @property
+    def scenario(self) -> Path:
+        """What the scenario did to the fleet."""
+        return self.path / "scenario.jsonl"
+
+    @property
+    def clock(self) -> Path:
+        return self.path / "clock.json"
+
+    @property
     def events(self) -> Path:
         return self.aggregator / "events.jsonl"
 
@@ -109,12 +129,16 @@ class RunFolder:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A run that is ready to start or to go on."""
+    """A run that is ready to start or to go on.
+
+    :param mix: the board of each device.
+    """
 
     folder: RunFolder
     prepared: PreparedTask
     fleet: Fleet
     data_dir: Path | None
+    mix: FleetMix
 
     @property
     def task(self) -> Task:
@@ -125,12 +149,16 @@ class Simulation:
         return self.prepared.task.seed
 
 
-def begin(task: Task, out: Path, *, data_dir: Path | None, boards: tuple[str, ...] = ("generic-x86",)) -> Simulation:
-    """Makes the run folder of a new simulation. Raises `BadInput` where one is there already."""
+def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:
+    """Makes the run folder of a new simulation. Raises `BadInput` where one is there already.
+
+    :param mix: generic boards by default.
+    """
     folder = RunFolder(out)
     if folder.task.exists():
         raise BadInput(f"{out} holds a run already; go on with it by --resume, or choose another --out")
-    simulation = _simulation(task, folder, data_dir, boards)
+    mix = mix or FleetMix.in_turn((), task.data.devices)
+    simulation = _simulation(task, folder, data_dir, mix)
     prepared = simulation.prepared
     folder.graphs.mkdir(parents=True, exist_ok=True)
     folder.package.write_bytes(prepared.blobs[prepared.spec_ref.digest])
@@ -142,7 +170,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, boards: tuple[str, ..
         files.path.mkdir(parents=True, exist_ok=True)
         save_device(device, simulation.fleet, train=files.train, local_test=files.local_test)
     save_samples(simulation.fleet.common_test, folder.common_test)
-    folder.boards.write_text(json.dumps(list(boards)))
+    folder.boards.write_text(json.dumps(mix.to_plain()))
     # Last, so that a folder with a task is whole.
     folder.task.write_text(json.dumps(task.model_dump(mode="json", exclude_none=True), indent=1))
     return simulation
@@ -154,12 +182,13 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
     if not folder.task.exists():
         raise BadInput(f"there is no run to resume in {out}: it has no {folder.task.name}")
     task = load_task(folder.task)
-    return _simulation(task, folder, data_dir, tuple(json.loads(folder.boards.read_text())))
+    return _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))
 
 
-def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, boards: tuple[str, ...]) -> Simulation:
+def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
     # The seed makes the task's id: dither and signatures cover it, and two engines must agree on them.
     prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")
     if prepared.dataset is None or not len(prepared.dataset.train):
         raise BadInput("a simulation needs a data set: data.name = 'folder' needs data.path with train/ and test/")
-    return Simulation(folder, prepared, make_fleet(task, prepared.dataset, boards=boards), data_dir)
+    fleet = make_fleet(task, prepared.dataset, boards=mix.profiles)
+    return Simulation(folder, prepared, fleet, data_dir, mix)

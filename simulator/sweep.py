@@ -51,7 +51,8 @@ def _run_at(simulation: Simulation, workers: Crew, multiplier: float, runtime: s
     if folder.task.exists():
         point = go_on(folder.path, data_dir=simulation.data_dir)
     else:
-        point = begin(_with_noise(simulation.task, multiplier), folder.path, data_dir=simulation.data_dir)
+        task = _with_noise(simulation.task, multiplier)
+        point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     with EventLog(point.folder.events) as events:
         run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds)
     result = assemble(point, engine="fast")

@@ -18,7 +18,8 @@ from hushfleet.methods import make_method
 from hushfleet.training import train_locally
 from models import get_model
 from simulator.bench import Bench
-from simulator.run_folder import Simulation
+from simulator.job_files import JobFiles
+from simulator.run_folder import RunFolder, Simulation
 from simulator.runtimes import ON_DEVICES, RUNTIMES, make_optimizer, unavailable
 from simulator.workers import Crew
 
@@ -50,6 +51,11 @@ class _Job:
     path: Path
     device: str
     runtimes: tuple[str, ...]
+
+    @property
+    def files(self) -> JobFiles:
+        folder = RunFolder(self.path)
+        return JobFiles((*folder.task_files, folder.device(self.device).train))
 
 
 def choose_runtime(simulation: Simulation, workers: Crew) -> Trial:
