@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aggregator.events import EventLog, EventTail
+from aggregator.events import EventLog, EventTail, read_events
 from simulator.live import LiveFleet
 from simulator.run_folder import Simulation
 from simulator.schedule import Action, Playback, Schedule, Window
 
 SCENARIO_LOG = "scenario.jsonl"
 _TICK_S = 0.1
+_BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
 
 
 class Director:
@@ -39,7 +40,8 @@ class Director:
         self._log = simulation.folder.path / SCENARIO_LOG
         self._events = EventTail(simulation.folder.events)
         history = self._events.read()
-        self._open_round, self._first_round = _where(history)
+        self._opened = _last(history, "round_open")
+        self._first_round = 1 + _last(history, "round_close")
         self._is_resumed = bool(history)
         self._playback = Playback(schedule, first_round=self._first_round)
         self._began: float | None = None
@@ -77,7 +79,8 @@ class Director:
         now = self._clock()
         if self._began is None:
             self._began = now
-            self._playback.round_opened(self._open_round, 0.0)
+            self._playback.round_opened(self._opened, 0.0)
+            self._note_what_came_back()
             self._note_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
         now_s = now - self._began
         for event in self._events.read():
@@ -146,6 +149,19 @@ class Director:
             if name in self._down:
                 self._start(fleet, name)
 
+    def _note_what_came_back(self) -> None:
+        """What was down or cut off when the run was interrupted is not so now, unless the scenario keeps it down."""
+        missing: dict[tuple[str, str], None] = {}
+        for event in read_events(self._log)[0]:
+            action, target = event["action"], event["target"]
+            if action in _BROUGHT_BACK_BY:
+                missing[target, _BROUGHT_BACK_BY[action]] = None
+            else:
+                missing.pop((target, action), None)
+        for target, action in missing:
+            if action == "mend" or target not in self._down:
+                self._note(action, target)
+
     def _note_unplayed(self, windows: Iterable[Window], reason: str) -> None:
         for window in windows:
             moment: dict[str, Any] = {"at_s": window.ends_s if window.begins_s is None else window.begins_s}
@@ -158,12 +174,6 @@ class Director:
             log.write("scenario", action=action, target=target, **more)
 
 
-def _where(history: Iterable[dict[str, Any]]) -> tuple[int, int]:
-    """The round that is open (0: none), and the one that is open or comes next."""
-    opened = closed = 0
-    for event in history:
-        if event.get("event") == "round_open":
-            opened = event["round"]
-        elif event.get("event") == "round_close":
-            closed = event["round"]
-    return (opened if opened > closed else 0), closed + 1
+def _last(history: Iterable[dict[str, Any]], kind: str) -> int:
+    """The last round of which this is told; 0: none."""
+    return max((event["round"] for event in history if event.get("event") == kind), default=0)

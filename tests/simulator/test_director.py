@@ -207,6 +207,30 @@ STORY = {
 }
 
 
+def test_what_was_down_when_a_run_was_interrupted_is_written_down_as_back(play: Callable[..., Play]) -> None:
+    late = {"late": [{"devices": ["device-6"], "at_s": 5}]}
+    before = play(late, history=(("run", 0),))
+    with EventLog(before.simulation.folder.path / SCENARIO_LOG) as log:
+        for action, target in [
+            ("cut", "device-0"),
+            ("kill", "device-1"),
+            ("stop", "device-2"),
+            ("start", "device-2"),
+            ("kill", "broker"),
+            ("start", "device-6"),
+            ("kill", "device-6"),
+        ]:
+            log.write("scenario", action=action, target=target)
+    told = len(before.written)
+    on = play(late)
+    assert on.at(0) == [], "the fleet was started as a whole"
+    back = [(event["action"], event["target"]) for event in on.written[told:]]
+    assert back == [("mend", "device-0"), ("start", "device-1"), ("start", "broker")]
+    assert on.at(1) == []
+    assert on.at(5) == [("start", "device-6")], "it is late again"
+    assert len(on.written) == told + 4
+
+
 @pytest.mark.parametrize("round_is_open", [True, False])
 def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
     round_is_open: bool, play: Callable[..., Play]
