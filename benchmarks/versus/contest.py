@@ -166,7 +166,7 @@ def measure(
                 if record.failure is None:
                     on_step(record.contender.label, f"turn {turn + 1} of {turns}")
                     with _Noting(record):
-                        answers = child.rounds(turn_rounds)
+                        answers = child.rounds(1 if record.contender.family == "ceiling" else turn_rounds)
                         record.rounds += answers
                         record.rates.append(_rate(answers))
     return records

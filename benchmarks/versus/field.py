@@ -39,7 +39,8 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict, hash=False)
 
     def command(self, job: Path, folder: Path) -> list[str]:
-        return [self.python, *(part.format(job=job, folder=folder) for part in self.arguments)]
+        places = {"{job}": str(job), "{folder}": str(folder)}
+        return [self.python, *(places.get(part, part) for part in self.arguments)]
 
 
 @dataclass(frozen=True)

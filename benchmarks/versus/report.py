@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -52,8 +53,9 @@ class Comparison:
         return self.gflop_s * 1e9 / self.flop_per_sample if self.gflop_s else None
 
     @property
-    def plain(self) -> float | None:
-        return next((record.rate for record in self.records if record.contender.label == PLAIN), None)
+    def plain(self) -> Record | None:
+        found = (record for record in self.records if record.contender.label == PLAIN)
+        return next((record for record in found if record.rate is not None), None)
 
     @property
     def best_peer(self) -> Record | None:
@@ -69,8 +71,15 @@ class Comparison:
         return max(found, key=lambda record: record.rate or 0.0, default=None)
 
 
-def ratio(rate: float | None, base: float | None) -> float | None:
-    return rate / base if rate and base else None
+def times(record: Record, base: Record | None) -> float | None:
+    """How many times as fast: the median over the turns, since what slows a turn down slows both of its sides."""
+    if record.rate is None or base is None:
+        return None
+    return statistics.median(own / other for own, other in zip(record.rates, base.rates, strict=True))
+
+
+def share_of(record: Record, ceiling: float | None) -> float | None:
+    return record.rate / ceiling if record.rate and ceiling else None
 
 
 def table(comparison: Comparison) -> Table:
@@ -84,16 +93,16 @@ def table(comparison: Comparison) -> Table:
     best_peer = comparison.best_peer
     for record in comparison.contenders:
         rate, name = record.rate, record.contender.label
+        share = share_of(record, comparison.ceiling)
         if rate is None:
             made.add_row(name, (record.failure or "not measured").split(";")[0].split(":")[0], style="dim")
             continue
-        peer_ratio, share = ratio(rate, best_peer.rate if best_peer else None), ratio(rate, comparison.ceiling)
         made.add_row(
             name,
             f"{rate:,.0f}",
             f"{(max(record.rates) - min(record.rates)) / rate:.0%}",
-            _number(ratio(rate, comparison.plain)),
-            _number(peer_ratio),
+            _number(times(record, comparison.plain)),
+            _number(times(record, best_peer)),
             f"{share:.1%}" if share else "-",
             *[f"{record.accuracy:.1%}" if record.accuracy is not None else "-"] * checked,
             style="bold" if record.contender.family == "ours" else "",
@@ -103,7 +112,7 @@ def table(comparison: Comparison) -> Table:
 
 def notes(comparison: Comparison) -> list[str]:
     """Sentences under the table."""
-    said = ["samples/s: median of the turns; spread: highest less lowest; peer: the best of pfl and Flower"]
+    said = ["medians of the turns; spread: highest less lowest; x peer: against the best of pfl and Flower"]
     if comparison.ceiling and comparison.gflop_s:
         said.append(
             f"ceiling {comparison.ceiling:,.0f} samples/s: {comparison.gflop_s:,.0f} GFLOP/s of float32 matrix "
@@ -111,8 +120,8 @@ def notes(comparison: Comparison) -> list[str]:
         )
     ours, peer = comparison.best_ours, comparison.best_peer
     if ours and peer:
-        times = ratio(ours.rate, peer.rate)
-        said.append(f"{ours.contender.label} is {times:.2f} times the best peer ({peer.contender.label})")
+        label = ours.contender.label
+        said.append(f"{label} is {times(ours, peer):.2f} times the best peer ({peer.contender.label})")
     if comparison.first_accuracy is not None:
         rounds = comparison.workload.check_rounds
         first = f"{comparison.first_accuracy:.1%}"
@@ -147,7 +156,7 @@ def cpu_model() -> str:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path, *, subtitle: str) -> None:
-    """A panel a workload, a bar a contender, in multiples of the plain loop (or samples a second without it)."""
+    """A panel a workload, a bar a contender: the median turn, and a line from the slowest to the quickest."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -168,27 +177,28 @@ def plot(comparisons: Sequence[Comparison], path: Path, *, subtitle: str) -> Non
 
 
 def _panel(axes: Any, comparison: Comparison) -> None:
-    base = comparison.plain or 1.0
     records = [record for record in comparison.contenders if record.rate is not None][::-1]
-    values = [(record.rate or 0.0) / base for record in records]
+    values = [record.rate or 0.0 for record in records]
     errors = [
-        [value - min(record.rates) / base for value, record in zip(values, records, strict=True)],
-        [max(record.rates) / base - value for value, record in zip(values, records, strict=True)],
+        [value - min(record.rates) for value, record in zip(values, records, strict=True)],
+        [max(record.rates) - value for value, record in zip(values, records, strict=True)],
     ]
     colours = [COLOURS[record.contender.family] for record in records]
     axes.barh(range(len(records)), values, color=colours, xerr=errors, error_kw={"elinewidth": 1, "ecolor": "#333333"})
     axes.set_yticks(range(len(records)), [record.contender.label for record in records], fontsize=9)
-    widest = max((max(record.rates) / base for record in records), default=1.0)
+    widest = max((max(record.rates) for record in records), default=1.0)
     for place, (value, record) in enumerate(zip(values, records, strict=True)):
-        text = f"{value:.2f}" if comparison.plain else f"{value:,.0f}"
-        axes.text(max(record.rates) / base + 0.02 * widest, place, text, va="center", fontsize=9)
-    axes.set_xlim(0, 1.18 * widest)
-    unit = "times the plain loop" if comparison.plain else "samples a second"
+        compared = times(record, comparison.plain)
+        text = f"{value:,.0f}" + (f"  ({compared:.2f} x)" if compared else "")
+        axes.text(max(record.rates) + 0.02 * widest, place, text, va="center", fontsize=9)
+    axes.set_xlim(0, 1.4 * widest)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     ceiling = comparison.ceiling
-    note = f"; ceiling {ceiling / base:,.{1 if comparison.plain else 0}f}" if ceiling else ""
-    axes.set_xlabel(unit + note, fontsize=9)
+    limit = f"; matrix products alone: {ceiling:,.0f}" if ceiling else ""
+    axes.set_xlabel(f"samples/s (times the plain loop){limit}", fontsize=9)
     workload = comparison.workload
-    shape = f"{workload.clients:,} x {workload.samples:,}, {workload.cohort} a round, batch {workload.batch_size}"
+    clients = f"{workload.clients:,} clients x {workload.samples:,}"
+    shape = f"{clients}, {workload.cohort} a round, batch {workload.batch_size}"
     training = f"{workload.epochs} ep., {workload.optimizer}"
     axes.set_title(f"{workload.name} {workload.network}\n{shape}, {training}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
@@ -216,9 +226,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "unit": "GFLOP/s" if record.contender.family == "ceiling" else "samples/s",
                 "rates": record.rates,
                 "rounds": record.rounds,
-                "times_plain": _unless_ceiling(record, comparison.plain),
-                "times_best_peer": _unless_ceiling(record, peer.rate if peer else None),
-                "share_of_ceiling": _unless_ceiling(record, comparison.ceiling),
+                **_ratios(record, comparison),
                 "accuracy": record.accuracy,
                 "failure": record.failure,
             }
@@ -227,5 +235,11 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _unless_ceiling(record: Record, base: float | None) -> float | None:
-    return None if record.contender.family == "ceiling" else ratio(record.rate, base)
+def _ratios(record: Record, comparison: Comparison) -> dict[str, float | None]:
+    if record.contender.family == "ceiling":
+        return {}
+    return {
+        "times_plain": times(record, comparison.plain),
+        "times_best_peer": times(record, comparison.best_peer),
+        "share_of_ceiling": share_of(record, comparison.ceiling),
+    }
