@@ -7,6 +7,7 @@ the devices' own graphs, whose results are the live engine's: the trial would co
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -17,16 +18,19 @@ import numpy as np
 from hushfleet.methods import make_method
 from hushfleet.training import train_locally
 from models import get_model
+from simulator.at_once import cohort_trainer
 from simulator.bench import Bench
+from simulator.cohort import Member
 from simulator.job_files import JobFiles
 from simulator.run_folder import RunFolder, Simulation
-from simulator.runtimes import ON_DEVICES, RUNTIMES, make_optimizer, unavailable
+from simulator.runtimes import AT_ONCE, ON_DEVICES, RUNTIMES, make_optimizer, unavailable
 from simulator.workers import Crew
 
 WORTH_A_TRIAL_S = 20.0
 _TRIAL_S = 0.4  # for each runtime
 _TURNS = 4
 _BATCHES = 2
+_MOST_MEMBERS = 32
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ def _choose(simulation: Simulation, workers: Crew) -> Trial:
     if expected_s < WORTH_A_TRIAL_S:
         return Trial(ON_DEVICES, on_devices)
     missing = {name: reason for name in RUNTIMES if (reason := unavailable(name, simulation.prepared.spec.model.name))}
-    rates = _measure(simulation, workers, tuple(name for name in RUNTIMES if name not in missing))
+    one_by_one = tuple(name for name in RUNTIMES if name not in missing and name != AT_ONCE)
+    rates = _measure(simulation, workers, one_by_one)
+    rates[AT_ONCE] = _rate_at_once(simulation) / workers.count
     return Trial(max(rates, key=rates.__getitem__), rates, missing)
 
 
@@ -89,6 +95,27 @@ def _measure(simulation: Simulation, workers: Crew, runtimes: tuple[str, ...]) -
     largest = max(simulation.fleet.devices, key=lambda device: len(device.train))
     (rates,) = workers.map(_measure_here, [_Job(simulation.folder.path, largest.name, runtimes)])
     return rates
+
+
+def _rate_at_once(simulation: Simulation) -> float:
+    """Of the whole machine, samples a second: it has one process, and all cores or the accelerator to itself."""
+    files = Bench(simulation.folder.path, AT_ONCE)
+    spec, method = files.spec, simulation.prepared.method
+    cohort = simulation.fleet.devices[: min(simulation.task.round.cohort_size or _MOST_MEMBERS, _MOST_MEMBERS)]
+    few = [files.train(d.name).take(slice(0, _BATCHES * method.config.batch_size)) for d in cohort]
+    trainer, start = cohort_trainer(simulation.folder.path), simulation.prepared.initial
+
+    def train() -> None:
+        members = [Member(method.init_state(), samples, np.random.default_rng(0)) for samples in few]
+        trainer.train(method, members, start, dropout=spec.model.dropout)
+
+    train()
+    best_s = math.inf
+    for _ in range(_TURNS):
+        began = time.perf_counter()
+        train()
+        best_s = min(best_s, time.perf_counter() - began)
+    return sum(map(len, few)) * method.config.local_epochs / best_s
 
 
 def _measure_here(job: _Job) -> dict[str, float]:
