@@ -120,10 +120,6 @@ class ScenarioSection(_Entry):
     slow_disk: tuple[SlowDiskEntry, ...] = ()
     out_of_memory: tuple[OutOfMemoryEntry, ...] = ()
 
-    @property
-    def is_any(self) -> bool:
-        return any(getattr(self, name) for name in type(self).model_fields)
-
     @field_validator("*", mode="before")
     @classmethod
     def _list_of_tables(cls, value: Any) -> Any:

@@ -129,7 +129,7 @@ def _run_fast(simulation: Simulation, workers: Crew, options: RunOptions, runtim
             )
         console.print(f"on these boards the fleet would have taken {_duration(clock.now)}", highlight=False)
     else:
-        if simulation.task.scenario.is_any:
+        if not schedule_of(simulation.task, [device.name for device in simulation.fleet.devices]).is_calm:
             console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
         with EventLog(simulation.folder.events) as events, watch:
             run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every)

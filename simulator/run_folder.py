@@ -22,6 +22,7 @@ from hushfleet.errors import BadInput
 from hushfleet.task import Task, load_task
 from simulator.boards import FleetMix
 from simulator.fleet import Fleet, make_fleet, save_device, save_samples
+from simulator.schedule import schedule_of
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
         raise BadInput(f"{out} holds a run already; go on with it by --resume, or choose another --out")
     mix = mix or FleetMix.in_turn((), task.data.devices)
     simulation = _simulation(task, folder, data_dir, mix)
+    schedule_of(task, [device.name for device in simulation.fleet.devices])  # refuses a scenario of other devices
     prepared = simulation.prepared
     folder.graphs.mkdir(parents=True, exist_ok=True)
     folder.package.write_bytes(prepared.blobs[prepared.spec_ref.digest])

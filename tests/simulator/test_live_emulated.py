@@ -11,6 +11,7 @@ import pytest
 
 from edge_client.config import load_config
 from hushfleet.errors import BadInput
+from simulator.boards import FleetMix
 from simulator.emulation import emulation_of, machine_speed
 from simulator.live import LiveFleet
 from simulator.memory_limit import address_space_bytes, client_memory
@@ -21,7 +22,7 @@ BOARDS = ("raspberry-pi-zero-2-w", "jetson-orin-nano", "raspberry-pi-4-2gb")
 
 def simulation_of(short_task: Any, folder: Path, *, devices: int, **round: Any) -> Simulation:
     task = short_task(data={"devices": devices, "limit": 240}, round={"rounds": 2, **round})
-    return begin(task, folder, data_dir=None, boards=BOARDS)
+    return begin(task, folder, data_dir=None, mix=FleetMix.in_turn(BOARDS, devices))
 
 
 def test_emulated_boards_end_in_the_model_of_fast(
