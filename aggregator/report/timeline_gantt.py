@@ -125,7 +125,7 @@ def _narrowest(timeline: FleetTimeline, rows: Sequence[Row], x: Scale) -> float:
     """The narrowest bar with which the chart has no more than `MOST_BARS` of them."""
     width = _NARROWEST
     while sum(1 for row in rows for _ in _merged(timeline.spans[row.index], x, width)) > MOST_BARS:
-        width *= 1.5
+        width *= 2
     return width
 
 

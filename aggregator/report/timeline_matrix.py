@@ -85,14 +85,17 @@ def matrix(timeline: FleetTimeline, boards: dict[str, str], *, label: str) -> Ma
             label_free = y + 30
         canvas.rect(LEFT, y, width * columns, height * len(members), f"sf s-{OUTCOME_STATES[ground][0]}")
         for row in members:
-            _strokes(strokes, cells[row.index], ground, y + height / 2, width)
+            _strokes(strokes, cells[row.index], ground, y + height / 2)
             y += height
         y += gap
     thick = height - (2 if named else 0)
+    # in units of a column, so that the many numbers are short
+    canvas.parts.append(f'<g transform="translate({LEFT:g} 0) scale({width:.5f} 1)">')
     for letter, parts in strokes.items():
         # what is away is a hole in the ground: it has the colour of the card
         css = "hole" if letter == "-" else f"ss s-{OUTCOME_STATES[letter][0]}"
         canvas.parts.append(f'<path d="{"".join(parts)}" class="{css}" stroke-width="{thick:.1f}"/>')
+    canvas.parts.append("</g>")
     _hover(canvas, timeline, groups, height, gap, heads, width * columns, named=named)
     round_axis(canvas, timeline, bottom)
     return Matrix(canvas.svg(), "".join(sorted(set("".join(cells.values())))), binned, step)
@@ -118,12 +121,12 @@ def _commonest(letters: str) -> str:
     return max(sorted(set(letters), key=_WORST_FIRST.index), key=letters.count)
 
 
-def _strokes(strokes: dict[str, list[str]], letters: str, ground: str, y: float, width: float) -> None:
+def _strokes(strokes: dict[str, list[str]], letters: str, ground: str, y: float) -> None:
     at = 0
     for letter, run in groupby(letters):
         length = len(list(run))
         if letter != ground:
-            strokes.setdefault(letter, []).append(f"M{LEFT + at * width:.1f} {y:.1f}h{length * width:.1f}")
+            strokes.setdefault(letter, []).append(f"M{at} {round(y, 1):g}h{length}")
         at += length
 
 

@@ -275,8 +275,11 @@ def test_a_made_up_fleet_against_obvious_code(seed: int, devices: int, rounds: i
                 assert (state if state in ("absent", "lost", "sleeping") else "there") == told
 
 
-def check_sums(timeline: FleetTimeline) -> None:
-    """What must hold of every timeline."""
+def check_sums(timeline: FleetTimeline, *, may_end_open: bool = False) -> None:
+    """What must hold of every timeline.
+
+    :param may_end_open: a round may be open at the end: then the one before ends where that opened, not with the run.
+    """
     first = timeline.rounds[0].opened_s
     for spans, seconds in zip(timeline.spans, timeline.seconds, strict=True):
         if timeline.end_s:
@@ -289,7 +292,10 @@ def check_sums(timeline: FleetTimeline) -> None:
     for row, after in zip(timeline.rounds, [*timeline.rounds[1:], None], strict=True):
         end = timeline.end_s if after is None else after.opened_s
         whole = (end - row.opened_s) * len(timeline.devices)
-        assert sum(row.device_seconds.values()) == pytest.approx(whole, abs=0.05)
+        counted = sum(row.device_seconds.values())
+        assert counted <= whole + 0.05
+        if after is not None or not may_end_open:
+            assert counted == pytest.approx(whole, abs=0.05)
 
 
 def slow_outcome(events: list[Event], device: str, number: int) -> str:
@@ -348,7 +354,7 @@ def test_no_log_is_too_wild(events: list[Event], scenario: list[Event]) -> None:
     events = [run(0.0), *events, opens(60.0, 9, "a", "b"), is_(61.0, "a", "training"), closes(62.0, 9), closes(63.0, 9)]
     timeline = make_timeline(events, scenario=scenario)
     if timeline is not None and timeline.timed:
-        check_sums(timeline)
+        check_sums(timeline, may_end_open=True)
 
 
 def test_a_log_that_is_read_from_a_file_is_the_same(tmp_path: Path) -> None:
