@@ -29,16 +29,18 @@ from rich.console import Console
 from rich.status import Status
 
 from benchmarks.contenders.job import Job
+from benchmarks.contenders.ours import AUTO
 from benchmarks.versus.contest import check, measure
 from benchmarks.versus.data import Data, write_job
 from benchmarks.versus.field import FAMILIES, Contender, Field, cores
 from benchmarks.versus.report import Comparison, cpu_model, notes, plot, table, to_json
 from benchmarks.versus.workloads import NOISE_MULTIPLIER, WORKLOADS, Workload
-from simulator.runtimes import RUNTIMES
+from simulator.runtimes import ON_DEVICES, RUNTIMES
 
 QUICK_SHRINK = 10
 QUICK_TURNS = 3
 TURNS = 5
+OURS = (*RUNTIMES, AUTO)
 SHOWN_SETTINGS = ("contenders", "ours", "device", "turns", "shrink", "check", "plain_malloc")
 
 
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             data_dir=data.data_dir,
             device=args.device,
             plain_malloc=args.plain_malloc,
-        ).contenders()
+        )
         subtitle = f"{cpu_model()}, {cores()} cores, {args.device}; {data.text}"
         allocator = "as it is" if args.plain_malloc else "keeps freed memory"
         console.print(f"{subtitle}\nallocator, alike for all: {allocator}", highlight=False)
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in args.workloads:
             workload = WORKLOADS[name].shrunk(args.shrink)
             with console.status(name) as status:
-                comparison = _compare(workload, field, data, folder, args, status)
+                comparison = _compare(workload, field.contenders(workload.network), data, folder, args, status)
             comparisons.append(comparison)
             console.print(table(comparison))
             console.print(*notes(comparison), sep="\n", end="\n\n", highlight=False, markup=False)
@@ -77,29 +79,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _compare(
     workload: Workload,
-    field: list[Contender],
+    contenders: list[Contender],
     data: Data,
     folder: Path,
     args: argparse.Namespace,
     status: Status,
 ) -> Comparison:
-    def job_of(part: str, rounds: int, noise_multiplier: float) -> Job:
+    def job_of(part: str, noise_multiplier: float) -> Job:
         place = folder / workload.name / part
         shutil.rmtree(place, ignore_errors=True)
         status.update(f"{workload.name}: data")
-        # One more than will be run: the engine tests all devices' models in its last round.
-        return write_job(
-            workload, data, place, rounds=rounds + 1, noise_multiplier=noise_multiplier, device=args.device
-        )
+        return write_job(workload, data, place, noise_multiplier=noise_multiplier, device=args.device)
 
     def on_step(label: str, what: str) -> None:
         status.update(f"{workload.name}: {label} {what}")
 
-    job = job_of("speed", 1 + args.turns * workload.turn, NOISE_MULTIPLIER)
-    records = measure(job, field, turns=args.turns, turn_rounds=workload.turn, on_step=on_step)
+    job = job_of("speed", NOISE_MULTIPLIER)
+    records = measure(job, contenders, turns=args.turns, turn_rounds=workload.turn, on_step=on_step)
     first = None
     if args.check:
-        silent = job_of("check", workload.check_rounds, 0.0)
+        silent = job_of("check", 0.0)
         first = check(silent, records, rounds=workload.check_rounds, on_step=on_step)
     return Comparison(workload, tuple(records), first)
 
@@ -117,7 +116,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", type=_words(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
     parser.add_argument("--contenders", type=_words(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
-    parser.add_argument("--ours", type=_words(RUNTIMES), default=("onnx",), help="runtimes of the fast engine")
+    parser.add_argument("--ours", type=_words(OURS), default=(ON_DEVICES, AUTO), help="runtimes of the fast engine")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/ and cifar10/; without it, upscaled digits")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has pfl and Flower")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -125,7 +124,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shrink", type=int, help="divide each client's samples by this")
     parser.add_argument("--quick", action="store_true", help=f"--shrink {QUICK_SHRINK} --turns {QUICK_TURNS}")
     parser.add_argument("--check", action="store_true", help="also show that each contender learns")
-    parser.add_argument("--plain-malloc", action="store_true", help="leave the allocator's settings as they are")
+    parser.add_argument(
+        "--plain-malloc", action="store_true", help="leave the allocator as it is (our engine sets its own)"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--plot", type=Path, help="write a bar chart to this .png")
     parser.add_argument("--out", type=Path, help="keep data, logs and run folders here")

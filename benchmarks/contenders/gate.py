@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,21 +27,23 @@ class Gate:
     """Between two rounds: `open` waits until one may begin, `close` reports it.
 
     :param params: gives the global model as float32 `[d]`; called between rounds only.
-    :param packages: whose versions the benchmark writes down.
+    :param packages: whose versions the benchmark writes down; :param about: what else it should know.
     """
 
-    def __init__(self, params: Callable[[], np.ndarray], packages: Sequence[str]) -> None:
+    def __init__(
+        self, params: Callable[[], np.ndarray], packages: Sequence[str], about: Mapping[str, str] | None = None
+    ) -> None:
         self._params = params
         # Frameworks print to stdout; what they say goes to the log, and stdout is for answers.
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self._versions = _versions(packages)
+        self._about = _versions(packages) | dict(about or {})
         self._round, self._left, self._began = 0, 0, 0.0
 
     def open(self) -> bool:
         """Waits until a round may begin, and starts its clock; False when no more are wanted."""
         if self._round == 0:
-            self._say({"ready": self._versions})
+            self._say({"ready": self._about})
         while self._left == 0:
             line = sys.stdin.readline()
             if not line:

@@ -26,7 +26,7 @@ class Job:
     :param samples: training samples of each client; :param cohort: clients in a round.
     :param clip_norm: bound C on a client's whole update; :param noise_multiplier: the client's Gaussian noise has
         standard deviation noise_multiplier x C in every entry; 0 is none.
-    :param rounds: an upper bound, for frameworks that must know it at the start.
+    :param rounds: of the run that is begun, far more than are measured; frameworks must know it at the start.
     :param device: `cpu` or `cuda`.
     """
 

@@ -1,13 +1,15 @@
 """Hushfleet's own fast engine, through its public functions: trainer, codec, ledger, store and round engine.
 
-    python -m benchmarks.contenders.ours JOB.json RUNTIME PROCESSES FOLDER [DATA_DIR]
+    python -m benchmarks.contenders.ours JOB.json RUNTIME PROCESSES FOLDER DATA_DIR
 
-Left out of a round are the tests of accuracy, as for all contenders.
+RUNTIME may be `auto`: the engine's own trial chooses, before the first round. Left out of a round are the tests of
+accuracy, as for all contenders.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from benchmarks.contenders.job import Job, job_and_options
 from hushfleet.task import Task
 from simulator.fast import run_rounds
 from simulator.run_folder import Simulation, begin
+from simulator.trial import choose_runtime
 from simulator.workers import Workers
 
+AUTO = "auto"
 PACKAGES = ("hushfleet", "numpy", "onnxruntime", "torch")
 
 
@@ -65,12 +69,12 @@ class Enough(Exception):
 class GatedLog(EventLog):
     """Holds the engine between two rounds: the run's events say where one ends."""
 
-    def __init__(self, simulation: Simulation, epochs: int) -> None:
+    def __init__(self, simulation: Simulation, epochs: int, about: Mapping[str, str]) -> None:
         super().__init__(simulation.folder.events)
         self._simulation = simulation
         self._trained_on = {device.name: len(device.train) * epochs for device in simulation.fleet.devices}
         self._samples, self._closed = 0, 0
-        self._gate = Gate(self._global_params, PACKAGES)
+        self._gate = Gate(self._global_params, PACKAGES, about)
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = super().write(kind, **fields)
@@ -91,16 +95,20 @@ class GatedLog(EventLog):
 
 def main() -> None:
     job, options = job_and_options()
-    runtime, processes, folder = options[0], int(options[1]), Path(options[2])
-    data_dir = Path(options[3]) if len(options) > 3 else None
+    runtime, processes, folder, data_dir = options[0], int(options[1]), Path(options[2]), Path(options[3])
     simulation = begin(task_of(job), folder, data_dir=data_dir)
     simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
-    with Workers(processes) as workers, GatedLog(simulation, job.epochs) as events:
-        try:
-            # The last round, in which devices' own models would be tested, is never reached.
-            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=job.rounds + 1)
-        except Enough:
-            return
+    with Workers(processes) as workers:
+        about = {}
+        if runtime == AUTO:
+            trial = choose_runtime(simulation, workers)
+            runtime, about = trial.runtime, {"trial": trial.shown()}
+        with GatedLog(simulation, job.epochs, about) as events:
+            try:
+                # The last round, in which devices' own models would be tested, is never reached.
+                run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=job.rounds + 1)
+            except Enough:
+                return
     sys.exit(f"the engine ended after {job.rounds} rounds, before the benchmark had enough")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+
+from benchmarks.contenders.ours import AUTO
+from simulator.runtimes import unavailable
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("ours", "plain", "pfl", "flower")
@@ -17,7 +21,7 @@ PLAIN = "plain loop, 1 process"
 PEER_PACKAGES = {"pfl": ("pfl", "torch"), "flower": ("flwr", "ray", "torch")}
 
 KEEP_FREED_MEMORY = {
-    # The largest threshold that glibc accepts; above it, it would ignore the variable.
+    # The largest threshold that every glibc accepts; older ones ignore a larger one.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
@@ -57,13 +61,13 @@ class Field:
     device: Literal["cpu", "cuda"]
     plain_malloc: bool
 
-    def contenders(self) -> list[Contender]:
-        """All families that were asked for, and the ceiling. What is not installed is there with its reason."""
+    def contenders(self, network: str) -> list[Contender]:
+        """All families that were asked for, and the ceiling. What cannot run is there with its reason."""
         processes = sorted({1, cores()}) if self.device == "cpu" else [1]
         found: list[Contender] = []
         if "ours" in self.families:
-            # On a GPU one process computes; another a core would only make it wait.
-            found += [self._ours(runtime, processes[-1]) for runtime in self.ours]
+            # On a GPU as well: one process trains there, and those of the other cores noise and encode.
+            found += [self._ours(runtime, cores(), network) for runtime in self.ours]
         if "plain" in self.families:
             found += [self._plain(count) for count in processes]
         if "pfl" in self.families:
@@ -72,9 +76,10 @@ class Field:
             found += [self._flower(count) for count in (processes if self.device == "cpu" else [1, 2])]
         return [*found, self._contender("matrix products", "ceiling", "product", str(cores()))]
 
-    def _ours(self, runtime: str, processes: int) -> Contender:
+    def _ours(self, runtime: str, processes: int, network: str) -> Contender:
         words = (runtime, str(processes), "{folder}", str(self.data_dir))
-        return self._contender(f"ours, {runtime}, {counted(processes)}", "ours", "ours", *words)
+        contender = self._contender(f"ours, {runtime}, {counted(processes)}", "ours", "ours", *words)
+        return contender if runtime == AUTO else replace(contender, missing=unavailable(runtime, network))
 
     def _plain(self, processes: int) -> Contender:
         return self._contender(f"plain loop, {counted(processes)}", "plain", "plain", str(processes))
@@ -134,10 +139,11 @@ print(json.dumps({name: version(name) for name in sys.argv[1:]}))
 """
 
 
-def _not_installed(python: str, packages: Sequence[str]) -> str | None:
+@functools.cache
+def _not_installed(python: str, packages: tuple[str, ...]) -> str | None:
     try:
         done = subprocess.run([python, "-c", _CHECK, *packages], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"not installed: {python} does not run ({error})"
+        return f"not installed: {python} does not run ({type(error).__name__})"
     absent = [name for name, version in json.loads(done.stdout).items() if version is None]
     return f"not installed: no {', '.join(absent)} for {python}" if absent else None

@@ -126,6 +126,7 @@ def notes(comparison: Comparison) -> list[str]:
         rounds = comparison.workload.check_rounds
         first = f"{comparison.first_accuracy:.1%}"
         said.append(f"accuracy: of the global model after {rounds} rounds without noise; it begins at {first}")
+    said += [f"{r.contender.label}: {r.versions['trial']}" for r in comparison.records if "trial" in r.versions]
     said += [f"{record.contender.label}: {record.failure}" for record in comparison.records if record.failure]
     return said
 

@@ -30,7 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("job")
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return write_job(TINY, Data(None, folder), folder, rounds=5, noise_multiplier=0.0, device="cpu")
+        return write_job(TINY, Data(None, folder), folder, noise_multiplier=0.0, device="cpu")
 
 
 def test_ours_and_the_plain_loop_run_learn_and_are_shown(
@@ -41,10 +41,8 @@ def test_ours_and_the_plain_loop_run_learn_and_are_shown(
     monkeypatch.setattr(field, "cores", lambda: 1)
     monkeypatch.setitem(WORKLOADS, "T", TINY)
     figures, chart, out = tmp_path / "f.json", tmp_path / "c.png", tmp_path / "out"
-    words = (
-        f"--workloads T --turns 1 --check --json {figures} --plot {chart} --out {out} --peers-python {tmp_path}/none"
-    )
-    simulation.main(words.split())
+    words = f"--workloads T --turns 1 --check --ours onnx --json {figures} --plot {chart} --out {out}".split()
+    simulation.main([*words, "--peers-python", f"{tmp_path}/none"])
 
     shown = json.loads(figures.read_text())
     (workload,) = shown["workloads"]
@@ -179,13 +177,13 @@ def _field(**changes: object) -> Field:
 
 
 def test_all_get_one_thread_and_the_same_allocator() -> None:
-    environments = [contender.environment for contender in _field().contenders()]
+    environments = [contender.environment for contender in _field().contenders("mnist-cnn")]
     assert all(environment == environments[0] for environment in environments)
     assert environments[0]["OMP_NUM_THREADS"] == "1"
     assert environments[0].items() >= KEEP_FREED_MEMORY.items()
-    # glibc ignores a threshold above HEAP_MAX_SIZE / 2.
+    # Older glibc ignores a threshold above HEAP_MAX_SIZE / 2.
     assert int(KEEP_FREED_MEMORY["MALLOC_MMAP_THRESHOLD_"]) <= 32 << 20
-    plain = _field(plain_malloc=True).contenders()[0].environment
+    plain = _field(plain_malloc=True).contenders("mnist-cnn")[0].environment
     assert not plain.keys() & KEEP_FREED_MEMORY.keys()
 
 
