@@ -1,8 +1,8 @@
 """The devices' network: a loopback TCP proxy between each device and the broker that behaves like its link.
 
 One thread with one event loop; each device has a listening port of its own. What passes is bytes, untouched, so TLS
-does, too. Data are read no faster than the link's rate, and only as much is on its way as a sender may have
-unacknowledged, so a slow link slows its sender. No privilege and no feature of the kernel is needed.
+does, too. Only as much is on its way as a sender may have unacknowledged, so a slow link slows its sender. No privilege
+and no feature of the kernel is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _HOST = "127.0.0.1"
 _SOCKET_BUFFER_BYTES = 1 << 16  # else the kernel takes megabytes from a sender that should be waiting
 _PIECE_S = 0.01  # a piece of data is what the link sends in this time ...
 _PIECE_BYTES = (1460, 1 << 16)  # ... within these bounds
-_SHORTEST_SLEEP_S = 0.002
 _HOLD_S = 0.02
 _HELD_BYTES = 1 << 16
 _PATIENCE_S = 30.0
@@ -240,7 +239,6 @@ class _Pipe:
             if not data:
                 await self._passes.wait()
                 data = await self._loop.sock_recv(self._source, piece_bytes)
-            await self._passes.wait()  # the link may have been cut in between
             passage = direction.passage(self._loop.time(), len(data))
             self._bytes_on_their_way += len(data)
             self._on_its_way.put_nowait((passage.delivered_at, data))
@@ -249,9 +247,6 @@ class _Pipe:
             while self._bytes_on_their_way > direction.window_bytes:
                 self._delivered.clear()
                 await self._delivered.wait()
-            ahead_s = passage.sent_at - self._loop.time()
-            if ahead_s > _SHORTEST_SLEEP_S:
-                await asyncio.sleep(ahead_s)
             data = b""
 
     async def _deliver(self) -> None:

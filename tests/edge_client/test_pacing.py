@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from edge_client.agent import Agent
 from edge_client.config import DeviceConfig, SimulationSection, load_config
+from edge_client.metrics import MetricsFile
 from edge_client.pacing import LEAST_WAIT_S, SLICE_S, PacedStore, Pacer, open_store
 from edge_client.rounds import Stopped
 from edge_client.store import DeviceStore
@@ -300,13 +301,16 @@ def test_only_a_simulated_store_can_be_slow(tmp_path: Path) -> None:
 def make_paced(package: Package, config: DeviceConfig) -> Iterator[MakePaced]:
     benches: list[Bench] = []
 
-    def make(slowdown: float, *, work_s: float, write_mb_s: float | None = None) -> tuple[Bench, Time]:
+    def make(
+        slowdown: float, *, work_s: float, write_mb_s: float | None = None, **simulation: object
+    ) -> tuple[Bench, Time]:
         time, hub, clock = Time(work_s=work_s), LocalHub(), Clock()
         server = ScriptedAggregator(hub, package)
         pacer = time.pacer(slowdown)
         store = PacedStore(config.store_path, device=DEVICE, durable=False, pacer=pacer, write_mb_s=write_mb_s)
-        agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock, pacer=pacer)
-        bench = Bench(hub, server, config, clock, store, agent)
+        changed = replace(config, simulation=replace(config.simulation, **simulation))
+        agent = Agent(changed, lambda will: hub.link(DEVICE, will), store, clock=clock, pacer=pacer)
+        bench = Bench(hub, server, changed, clock, store, agent)
         benches.append(bench)
         agent.start()
         server.announce()
@@ -335,6 +339,32 @@ def test_a_slow_device_sends_the_same_update(make_paced: MakePaced, make_bench: 
     # Signatures differ, since each store has a key of its own.
     assert [payload_digest(one) for one in fast] == [payload_digest(one) for one in update]
     assert len(fast) == 1
+
+
+def test_what_waiting_for_others_takes_is_no_work(make_paced: MakePaced) -> None:
+    bench, time = make_paced(20.0, work_s=0.0)
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    time.wall += 10_000
+    time.work_s = 0.1
+    before = sum(time.waited)
+    updates_of(bench)
+    assert sum(time.waited) - before > 20 * 0.1 * 4
+
+
+def test_loading_a_task_is_work(make_paced: MakePaced) -> None:
+    bench, time = make_paced(20.0, work_s=0.1)
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    assert sum(time.waited) > 20 * 0.1
+
+
+def test_the_simulations_own_tests_of_a_model_are_no_work(
+    make_paced: MakePaced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench, time = make_paced(20.0, work_s=0.0, metrics=str(tmp_path / "metrics.jsonl"))
+    monkeypatch.setattr(MetricsFile, "write", lambda *_, **__: time.work(500.0))
+    updates_of(bench)
+    assert time.cpu == 500.0
+    assert time.waited == []
 
 
 @pytest.mark.parametrize("what", ["newer plan", "deadline", "stop"])
