@@ -136,7 +136,7 @@ class FleetDisplay:
         rows.add_row("privacy", self._privacy())
         rows.add_row("bytes", self._bytes())
         if state.warnings:
-            last = Text("\n".join(list(state.warnings)[-3:]), style="#e0a33e", overflow="ellipsis", no_wrap=True)
+            last = Text("\n".join(state.warnings[-3:]), style="#e0a33e", overflow="ellipsis", no_wrap=True)
             rows.add_row("notes", last)
         title = Text.assemble(("hushfleet ", "bold"), state.method or "waiting for a run")
         under = ", ".join(
@@ -183,15 +183,16 @@ class FleetDisplay:
             names = [self._named_cell(device, state, sign) for device, state in states.items()]
             return Columns(names, padding=(0, 3), equal=True) if names else Text("none yet", "bright_black")
         room = max(1, width) * MOST_CELL_ROWS
-        shown = list(states.values())
+        shown, stands_for = list(states.values()), ""
         if len(shown) > room:  # a cell then stands for several devices, in the order of their states
             step = math.ceil(len(shown) / room)
             shown = sorted(shown, key=STATES.index)[::step]
+            stands_for = f"   one sign: {step} devices"
         cells = Text(overflow="fold")
         for state in shown:
             cells.append(SIGNS[state][sign], SIGNS[state][2])
         there = [name for name in STATES if name in shown]
-        legend = Text("  ".join(f"{SIGNS[name][sign]} {name}" for name in there), "bright_black")
+        legend = Text("  ".join(f"{SIGNS[name][sign]} {name}" for name in there) + stands_for, "bright_black")
         return Group(cells, legend)
 
     def _named_cell(self, device: str, state: str, sign: int) -> Text:

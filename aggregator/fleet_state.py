@@ -48,12 +48,12 @@ class FleetState:
     epsilon_server: float | None = None
     epsilon_release: float | None = None
     metrics: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_WARNINGS))
     counted: Counter[str] = field(default_factory=Counter)
     _presence: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, str] = field(default_factory=dict)
     _walls: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _release: list[Step] = field(default_factory=list)
+    _warned: dict[tuple[int, str], tuple[str, int]] = field(default_factory=dict)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Takes in one event."""
@@ -94,6 +94,12 @@ class FleetState:
         return max(0.0, (self.rounds - self.rounds_closed) * wall - min(running, wall))
 
     @property
+    def warnings(self) -> list[str]:
+        """The newest ones; what happens to many devices in a round is one line with their number."""
+        told = [f"{words}, and {count - 1:,} more" if count > 1 else words for words, count in self._warned.values()]
+        return told[-KEPT_WARNINGS:]
+
+    @property
     def progress(self) -> float:
         """Rounds done, with the share of the cohort that has answered the open one."""
         answered = len(self._answers.keys() & self.cohort) / len(self.cohort) if self.cohort else 0.0
@@ -130,15 +136,16 @@ class FleetState:
             self._see_epsilon(event.get("epsilon_server"))
         else:
             self._answers.setdefault(device, "refused")
-            self._warn("refused", f"refused {device}: {code}{_because(event)}")
+            self._warn("refused", f"refused {device}: {code}{_because(event)}", code=code)
 
     def _on_decline(self, event: Mapping[str, Any]) -> None:
-        device = event.get("device", "?")
+        device, code = event.get("device", "?"), event.get("code", "?")
         self._answers[device] = "declined"
-        self._warn("declined", f"{device} declined: {event.get('code', '?')}{_because(event)}")
+        self._warn("declined", f"{device} declined: {code}{_because(event)}", code=code)
 
     def _on_refused(self, event: Mapping[str, Any]) -> None:
-        self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {event.get('code', '?')}")
+        code = event.get("code", "?")
+        self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
     def _on_round_close(self, event: Mapping[str, Any]) -> None:
         self.rounds_closed = event.get("round", self.rounds_closed + 1)
@@ -169,9 +176,13 @@ class FleetState:
             self._release.append(Step(float(multiplier), 1.0, 1))
             self.epsilon_release = epsilon(self._release, delta=self.delta)
 
-    def _warn(self, kind: str, words: str) -> None:
+    def _warn(self, kind: str, words: str, *, code: str = "") -> None:
         self.counted[kind] += 1
-        self.warnings.append(f"round {self.round}: {words}" if self.round else words)
+        key = (self.round, f"{kind} {code}")
+        first, count = self._warned.get(key, (f"round {self.round}: {words}" if self.round else words, 0))
+        self._warned[key] = (first, count + 1)
+        if len(self._warned) > KEPT_WARNINGS:
+            del self._warned[next(iter(self._warned))]
 
 
 def _because(event: Mapping[str, Any]) -> str:

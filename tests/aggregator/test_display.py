@@ -89,6 +89,33 @@ def test_answers_end_with_the_round_and_duplicates_count_once() -> None:
     assert list(state.states().values()) == ["training", "ready", "lost", "training"]
 
 
+def test_what_happens_to_many_devices_in_a_round_is_one_calm_line() -> None:
+    state = fed(events(40))
+    for number in range(20):
+        state.apply({"event": "presence", "device": f"pi-{number:03d}", "state": "lost"})
+        state.apply({"event": "decline", "round": 2, "device": f"pi-{number + 20:03d}", "code": "busy"})
+    state.apply({"event": "decline", "round": 2, "device": "pi-001", "code": "memory"})
+    assert state.warnings == [
+        "round 2: pi-000 lost its connection, and 19 more",
+        "round 2: pi-020 declined: busy, and 19 more",
+        "round 2: pi-001 declined: memory",
+    ]
+    for number in range(3, 9):
+        state.apply({"event": "round_open", "round": number, "cohort": []})
+        state.apply({"event": "refused", "device": "x", "code": "late"})
+    assert state.warnings == [f"round {number}: refused x: late" for number in range(4, 9)]
+    assert dict(state.counted) == {"lost": 20, "declined": 21, "refused": 6}
+
+
+def test_a_device_that_is_away_when_the_run_begins_is_not_reported_as_lost() -> None:
+    state = FleetState()
+    state.apply({"event": "presence", "device": "a", "state": "lost"})
+    state.apply({"event": "presence", "device": "b", "state": "ready"})
+    state.apply({"event": "presence", "device": "b", "state": "lost"})
+    assert state.states() == {"a": "lost", "b": "lost"}
+    assert state.warnings == ["b lost its connection"]
+
+
 def test_unknown_events_and_missing_fields_are_passed_over() -> None:
     state = FleetState()
     for kind in ("run", "presence", "round_open", "update", "decline", "refused", "round_close", "finished", "new"):
@@ -136,6 +163,16 @@ def test_five_hundred_devices_have_a_cell_each() -> None:
     assert text.count("●") == 250 + 1  # and one in the legend
     assert text.count("◐") == 250 + 1
     assert "500 of 500 present, 250 done, 250 training" in text
+    assert "one sign" not in text
+
+
+def test_ten_thousand_devices_share_their_signs_and_that_is_said() -> None:
+    screen, raw = console(80)
+    display = FleetDisplay(console=screen)
+    for event in events(10_000):
+        display.apply(event)
+    screen.print(display)
+    assert "one sign: 19 devices" in raw.getvalue().decode()  # 8 rows of 66
 
 
 def test_a_terminal_without_unicode_gets_plain_signs() -> None:
