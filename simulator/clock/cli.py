@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -101,7 +102,7 @@ def register(app: typer.Typer) -> None:
             plain = {"costs": costs.to_plain(), "policies": [each.to_plain() for each in forecasts]}
             typer.echo(json.dumps(plain, indent=2))
         else:
-            _print(console, forecasts, costs)
+            _print(console, forecasts, costs, costs.step_s(task.method.config().batch_size))
         if plot is not None:
             plot_forecasts(forecasts, plot)
             console.print(f"plot  {plot}", highlight=False)
@@ -129,10 +130,14 @@ def _samples(written: Task, prepared: PreparedTask) -> list[int]:
 
 def _costs(prepared: PreparedTask, step_ms: float | None) -> Costs:
     costs = measure_costs(prepared, machine_speed=machine_speed())
-    return costs if step_ms is None else Costs(**(costs.to_plain() | {"step_s": step_ms / 1000}))
+    if step_ms is None:
+        return costs
+    # the trial's division between what a batch and what its samples cost is kept
+    scale = step_ms / 1000 / max(costs.step_s(prepared.method.config.batch_size), 1e-12)
+    return replace(costs, batch_s=scale * costs.batch_s, sample_s=scale * costs.sample_s)
 
 
-def _print(console: Console, forecasts: list[Forecast], costs: Costs) -> None:
+def _print(console: Console, forecasts: list[Forecast], costs: Costs, step_s: float) -> None:
     first = forecasts[0]
     table = Table(title=f"{first.devices:,} devices, {first.rounds} rounds, on the virtual clock", title_justify="left")
     table.add_column("policy")
@@ -162,7 +167,7 @@ def _print(console: Console, forecasts: list[Forecast], costs: Costs) -> None:
     console.print(table)
     _print_boards(console, forecasts)
     console.print(
-        f"measured here, scaled to one core of generic-x86: a step {1000 * costs.step_s:.3g} ms, the rest of a round "
+        f"measured here, scaled to one core of generic-x86: a step {1000 * step_s:.3g} ms, the rest of a round "
         f"{1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data sheets. epsilon is what "
         "the device that was charged most has spent against the server; unused, what of it went into no model where "
         "that is most.",

@@ -44,14 +44,16 @@ LOST_NOTICED_S = 90.0
 class Costs:
     """What the work costs, measured once for a task (`simulator.clock.measure`).
 
-    The first four are CPU seconds of one core of the board generic-x86, the last two seconds of the aggregator.
+    The first five are CPU seconds of one core of the board generic-x86, the last two seconds of the aggregator.
 
-    :param step_s: of one batch; :param release_s: of the rest of a device's round: clip, noise, encode, ledger.
+    :param batch_s: of one batch, whatever its size; :param sample_s: and of each sample in it.
+    :param release_s: of the rest of a device's round: clip, noise, encode, ledger.
     :param start_s: from the start of a device's process to its first packet; :param load_s: to load a task's graphs.
     :param accept_s: to check, commit and add one update; :param close_s: to close a round: new model, its test.
     """
 
-    step_s: float
+    batch_s: float
+    sample_s: float
     release_s: float
     start_s: float
     load_s: float
@@ -62,6 +64,10 @@ class Costs:
         for name, value in vars(self).items():
             if not 0 <= value < math.inf:
                 raise BadInput(f"costs: {name} = {value!r}: must be seconds, 0 or more")
+
+    def step_s(self, batch_size: int) -> float:
+        """Of a batch of this size."""
+        return self.batch_s + batch_size * self.sample_s
 
     def to_plain(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -75,7 +81,7 @@ class DeviceTimes:
     :param start_s: from power to the first packet; :param load_s: to load the task's graphs, once a process.
     :param fetch_s: to fetch package and graphs, once.
     :param model_s: the global model's chunks on the link; :param model_store_s: to store it.
-    :param steps: batches in a round; :param step_s: each.
+    :param steps: batches in a round; :param step_s: each, in the mean.
     :param release_s: after the last batch; :param write_s_per_byte: of the store.
     :param enough_memory: whether the device would train at all.
     """
@@ -117,7 +123,9 @@ class DeviceTimes:
 def device_times(
     kind: BoardKind,
     *,
-    steps: int,
+    samples: int,
+    batch_size: int,
+    epochs: int,
     costs: Costs,
     sizes: Sizes,
     task_memory_mib: int,
@@ -126,11 +134,13 @@ def device_times(
 ) -> DeviceTimes:
     """The times of a device of this kind.
 
-    :param steps: batches in a round of this device.
+    :param samples: training samples of this device.
     :param task_memory_mib: what the task says that a round needs.
     :param write_mb_s: of its store, where a scenario slows it; :param memory_mib: where it takes memory away.
     """
     board, link = kind.board, kind.link
+    batches = -(-samples // batch_size)
+    epoch_s = batches * costs.batch_s + samples * costs.sample_s
     speed = float(board.relative_cpu_speed)
     latency_s = link.latency_ms / 1000
     write_s = 1 / (1e6 * min(float(board.storage_write_mb_s), write_mb_s or math.inf))
@@ -147,8 +157,8 @@ def device_times(
         fetch_s=_fetch_s(sizes, latency_s=latency_s, down_s=down_s, write_s=write_s),
         model_s=sizes.blob_wire_bytes(sizes.model_bytes, down=True) * down_s,
         model_store_s=sizes.model_bytes * write_s,
-        steps=steps,
-        step_s=costs.step_s / speed,
+        steps=batches * epochs,
+        step_s=epoch_s / max(batches, 1) / speed,
         release_s=costs.release_s / speed,
         write_s_per_byte=write_s,
         enough_memory=own_memory >= task_memory_mib,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from aggregator.prepare import PreparedTask
@@ -46,13 +45,14 @@ def make_devices(
     devices = []
     for index, name in enumerate(names):
         count = samples[index % len(samples)]
-        steps = math.ceil(count / config.batch_size) * config.local_epochs
         slow, short = schedule.write_mb_s.get(name), schedule.memory_mib.get(name)
-        key = (mix.dealt[index], steps, slow, short)
+        key = (mix.dealt[index], count, slow, short)
         if key not in made:
             made[key] = device_times(
                 mix[index],
-                steps=steps,
+                samples=count,
+                batch_size=config.batch_size,
+                epochs=config.local_epochs,
                 costs=costs,
                 sizes=sizes,
                 task_memory_mib=prepared.spec.memory_mib,

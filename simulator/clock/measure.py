@@ -1,10 +1,10 @@
 """What a task's work costs, by a short trial on this machine with the field's own code.
 
-A few rounds of a device are run by `edge_client.trainer.Trainer` with the task's own graph, once with few batches and
-once with many: the difference is what batches cost, the rest is what a round costs besides. Their updates go through
-an aggregator's `RoundEngine`. CPU seconds are counted and not wall time, so that other work on the machine matters
-little, and of several repetitions the quickest counts, since nothing makes a computer too quick. They are scaled by
-this machine's speed to the reference board of the profiles.
+A few rounds of a device are run by `edge_client.trainer.Trainer` with the task's own graph: with few batches and with
+many, of the task's size and of a quarter of it. So a batch, a sample and the rest of a round are told apart. Their
+updates go through an aggregator's `RoundEngine`. CPU seconds are counted and not wall time, so that other work on the
+machine matters little, and of several repetitions the quickest counts, since nothing makes a computer too quick. They
+are scaled by this machine's speed to the reference board of the profiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -40,67 +40,90 @@ _MANY = (6, 80)  # at least, at most
 _MANY_S = 0.3
 """Of the longer rounds: enough to tell a small network's batches from the rest."""
 _REPETITIONS = 3
+_MOST_ROUNDS = 2 * (1 + 2 * _REPETITIONS)
 
 
 def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
     """:param machine_speed: one core of this machine, in cores of generic-x86."""
     graph, load_s = _measured(lambda: _loaded(prepared))
-    with tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder:
-        step_s, release_s, accept_s, close_s = _rounds(prepared, graph, Path(folder))
+    batch = prepared.method.config.batch_size
+    small = max(1, batch // 4)
+    with (
+        tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder,
+        _Trial(prepared, graph, Path(folder)) as trial,
+    ):
+        step_s, release_s = trial.step_and_rest(batch)
+        small_step_s = trial.step_and_rest(small)[0] if small < batch else 0.0
+    sample_s = min(max(0.0, step_s - small_step_s) / (batch - small), step_s / batch) if small < batch else step_s
     return Costs(
-        step_s=step_s * machine_speed,
+        batch_s=(step_s - batch * sample_s) * machine_speed,
+        sample_s=sample_s * machine_speed,
         release_s=release_s * machine_speed,
         start_s=_start_s() * machine_speed,
         load_s=load_s * machine_speed,
-        accept_s=accept_s,
-        close_s=close_s,
+        accept_s=min(trial.accept_s),
+        close_s=min(trial.close_s),
     )
 
 
-def _rounds(prepared: PreparedTask, graph: GradientGraph, folder: Path) -> tuple[float, float, float, float]:
-    """CPU seconds of a step, the rest of a device's round, an accepted update, and a closed round."""
-    # More rounds than the task may have, so that the trial never runs out of them.
-    task = prepared.task.model_copy(update={"round": prepared.task.round.model_copy(update={"cohort_size": 0})})
-    spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, 2 * _REPETITIONS + 1))
-    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
-    lasting = replace(prepared, task=task, spec=spec, method=method)
-    batch = prepared.method.config.batch_size
-    epochs = prepared.method.config.local_epochs
-    few, many, accepts, closes = [], [], [], []
-    with (
-        AggregatorStore(folder / "aggregator", durable=False) as at_server,
-        DeviceStore(folder / "store.sqlite", device="trial", durable=False) as store,
-    ):
-        engine = RoundEngine(at_server, lasting)
-        at_server.add_device("trial", public_key=store.identity.public_key)
+class _Trial:
+    """A fleet of one device, in a folder."""
 
-        def run(batches: int) -> float:
-            plan, params = engine.open_round(["trial"]), engine.global_params
-            trainer = Trainer(
-                device="trial",
-                store=store,
-                spec=spec,
-                gradient=graph,
-                samples=_samples(prepared, batches * batch),
-                randomness=SeededRandomness(0, 0),
-                epsilon_limit=math.inf,
-                delta=spec.privacy.delta,
-            )
-            entry, seconds = _measured(lambda: trainer.run_round(plan, params))
-            verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))
-            if not verdict.acknowledged:
-                raise HushfleetError(f"the trial's update was refused ({verdict.code}): {verdict.reason}")
-            accepts.append(accept_s)
-            closes.append(_measured(engine.close)[1])
-            return seconds
+    def __init__(self, prepared: PreparedTask, graph: GradientGraph, folder: Path) -> None:
+        self.accept_s: list[float] = []
+        self.close_s: list[float] = []
+        # More rounds than the task may have, so that the trial never runs out of them.
+        rules = prepared.task.round.model_copy(update={"cohort_size": 0})
+        spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _MOST_ROUNDS))
+        method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        self._prepared = replace(
+            prepared, task=prepared.task.model_copy(update={"round": rules}), spec=spec, method=method
+        )
+        self._graph = graph
+        self._server = AggregatorStore(folder / "aggregator", durable=False)
+        self._store = DeviceStore(folder / "store.sqlite", device="trial", durable=False)
+        self._engine = RoundEngine(self._server, self._prepared)
+        self._server.add_device("trial", public_key=self._store.identity.public_key)
 
-        first_s = run(_FEW)  # also warms caches, so it is not counted
-        most = min(max(_MANY[0], int(_MANY_S / (first_s / _FEW))), _MANY[1])
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+        self._server.close()
+
+    def step_and_rest(self, batch_size: int) -> tuple[float, float]:
+        """CPU seconds of one batch of this size, and of a device's round besides its batches."""
+        epochs = self._prepared.method.config.local_epochs
+        first_s = self._round(batch_size, _FEW)  # also warms caches, so it is not counted
+        many = min(max(_MANY[0], int(_MANY_S * _FEW / first_s)), _MANY[1])
+        few_s, many_s = [], []
         for _ in range(_REPETITIONS):
-            few.append(run(_FEW))
-            many.append(run(most))
-    step_s = max(0.0, min(many) - min(few)) / ((most - _FEW) * epochs)
-    return step_s, max(0.0, min(few) - _FEW * epochs * step_s), min(accepts), min(closes)
+            few_s.append(self._round(batch_size, _FEW))
+            many_s.append(self._round(batch_size, many))
+        step_s = max(0.0, min(many_s) - min(few_s)) / ((many - _FEW) * epochs)
+        return step_s, max(0.0, min(few_s) - _FEW * epochs * step_s)
+
+    def _round(self, batch_size: int, batches: int) -> float:
+        engine, spec = self._engine, self._prepared.spec
+        plan, params = engine.open_round(["trial"]), engine.global_params
+        trainer = Trainer(
+            device="trial",
+            store=self._store,
+            spec=replace(spec, method_config={**spec.method_config, "batch_size": batch_size}),
+            gradient=self._graph,
+            samples=_samples(self._prepared, batches * batch_size),
+            randomness=SeededRandomness(0, 0),
+            epsilon_limit=math.inf,
+            delta=spec.privacy.delta,
+        )
+        entry, seconds = _measured(lambda: trainer.run_round(plan, params))
+        verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))
+        if not verdict.acknowledged:
+            raise HushfleetError(f"the trial's update was refused ({verdict.code}): {verdict.reason}")
+        self.accept_s.append(accept_s)
+        self.close_s.append(_measured(engine.close)[1])
+        return seconds
 
 
 def _samples(prepared: PreparedTask, count: int) -> Samples:

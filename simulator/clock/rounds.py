@@ -35,7 +35,6 @@ from simulator.run_folder import Simulation
 from simulator.schedule import schedule_of
 from simulator.workers import Crew
 
-COSTS_FILE = "clock.json"
 _AT_ONCE = 8  # devices a worker: enough to keep them busy, and few updates in memory
 
 Train = Callable[[RoundPlan, Sequence[str]], Iterator[Answer]]
@@ -119,7 +118,7 @@ def fleet_clock(simulation: Simulation, mix: FleetMix) -> FleetClock:
 
 
 def _costs(simulation: Simulation) -> Costs:
-    path = simulation.folder.path / COSTS_FILE
+    path = simulation.folder.clock
     if path.exists():
         return Costs(**json.loads(path.read_text()))
     costs = measure_costs(simulation.prepared, machine_speed=machine_speed())
@@ -181,9 +180,7 @@ class VirtualRounds:
         for first in range(0, len(outcome.late), self._at_once):
             for answer in train(plan, outcome.late[first : first + self._at_once]):
                 # it is charged and has moved on; its bytes come too late for the aggregator
-                engine.store.add_device(
-                    answer.device, public_key=answer.public_key, board=self._boards[answer.device]
-                )
+                engine.store.add_device(answer.device, public_key=answer.public_key, board=self._boards[answer.device])
         self._write_notes(notes, {}, last=None)
         time.now = outcome.closed_s
         self._write("round_close", **engine.close().to_dict())
