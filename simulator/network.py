@@ -93,6 +93,9 @@ class EmulatedNetwork:
         link = self._link(device)
         return Traffic(link.up.bytes_passed, link.down.bytes_passed)
 
+    def conditions(self, device: str) -> LinkConditions:
+        return self._link(device).conditions
+
     def _link(self, device: str) -> _Link:
         if device not in self._links:
             raise BadInput(f"there is no link of a device {device!r}; there are {', '.join(self._links) or 'none'}")
@@ -121,6 +124,7 @@ class _Link:
         self, device: str, conditions: LinkConditions, *, seed: int, target: Callable[[], tuple[str, int]]
     ) -> None:
         now = asyncio.get_running_loop().time()
+        self.conditions = conditions
         self.up = Direction(conditions, "up", seed=seed, device=device, made_at=now)
         self.down = Direction(conditions, "down", seed=seed, device=device, made_at=now)
         self.passes = asyncio.Event()

@@ -13,6 +13,7 @@ from edge_client.config import load_config
 from hushfleet.errors import BadInput
 from simulator.boards import FleetMix
 from simulator.emulation import emulation_of, machine_speed
+from simulator.link_model import LinkConditions
 from simulator.live import LiveFleet
 from simulator.memory_limit import address_space_bytes, client_memory
 from simulator.run_folder import Simulation, begin
@@ -30,11 +31,16 @@ def test_emulated_boards_end_in_the_model_of_fast(
 ) -> None:
     calm = runs.fast(simulation_of(short_task, tmp_path / "fast", devices=4, min_updates=4))
     live = simulation_of(short_task, tmp_path / "live", devices=4, min_updates=4)
-    fleet = LiveFleet(live, emulate=True)
+    bad = LinkConditions(up_mbit_s=4, down_mbit_s=4, latency_ms=5, jitter_ms=10, stall_every_s=0.5, stall_s=0.1)
+    fleet = LiveFleet(live, emulate=True, links={"device-3": bad})
     names = [device.name for device in fleet.devices]
     boards = {device.name: device.board for device in fleet.devices}
     assert set(boards.values()) == set(BOARDS)
     shown = "\n".join(fleet.shown())
+
+    def logs() -> str:
+        return audit.logs(live)
+
     with fleet.running():
         assert fleet.network is not None
         for name in names:
@@ -48,6 +54,9 @@ def test_emulated_boards_end_in_the_model_of_fast(
             if sys.platform == "linux":
                 limit = address_space_bytes(wanted.memory_mib, client_memory())
                 wait(lambda name=name, limit=limit: address_space_of(fleet.pid(name)) == limit, "the limit is set")
+            assert fleet.network.conditions(name) == (bad if name == "device-3" else wanted.link)
+        wait(lambda: (fleet.check(), audit.events(live, "round_open"))[1], "a round opened", logs=logs)
+        fleet.network.reset("device-3")
         finish(fleet)
         traffic = {name: fleet.network.traffic(name) for name in names}
     assert audit.models(live) == audit.models(calm), "to the last bit"
@@ -60,6 +69,7 @@ def test_emulated_boards_end_in_the_model_of_fast(
         stretched = emulation_of(fleet.boards[name], machine_speed=machine_speed()).slowdown
         assert f"stretched {stretched:.2f} times" in log
         assert boards[name] in shown
+    assert "the connection was lost" in live.folder.device("device-3").log.read_text()
 
 
 def address_space_of(pid: int) -> int | None:
