@@ -10,9 +10,9 @@ from typing import NamedTuple
 from aggregator.report.grids import NAME_WIDTH, short
 from aggregator.report.svg import Canvas, Scale
 from aggregator.report.timeline_axes import LEFT, RIGHT, WIDE, time_axis
-from aggregator.report.timeline_style import WORDS
+from aggregator.report.timeline_style import WORDS, mark_tip, mark_words
 from aggregator.report.verdict import number
-from aggregator.result import DeviceState, FleetTimeline, TimelineMark
+from aggregator.result import DeviceState, FleetTimeline
 from aggregator.timeline_marks import SERVERS
 
 MOST_BARS = 4_000
@@ -32,13 +32,6 @@ _THICKNESS: dict[DeviceState, float] = {
     "lost": 0.2,
 }
 """Of a row's height: a second sign beside the colour."""
-_DONE = {
-    "kill": ("power cut", "crash"),
-    "stop": ("switched off", "stopped"),
-    "cut": ("network cut", "cut off"),
-    "start": ("switched on", "started again"),
-    "out of reach": ("out of reach", "out of reach"),
-}
 
 
 class Row(NamedTuple):
@@ -79,8 +72,13 @@ def gantt(timeline: FleetTimeline, rows: Sequence[Row], *, start_s: float, end_s
             y += height
     _round_numbers(canvas, timeline, x)
     for mark in timeline.marks:
-        if mark.target in places and start_s <= mark.start_s <= end_s:
-            canvas.mark(2, x(mark.start_s), places[mark.target], "event", tip=_tip(mark), radius=5)
+        if mark.target not in places or mark.end_s < start_s or mark.start_s > end_s:
+            continue
+        middle = places[mark.target]
+        if mark.end_s > mark.start_s:
+            canvas.line(x(max(mark.start_s, start_s)), middle, x(min(mark.end_s, end_s)), middle, "undone")
+        if mark.start_s >= start_s:
+            canvas.mark(2, x(mark.start_s), places[mark.target], "event", tip=mark_tip(mark), radius=5)
     time_axis(canvas, x, bottom)
     return canvas.svg(), merged
 
@@ -180,19 +178,8 @@ def _server_marks(canvas: Canvas, timeline: FleetTimeline, x: Scale, bottom: flo
         if mark.target not in SERVERS or mark.end_s < x.low or mark.start_s > x.high:
             continue
         left, right = x(max(mark.start_s, x.low)), x(min(mark.end_s, x.high))
-        canvas.rect(left, 14, max(1.5, right - left), bottom - 14, "down", tip=_tip(mark))
-        words = f"{mark.target}: {_done(mark)}"
+        canvas.rect(left, 14, max(1.5, right - left), bottom - 14, "down", tip=mark_tip(mark))
+        words = f"{mark.target}: {mark_words(mark)}"
         if left >= free_from and left + 6.6 * len(words) < WIDE:
             canvas.text(left, 11, words, "t small")
             free_from = left + 6.6 * len(words)
-
-
-def _done(mark: TimelineMark) -> str:
-    device, server = _DONE.get(mark.what, (mark.what, mark.what))
-    return server if mark.target in SERVERS else device
-
-
-def _tip(mark: TimelineMark) -> str:
-    lasted = mark.end_s - mark.start_s
-    back = f", undone after {number(lasted)} s" if lasted else ""
-    return f"{mark.target}: {_done(mark)} at {number(mark.start_s)} s{back}"

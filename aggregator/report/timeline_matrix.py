@@ -7,6 +7,7 @@ of equal cells are one stroke, and the commonest outcome is the ground that the 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -15,8 +16,9 @@ from typing import NamedTuple
 from aggregator.report.grids import NAME_WIDTH, short
 from aggregator.report.svg import Canvas
 from aggregator.report.timeline_axes import LEFT, RIGHT, WIDE, round_axis
-from aggregator.report.timeline_style import OUTCOME_STATES
+from aggregator.report.timeline_style import OUTCOME_STATES, mark_tip
 from aggregator.result import FleetTimeline
+from aggregator.timeline_marks import SERVERS
 
 MOST_COLUMNS = 200
 MOST_ROWS = 500
@@ -67,14 +69,19 @@ def matrix(timeline: FleetTimeline, boards: dict[str, str], *, label: str) -> Ma
     groups = [(board, list(group)) for board, group in groupby(rows, key=lambda row: row.board)]
     gap = 7.0 if len(groups) > 1 and not named else 0.0
     heads = 18.0 if len(groups) > 1 and named else 0.0
-    bottom = 6 + height * len(rows) + (gap + heads) * len(groups)
+    crashes = [mark for mark in timeline.marks if mark.target in SERVERS]
+    top = 18.0 if crashes else 6.0
+    bottom = top + height * len(rows) + (gap + heads) * len(groups)
     canvas = Canvas(bottom + 40, label, WIDE)
-    columns = math.ceil(len(timeline.rounds) / binned)
-    width = (WIDE - RIGHT - LEFT) / columns
+    rounds = len(timeline.rounds)
+    width = (WIDE - RIGHT - LEFT) / rounds
+    for mark in crashes:
+        place = max(0, bisect_right([row.opened_s for row in timeline.rounds], mark.start_s) - 1)
+        canvas.mark(2, LEFT + (place + 0.5) * width, 8, "event", tip=mark_tip(mark), radius=5)
     cells = {row.index: _binned(timeline.outcomes[row.index], binned) for row in rows}
     ground = Counter("".join(cells.values())).most_common(1)[0][0]
     strokes: dict[str, list[str]] = {}
-    y, label_free = 6.0, 0.0
+    y, label_free = top, 0.0
     for board, members in groups:
         words = f"{board or 'unknown board'} ({sum(boards.get(device, '') == board for device in timeline.devices):,})"
         if heads:
@@ -83,20 +90,20 @@ def matrix(timeline: FleetTimeline, boards: dict[str, str], *, label: str) -> Ma
         elif not named and y + 12 >= label_free:
             _board_name(canvas, words, y + 12)
             label_free = y + 30
-        canvas.rect(LEFT, y, width * columns, height * len(members), f"sf s-{OUTCOME_STATES[ground][0]}")
+        canvas.rect(LEFT, y, width * rounds, height * len(members), f"sf s-{OUTCOME_STATES[ground][0]}")
         for row in members:
-            _strokes(strokes, cells[row.index], ground, y + height / 2)
+            _strokes(strokes, cells[row.index], ground, y + height / 2, binned, rounds)
             y += height
         y += gap
     thick = height - (2 if named else 0)
-    # in units of a column, so that the many numbers are short
+    # in units of a round, so that the many numbers are short
     canvas.parts.append(f'<g transform="translate({LEFT:g} 0) scale({width:.5f} 1)">')
     for letter, parts in strokes.items():
         # what is away is a hole in the ground: it has the colour of the card
         css = "hole" if letter == "-" else f"ss s-{OUTCOME_STATES[letter][0]}"
         canvas.parts.append(f'<path d="{"".join(parts)}" class="{css}" stroke-width="{thick:.1f}"/>')
     canvas.parts.append("</g>")
-    _hover(canvas, timeline, groups, height, gap, heads, width * columns, named=named)
+    _hover(canvas, timeline, groups, top, height, gap, heads, named=named)
     round_axis(canvas, timeline, bottom)
     return Matrix(canvas.svg(), "".join(sorted(set("".join(cells.values())))), binned, step)
 
@@ -121,13 +128,14 @@ def _commonest(letters: str) -> str:
     return max(sorted(set(letters), key=_WORST_FIRST.index), key=letters.count)
 
 
-def _strokes(strokes: dict[str, list[str]], letters: str, ground: str, y: float) -> None:
+def _strokes(strokes: dict[str, list[str]], letters: str, ground: str, y: float, binned: int, rounds: int) -> None:
+    """A stroke for each run of cells that is not of the ground's colour; the last column may hold fewer rounds."""
     at = 0
     for letter, run in groupby(letters):
-        length = len(list(run))
+        end = min(rounds, at + len(list(run)) * binned)
         if letter != ground:
-            strokes.setdefault(letter, []).append(f"M{at} {round(y, 1):g}h{length}")
-        at += length
+            strokes.setdefault(letter, []).append(f"M{at} {round(y, 1):g}h{end - at}")
+        at = end
 
 
 def _board_name(canvas: Canvas, words: str, y: float) -> None:
@@ -145,15 +153,15 @@ def _hover(
     canvas: Canvas,
     timeline: FleetTimeline,
     groups: Sequence[tuple[str, list[MatrixRow]]],
+    top: float,
     height: float,
     gap: float,
     heads: float,
-    width: float,
     *,
     named: bool,
 ) -> None:
     """A tip for each row over its cells, and its name where there is room."""
-    y = 6.0
+    y, width = top, WIDE - RIGHT - LEFT
     for _, members in groups:
         y += heads
         for row in members:

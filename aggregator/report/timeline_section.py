@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 
 from aggregator.report.markup import Section
 from aggregator.report.timeline_gantt import Row, gantt, rows_by_board
@@ -18,6 +18,7 @@ from aggregator.report.timeline_stacks import stacked_states, states_over_rounds
 from aggregator.report.timeline_style import OUTCOME_STATES, WORDS, state_legend, wide_figure
 from aggregator.report.verdict import number
 from aggregator.result import DEVICE_STATES, DeviceState, FleetTimeline, Result
+from aggregator.timeline_marks import SERVERS
 
 MOST_GANTT_DEVICES = 40
 MOST_GANTT_ROUNDS = 24
@@ -57,7 +58,7 @@ def in_words(timeline: FleetTimeline) -> str:
     troubles = [
         f"{counts[letter]:,} {one if counts[letter] == 1 else many}"
         for letter, one, many in (
-            ("l", "came late", "came late"),
+            ("l", "came too late", "came too late"),
             ("d", "was declined", "were declined"),
             ("r", "was refused", "were refused"),
             ("x", "was lost with its device", "were lost with their devices"),
@@ -102,14 +103,14 @@ def mean_round(timeline: FleetTimeline, members: Sequence[int]) -> dict[DeviceSt
 
 
 def _pace(timeline: FleetTimeline) -> str:
-    pairs = [
+    rounds = sorted(
         (row.slowest_tenth_s / row.median_s, row.slowest_tenth_s, row.median_s)
         for row in timeline.rounds
         if row.median_s and row.slowest_tenth_s
-    ]
-    if not pairs or len(timeline.devices) < 2:
+    )
+    if not rounds or len(timeline.devices) < 2:
         return ""
-    ratio, slow, middle = (median(values) for values in zip(*pairs, strict=True))
+    ratio, slow, middle = rounds[(len(rounds) - 1) // 2]
     who = "slowest device" if len(timeline.devices) < _SMALL_FLEET else "slowest tenth of the devices"
     return (
         f"In the median round the {who} needed {number(ratio)} times as long as the median device "
@@ -131,7 +132,7 @@ def _gantt(timeline: FleetTimeline, boards: dict[str, str], *, first: int, last:
         seen.add("late")
         notes.append("Underlined in the colour of late: the round closed without this device.")
     if any(mark.target in set(timeline.devices) for mark in timeline.marks):
-        notes.append("Triangles: what the scenario did to a device; hover to read it.")
+        notes.append("Triangles and their lines: what was done to a device, and until when; hover to read it.")
     if merged:
         notes.append(f"{merged:,} spans too short to be drawn are part of their neighbours.")
     title = "What each device did"
@@ -143,6 +144,8 @@ def _gantt(timeline: FleetTimeline, boards: dict[str, str], *, first: int, last:
 def _matrix(timeline: FleetTimeline, boards: dict[str, str]) -> str:
     drawn = matrix(timeline, boards, label="what came of each round for each device")
     notes = ["Devices are grouped by board, those whose updates came in most often above."]
+    if any(mark.target in SERVERS for mark in timeline.marks):
+        notes.append("Triangles above: the broker or the aggregator was away in this round; hover to read it.")
     if drawn.rounds_a_column > 1:
         notes.append(f"A cell is {drawn.rounds_a_column} rounds, with the colour of what happened most often in them.")
     if drawn.devices_a_row > 1:

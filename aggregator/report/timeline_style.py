@@ -1,4 +1,4 @@
-"""Colours and names of device states in the report: one palette for light, dark and paper.
+"""Colours and words of device states in the report: one palette for light, dark and paper.
 
 Neighbours in a chart differ in lightness as well as in hue, so that they can be told apart with any colour vision
 and in print. In the Gantt chart what is work is a thick bar and what is waiting a thin one.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from aggregator.result import DeviceState
+from aggregator.report.verdict import number
+from aggregator.result import DeviceState, TimelineMark
+from aggregator.timeline_marks import SERVERS
 
 _LIGHT = {
     "absent": "transparent",
@@ -65,6 +67,16 @@ OUTCOME_STATES = {
 """Letter of an outcome: whose colour it has, and its name in a legend."""
 
 
+_DONE = {
+    "kill": ("power cut", "crash"),
+    "stop": ("switched off", "stopped"),
+    "cut": ("network cut", "cut off"),
+    "start": ("switched on", "started again"),
+    "out of reach": ("out of reach", "out of reach"),
+}
+"""What a mark says of a device, and of a server."""
+
+
 def _variables(colors: dict[str, str]) -> str:
     return ":root { " + " ".join(f"--s-{state}: {color};" for state, color in colors.items()) + " }"
 
@@ -78,6 +90,7 @@ STATE_STYLE = "\n".join(
         ".sf { fill: currentColor; } .ss { stroke: currentColor; fill: none; } .hit { fill: transparent; }",
         ".hole { stroke: var(--card); fill: none; }",
         ".down { fill: var(--s-refused); fill-opacity: .16; } .event { fill: var(--s-refused); stroke: var(--card); }",
+        ".undone { stroke: var(--s-refused); stroke-width: 1.5; }",
         ".shut { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }",
         "figure.wide { max-width: none; margin-bottom: 22px; } figure.wide svg { min-width: 680px; }",
         "figure.wide .note { max-width: none; }",
@@ -103,3 +116,16 @@ def wide_figure(title: str, chart: str, legend: str = "", *, note: str = "") -> 
         f'<figure class="wide"><figcaption>{escape(title)}</figcaption>{legend}'
         f'<div class="scroll">{chart}</div>{below}</figure>'
     )
+
+
+def mark_words(mark: TimelineMark) -> str:
+    """What was done, in a word or two."""
+    device, server = _DONE.get(mark.what, (mark.what, mark.what))
+    return server if mark.target in SERVERS else device
+
+
+def mark_tip(mark: TimelineMark) -> str:
+    """To whom, what, when, and for how long."""
+    lasted = mark.end_s - mark.start_s
+    back = f", undone after {number(lasted)} s" if lasted else ""
+    return f"{mark.target}: {mark_words(mark)} at {number(mark.start_s)} s{back}"

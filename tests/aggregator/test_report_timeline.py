@@ -144,6 +144,7 @@ def test_crashes_are_columns_and_what_the_scenario_did_to_a_device_is_a_mark_in_
     assert "broker: crash" in (column.findtext("title") or "")
     triangles = [p for p in chart.iter("polygon") if p.get("class") == "event"]
     assert len(triangles) == len(timeline.marks) - 1
+    assert len([line for line in chart.iter("line") if line.get("class") == "undone"]) == len(triangles)
     assert all("power cut" in (triangle.findtext("title") or "") for triangle in triangles)
 
 
@@ -164,6 +165,24 @@ def test_the_strokes_of_the_matrix_are_the_outcomes(devices: int, rounds: int) -
         assert cells == counts[letter], letter
     grounds = rects(chart, f"sf s-{OUTCOME_STATES[ground][0]}")
     assert len(grounds) == 4, "one for each board"
+
+
+def test_crashes_are_marked_above_the_round_in_which_they_were() -> None:
+    timeline, boards = made(60, 8, outage_round=5)
+    (chart,) = charts(matrix(timeline, boards, label="matrix").svg)
+    (triangle,) = [p for p in chart.iter("polygon") if p.get("class") == "event"]
+    assert "broker: crash" in (triangle.findtext("title") or "")
+    x = float((triangle.get("points") or "").split(",")[0])
+    assert (x - LEFT) / (SPAN / 8) == pytest.approx(4.5, abs=0.01), "in the middle of the fifth of eight columns"
+    assert "Triangles above" in section_of(timeline, boards)
+
+
+def test_the_last_column_of_a_long_run_is_as_narrow_as_its_rounds() -> None:
+    drawn = matrix(plain(["a" * 398 + "lll", "a" * 401]), {}, label="odd")
+    assert drawn.rounds_a_column == 3
+    (path,) = [path.get("d") for path in charts(drawn.svg)[0].iter("path")]
+    assert path is not None
+    assert path.endswith("h2"), "133 columns of 3 rounds, and one of 2"
 
 
 def test_rows_are_by_board_and_by_how_often_their_updates_came() -> None:
@@ -271,8 +290,8 @@ def test_the_time_of_a_round_by_board() -> None:
 def test_in_words() -> None:
     timeline = plain(["aala", "ax-a", "d..r", "----"], timed=True)
     assert in_words(timeline) == (
-        "Of 9 updates that were asked for, 1 came late, 1 was declined, 1 was refused and 1 was lost with its device; "
-        "1 device was away for more than a round."
+        "Of 9 updates that were asked for, 1 came too late, 1 was declined, 1 was refused and 1 was lost with its "
+        "device; 1 device was away for more than a round."
     )
     assert in_words(plain(["aa", "aa"])) == "All 4 updates that were asked for came in time."
     paced = [
@@ -281,7 +300,7 @@ def test_in_words() -> None:
     ]
     told = in_words(timeline.model_copy(update={"rounds": paced}))
     assert told.startswith(
-        "In the median round the slowest device needed 3.5 times as long as the median device (7 s against 2 s). Of 9 "
+        "In the median round the slowest device needed 3 times as long as the median device (6 s against 2 s). Of 9 "
     )
     assert worst_round(plain(["aala", "axla"])) == 2
     longer = plain(["aala", "alaa"])
