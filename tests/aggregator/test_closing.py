@@ -1,0 +1,100 @@
+"""When rounds open and close, without a round engine: what a virtual clock asks must be what the field does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.closing import ClosingRule, least_devices, may_open
+from aggregator.coordinator import Coordinator
+from hushfleet.task import RoundSection
+
+
+def rule(cohort: int = 4, *, least_ready: int = 1, **rules: Any) -> ClosingRule:
+    closing = ClosingRule(RoundSection(**{"deadline_s": 100, **rules}), least_ready=least_ready)
+    closing.begin([f"d{index}" for index in range(cohort)], now=10.0)
+    return closing
+
+
+def test_the_quorum_closes_at_once() -> None:
+    closing = rule(quorum=0.6)  # 2.4 of 4: three
+    for accepted, decision in ((1, "wait"), (2, "wait"), (3, "close")):
+        closing.accept(f"d{accepted}")
+        assert (closing.accepted, closing.decide(11.0, ready=0)) == (accepted, decision)
+    closing = rule(5, quorum=0.2, min_updates=3)
+    closing.accept("d0")
+    assert closing.decide(11.0, ready=0) == "wait", "min_updates is more than the quorum"
+
+
+def test_the_deadline_closes_with_enough_and_is_put_off_with_fewer() -> None:
+    closing = rule(min_updates=2)
+    closing.accept("d0")
+    assert closing.decide(109.9, ready=9) == "wait"
+    assert (closing.decide(110.0, ready=9), closing.deadline, closing.announced_deadline_s) == ("extend", 210.0, 200.0)
+    closing.accept("d1")
+    assert closing.decide(209.9, ready=9) == "wait"
+    assert closing.decide(210.0, ready=9) == "close"
+
+
+def test_who_is_lost_is_waited_for_a_quarter_of_the_deadline() -> None:
+    closing = rule(2)
+    closing.accept("d0")
+    closing.lost("d1", now=20.0)
+    assert [closing.decide(at, ready=1) for at in (44.9, 45.0)] == ["wait", "close"]
+    closing = rule(2)
+    closing.accept("d0")
+    closing.lost("d1", now=20.0)
+    closing.back("d1")
+    assert closing.decide(60.0, ready=1) == "wait"
+    assert rule(deadline_s=1000).grace_s == 60
+
+
+def test_a_hopeless_round_is_given_up_at_its_second_deadline_if_others_are_ready() -> None:
+    for ready, decision in ((2, "extend"), (3, "close")):
+        closing = rule(2, least_ready=3)
+        closing.lost("d0", now=11.0)
+        closing.lost("d1", now=11.0)
+        assert closing.decide(110.0, ready=9) == "extend"
+        assert closing.decide(210.0, ready=ready) == decision
+
+
+def test_answers_end_the_waiting() -> None:
+    closing = rule(2)
+    closing.answer("d0", "d1")
+    assert not closing.expects("d0")
+    assert closing.decide(11.0, ready=9) == "wait", "nothing came, so the deadline decides"
+    assert closing.decide(110.0, ready=0) == "close", "nobody is left to wait for"
+
+
+@given(
+    present=st.integers(0, 12),
+    min_devices=st.none() | st.integers(1, 12),
+    cohort_size=st.integers(0, 12),
+    min_updates=st.integers(1, 12),
+    closed=st.integers(0, 2),
+    waited_s=st.floats(0, 20),
+)
+def test_rounds_open_as_the_coordinator_opens_them(
+    present: int, min_devices: int | None, cohort_size: int, min_updates: int, closed: int, waited_s: float
+) -> None:
+    rules = RoundSection(
+        min_devices=min_devices, cohort_size=cohort_size, min_updates=min_updates, deadline_s=10, rounds=5
+    )
+    least = least_devices(rules, devices=8)
+    engine = SimpleNamespace(
+        prepared=SimpleNamespace(task=SimpleNamespace(round=rules)), min_devices=least, closed_rounds=closed
+    )
+    coordinator: Any = SimpleNamespace(engine=engine, present=dict.fromkeys(range(present)), _idle_since=0.0)
+    expected = Coordinator._enough_present(coordinator, waited_s)
+    assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "least"), [({}, 8), ({"cohort_size": 3}, 3), ({"cohort_size": 3, "min_devices": 5}, 5)]
+)
+def test_how_many_a_round_needs(rules: dict[str, int], least: int) -> None:
+    assert least_devices(RoundSection(**rules), devices=8) == least
