@@ -44,6 +44,7 @@ def content_key(network: Model) -> str:
     _add(digest, inspect.getsource(hushfleet.graphs))
     _add(digest, network.layout.digest)
     _add(digest, repr((network.name, network.input_shape, network.classes, network.dropout)))
+    _add(digest, repr(getattr(network.function, "layers", None)))  # a function's text is in its module
     return digest.hexdigest()
 
 
