@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,8 @@ graph, layout, shape, params = pickle.load(sys.stdin.buffer)
 
 def stop_growing():
     pages = int(open("/proc/self/statm").read().split()[0])
-    size = (pages + 64) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    size = (pages + int(sys.argv[2])) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
 
 samples = 8192
@@ -56,18 +57,25 @@ else:
     ("when", "raised"), [("load", "GraphRefused"), ("run", "GraphRefused"), ("array", "MemoryError")]
 )
 def test_native_code_without_memory(package: Package, when: str, raised: str) -> None:
+    """With so little that ONNX Runtime's own clean-up fails, it ends the process, which only counting attempts helps
+    against (`DeviceStore.count_attempt`); so some amounts are tried, and none may be called anything but memory."""
     model = package.spec.model
     graph = package.blobs[model.gradient.digest]
-    found = subprocess.run(
-        [sys.executable, "-c", AT_ITS_LIMIT, when],
-        input=pickle.dumps((graph, model.layout, model.input_shape, package.initial)),
-        env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        check=True,
-    )
-    kind, code, reason = found.stdout.decode().strip().split("|")
-    assert raised in kind
-    assert (code, reason) == ("memory", "this device ran out of memory")
+    declined = []
+    for spare_pages in (0, 96, 256):
+        found = subprocess.run(
+            [sys.executable, "-c", AT_ITS_LIMIT, when, str(spare_pages)],
+            input=pickle.dumps((graph, model.layout, model.input_shape, package.initial)),
+            env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            check=False,
+        )
+        if found.returncode not in (-signal.SIGABRT, -signal.SIGSEGV):
+            assert found.returncode == 0, found.stderr
+            declined.append(found.stdout.decode().strip().split("|"))
+    assert any(raised in kind for kind, _, _ in declined)
+    for _, code, reason in declined:
+        assert (code, reason) == ("memory", "this device ran out of memory")
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:
