@@ -195,7 +195,7 @@ class Device:
         more = broadcasts.passes(began_at - times.latency_s, min(whole_at, until))
         if until >= whole_at:
             return model_wire_bytes * (1.0 + more)
-        return model_wire_bytes * (max(0.0, (until - began_at) / times.model_s) + more)
+        return model_wire_bytes * ((until - began_at) / times.model_s + more) if until > began_at else 0.0
 
     def worked_s(self, part: Part, until: float) -> float:
         """Seconds of computing by then."""

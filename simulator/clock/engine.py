@@ -206,7 +206,8 @@ class FleetClock:
         decision = self._rule.decide(now, ready=len(self._present))
         if decision == "close":
             self._closing = True
-            self._busy_until = max(self._busy_until, now) + self._costs.close_s
+            # at once: updates that have come and were not looked at yet are late
+            self._busy_until = now + self._costs.close_s
             self._agenda.at(self._busy_until, self._close_round, self._life)
         elif decision == "extend":
             self._agenda.at(self._rule.deadline, self._check_close, round)

@@ -64,7 +64,8 @@ class Links:
         self.server_linked = True
         """It runs and is connected to a broker that runs."""
         self._broker_up = True
-        self._server_life = 0
+        self._server_life = 0  # of its process
+        self._server_number = 0  # of its connection
         self._down_since = 0.0
         self._fleet = {device.name: device for device in fleet}
         self._agenda, self._hooks, self._options = agenda, hooks, options
@@ -169,9 +170,10 @@ class Links:
                 self._break(device, power=False)
 
     def _server(self, starts: bool) -> None:
+        self._server_life += 1
         if starts:
-            self._server_life += 1
-            self._agenda.at(self._agenda.now + self._options.server_start_s, self._server_started, self._server_life)
+            starts_at = self._agenda.now + self._options.server_start_s
+            self._agenda.at(starts_at, self._server_started, self._server_life)
             return
         self.server_up = False
         self._unlink_server()
@@ -184,15 +186,15 @@ class Links:
                 self._connect_server(self._agenda.now)
 
     def _unlink_server(self) -> None:
-        self._server_life += 1
+        self._server_number += 1
         self.server_linked = False
 
     def _connect_server(self, at: float) -> None:
-        self._server_life += 1
-        life = self._server_life
+        self._server_number += 1
+        number = self._server_number
 
         def connect() -> None:
-            if life == self._server_life and self.server_up and self._broker_up:
+            if number == self._server_number and self.server_up and self._broker_up:
                 self.server_linked = True
                 self._hooks.server_came()
 
