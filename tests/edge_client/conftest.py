@@ -71,7 +71,10 @@ def config(tmp_path: Path) -> DeviceConfig:
 
 @pytest.fixture
 def make_bench(package: Package, config: DeviceConfig) -> Iterator[Callable[..., Bench]]:
-    """`make_bench(package=..., config=...)`: a device that is started, and an aggregator that has announced."""
+    """`make_bench(package=..., config=...)`: a device that is started, and an aggregator that has announced.
+
+    :param durable: as on a board: commits are synced, and pages are so small that a full file has no room left.
+    """
     benches: list[Bench] = []
 
     def make(
@@ -80,10 +83,11 @@ def make_bench(package: Package, config: DeviceConfig) -> Iterator[Callable[...,
         *,
         announce: bool = True,
         chaos: Chaos | None = None,
+        durable: bool = False,
     ) -> Bench:
         hub, clock = LocalHub(chaos=chaos), Clock()
         server = ScriptedAggregator(hub, package)
-        store = DeviceStore(config.store_path, device=DEVICE, durable=False)
+        store = DeviceStore(config.store_path, device=DEVICE, durable=durable)
         agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock)
         bench = Bench(hub, server, config, clock, store, agent)
         benches.append(bench)

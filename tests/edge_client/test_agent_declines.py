@@ -182,7 +182,7 @@ def test_a_round_before_the_last_one(make_bench: MakeBench) -> None:
 
 
 def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:
-    bench = make_bench()
+    bench = make_bench(durable=True)
     bench.steps()
     pages = bench.store._connection.execute("PRAGMA page_count").fetchone()[0]
     bench.store._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -193,7 +193,7 @@ def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:
 
 
 def test_a_disk_that_fills_up_while_training(make_bench: MakeBench) -> None:
-    bench = make_bench()
+    bench = make_bench(durable=True)
     bench.steps()
     inner = bench.agent._supervisor
 
@@ -214,7 +214,7 @@ def test_a_disk_that_fills_up_while_training(make_bench: MakeBench) -> None:
 
 
 def test_a_disk_that_is_full_before_the_task(make_bench: MakeBench) -> None:
-    bench = make_bench(announce=False)
+    bench = make_bench(announce=False, durable=True)
     bench.steps()
     pages = bench.store._connection.execute("PRAGMA page_count").fetchone()[0]
     bench.server.send(
