@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -32,8 +33,8 @@ from benchmarks.contenders.job import Job
 from benchmarks.contenders.ours import AUTO
 from benchmarks.versus.contest import check, measure
 from benchmarks.versus.data import Data, write_job
-from benchmarks.versus.field import FAMILIES, Contender, Field, cores
-from benchmarks.versus.report import Comparison, cpu_model, notes, plot, table, to_json
+from benchmarks.versus.field import FAMILIES, Contender, Field
+from benchmarks.versus.report import Comparison, notes, plot, processor, table, to_json
 from benchmarks.versus.workloads import NOISE_MULTIPLIER, WORKLOADS, Workload
 from simulator.runtimes import ON_DEVICES, RUNTIMES
 
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             device=args.device,
             plain_malloc=args.plain_malloc,
         )
-        subtitle = f"{cpu_model()}, {cores()} cores, {args.device}; {data.text}"
+        subtitle = f"{processor(args.device)}; {data.text}"
         allocator = "as it is" if args.plain_malloc else "keeps freed memory"
         console.print(f"{subtitle}\nallocator, alike for all: {allocator}", highlight=False)
         comparisons = []
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # After each workload, so that an interrupted run leaves what it has.
             _write(comparisons, args, subtitle)
     if not torch.cuda.is_available():
-        console.print("No GPU here. On a machine with one: python -m benchmarks.simulation --device cuda --ours ...")
+        command = "python -m benchmarks.simulation --device cuda --ours vmap,onnx"
+        console.print(f"No GPU here; on a machine with one: {command}", highlight=False, soft_wrap=True)
 
 
 def _compare(
@@ -148,4 +150,6 @@ def _words(known: Sequence[str] | dict[str, Workload]) -> object:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does: contexts are left, and so the contenders end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     main()

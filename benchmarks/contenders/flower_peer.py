@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import traceback
 from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
@@ -82,18 +84,22 @@ def main() -> None:
     server_app = ServerApp()
     server_app.main()(serve)
     gpus = 1 if job.device == "cuda" else 0
+    # "local": not a cluster that somebody else has started on this machine.
+    init = {"address": "local", "num_cpus": actors, "num_gpus": gpus, "include_dashboard": False}
     try:
         run_simulation(
             server_app=server_app,
             client_app=client_app,
             num_supernodes=job.clients,
-            backend_config={
-                "init_args": {"num_cpus": actors, "num_gpus": gpus, "include_dashboard": False},
-                "client_resources": {"num_cpus": 1, "num_gpus": gpus / actors},
-            },
+            backend_config={"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": gpus / actors}},
         )
     except Enough:
         return
+    except BaseException:
+        # Threads of a simulation that broke down would wait for ever.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 FederatedAveraging on the SimulatedBackend, with tensors in memory. Local privacy is pfl's own: GaussianMechanism as
 a postprocessor clips and noises each user's statistics, and every user has the same weight. Users take part in
 turn (`minimize_reuse`), since `random` would draw a user twice for one round. Several processes are pfl's own too:
-torchrun starts them, the cohort is divided among them and the sums meet in an all-reduce.
+torchrun starts them, the cohort is divided among them and the sums meet in an all-reduce (gloo; on GPUs NCCL, which
+wants a GPU for each process, so that one GPU means one process).
 """
 
 from __future__ import annotations

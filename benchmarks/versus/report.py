@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.contenders.network import multiply_adds_per_sample
 from benchmarks.versus.contest import Record
-from benchmarks.versus.field import PLAIN, cores
+from benchmarks.versus.field import PLAIN, cores, counted
 from benchmarks.versus.workloads import Workload
 
 PEERS = ("pfl", "flower")
@@ -116,7 +117,7 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.ceiling and comparison.gflop_s:
         said.append(
             f"ceiling {comparison.ceiling:,.0f} samples/s: {comparison.gflop_s:,.0f} GFLOP/s of float32 matrix "
-            f"products on all cores, {comparison.flop_per_sample / 1e6:.1f} MFLOP a sample in products"
+            f"products on the whole processor, {comparison.flop_per_sample / 1e6:.1f} MFLOP a sample in products"
         )
     ours, peer = comparison.best_ours, comparison.best_peer
     if ours and peer:
@@ -140,11 +141,17 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "cores": cores(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "load_average": list(os.getloadavg()),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def processor(device: str) -> str:
+    """What computes, in words."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, {counted(cores(), 'core')}"
 
 
 def cpu_model() -> str:
