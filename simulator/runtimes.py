@@ -7,6 +7,8 @@ machines and networks, and sum in another order, so a run with them is the same 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from hushfleet.graphs import GradientGraph
@@ -14,27 +16,35 @@ from hushfleet.optim import Optimizer
 from hushfleet.optim import make_optimizer as make_numpy_optimizer
 from hushfleet.params import ParamLayout
 from hushfleet.training import GradientFunction
-from models import get_model
+from models import get_model, native
 from models.torch_gradient import TorchGradient
 
 ON_DEVICES = "onnx"
 AT_ONCE = "vmap"
-RUNTIMES = (ON_DEVICES, "torch", AT_ONCE)
+RUNTIMES = (ON_DEVICES, "native", "torch", AT_ONCE)
 
 
 def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
-    return None
+    return native.unavailable(get_model(model)) if runtime == "native" else None
 
 
 def make_gradient(runtime: str, model: str, classes: int, layout: ParamLayout, graph: bytes) -> GradientFunction:
     """:param graph: the model's gradient graph, ONNX bytes."""
     if runtime == ON_DEVICES:
         return GradientGraph(graph, layout)
+    if runtime == "native":
+        return native.build_gradient(get_model(model, classes=classes))
     torch.set_num_threads(1)
     return TorchGradient(get_model(model, classes=classes))
 
 
 def make_optimizer(name: str, learning_rate: float) -> Optimizer:
     """The quickest implementation here; all of them give the same bits."""
-    return make_numpy_optimizer(name, learning_rate)
+    make = make_numpy_optimizer if _no_compiler() else native.make_native_optimizer
+    return make(name, learning_rate)
+
+
+@cache
+def _no_compiler() -> bool:
+    return not native.native_available()
