@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simulator.clock.broadcast import Broadcasts
 from simulator.clock.device_time import DeviceTimes
@@ -51,6 +52,15 @@ class Part:
         self.commit_at += by_s
         self.sent_from += by_s
         self.arrive_at += by_s
+
+
+class Ending(NamedTuple):
+    """How a part ends that was not accepted: until when it computed and sent, and when the device is free again."""
+
+    committed: bool
+    computed_until: float
+    sent_until: float
+    free_at: float
 
 
 @dataclass(slots=True)
@@ -196,6 +206,27 @@ class Device:
         if until >= whole_at:
             return model_wire_bytes * (1.0 + more)
         return model_wire_bytes * ((until - began_at) / times.model_s + more) if until > began_at else 0.0
+
+    def ending(self, part: Part, closed_at: float) -> Ending:
+        """What becomes of a part whose round closes without it.
+
+        Linked, the device hears of it and gives up before its next batch; without a network it goes on until its own
+        deadline. Once the last batch has begun, it commits.
+        """
+        times = self.times
+        if self.committed_round == part.round:  # and was switched off since
+            return Ending(True, part.commit_at, part.sent_from, self.free_at)
+        stops_at = closed_at + times.latency_s
+        if not self.linked:
+            no_model = part.cut_at is not None and part.cut_at < self.holds_model_at(part)
+            stops_at = part.cut_at if no_model else part.deadline_at
+        if part.last_at > part.deadline_at:
+            stops_at = min(stops_at, part.deadline_at)
+        if stops_at <= part.last_at:
+            ends_at = times.boundary(part.train_at, stops_at) if stops_at > part.train_at else stops_at
+            return Ending(False, ends_at, ends_at, ends_at)
+        ends_at = max(stops_at, part.commit_at)
+        return Ending(True, ends_at, stops_at if part.cut_at is None else part.cut_at, ends_at)
 
     def worked_s(self, part: Part, until: float) -> float:
         """Seconds of computing by then."""

@@ -103,15 +103,14 @@ class FleetClock:
         return self._outcome
 
     def _stuck(self) -> str:
-        if self._open:
+        if not self._open:
             return (
-                f"round {self._round} never closes: after {self._rule.extensions + 1} deadlines "
-                f"{self._rule.accepted} updates of {len(self._cohort)} devices have come, and round.min_updates = "
-                f"{self._rules.min_updates} are needed; allow a longer round.deadline_s, or ask for fewer"
+                f"round {self._round + 1} never opens: {len(self._present)} devices are present, and {self._least} "
+                "are needed; set round.min_devices to what can be there at once"
             )
         return (
-            f"round {self._round + 1} never opens: {len(self._present)} devices are present, and {self._least} are "
-            "needed; set round.min_devices to what can be there at once"
+            f"round {self._round} never closes: after {self._rule.extensions + 1} deadlines {self._rule.accepted} "
+            f"updates of {len(self._cohort)} devices have come, and round.min_updates = {self._rules.min_updates}"
         )
 
     # a round
@@ -290,25 +289,13 @@ class FleetClock:
             agenda.at(agenda.now + self._rules.deadline_s + _HAIR_S, self._open_round)
 
     def _commits_late(self, device: Device, part: Part) -> bool:
-        """Ends a part whose round is over; True if its update was, or is still, committed."""
-        times = device.times
-        if device.committed_round == self._round:  # and the device was switched off since
-            self._end_part(device, part, part.commit_at, sent_until=part.sent_from)
-            return True
-        stops_at = self._agenda.now + times.latency_s
-        if not device.linked:
-            no_model = part.cut_at is not None and part.cut_at < device.holds_model_at(part)
-            stops_at = part.cut_at if no_model else part.deadline_at
-        if part.last_at > part.deadline_at:
-            stops_at = min(stops_at, part.deadline_at)
-        if stops_at <= part.last_at:
-            device.free_at = times.boundary(part.train_at, stops_at) if stops_at > part.train_at else stops_at
-            self._end_part(device, part, device.free_at)
-            return False
-        device.free_at = max(stops_at, part.commit_at)
-        self._end_part(device, part, device.free_at, sent_until=stops_at if part.cut_at is None else part.cut_at)
-        self._charge(device)
-        return True
+        """Ends a part whose round is over; True if its update was, or still is, committed."""
+        ending = device.ending(part, self._agenda.now)
+        device.free_at = ending.free_at
+        self._end_part(device, part, ending.computed_until, sent_until=ending.sent_until)
+        if ending.committed:
+            self._charge(device)
+        return ending.committed
 
     def _end_part(self, device: Device, part: Part, until: float, *, sent_until: float | None = None) -> None:
         self._accounts.part_ended(

@@ -196,7 +196,9 @@ def _bits_per_value(prepared: PreparedTask) -> float:
     wire, noisy = prepared.spec.wire, prepared.spec.privacy.noise_multiplier > 0
     if wire.codec == "float32":
         return 32.0
-    values = np.random.default_rng(0).standard_normal(_TRIAL_VALUES).astype(np.float32)
+    # a small network's share of the code table counts, so no more values than it has
+    count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
+    values = np.random.default_rng(0).standard_normal(count).astype(np.float32)
     step = wire.step if noisy and prepared.method.clips else wire.relative_step
     coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=bytes(16))
     return 8 * len(coded) / values.size

@@ -1,0 +1,186 @@
+"""A device's seconds from its board's figures, and predicted sizes beside real ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.prepare import PreparedTask, prepare
+from aggregator.rounds import RoundEngine
+from aggregator.store import AggregatorStore
+from edge_client.store import DeviceStore
+from edge_client.trainer import SeededRandomness, Trainer
+from firmware_profiles import load_board
+from hushfleet.errors import BadInput
+from hushfleet.graphs import GradientGraph
+from hushfleet.task import Task
+from hushfleet.wire.chunks import split
+from hushfleet.wire.link import publish_packet_bytes
+from hushfleet.wire.topics import Topics
+from simulator.boards import BoardKind
+from simulator.clock.broadcast import Broadcasts
+from simulator.clock.device_time import Costs, device_times
+from simulator.clock.measure import measure_costs
+from simulator.clock.sizes import Sizes, sizes_of
+
+SIZES = Sizes(
+    parameters=250_000,
+    chunk_bytes=61_440,
+    task_blobs=(1000, 80_000, 40_000),
+    shared=(250_000, 200_000),
+    bits_per_value=4.0,
+    header_bytes=500,
+    name_bytes=8,
+)
+COSTS = Costs(batch_s=0.001, sample_s=0.0005, release_s=0.02, start_s=0.4, load_s=0.01, accept_s=0.002, close_s=0.003)
+
+
+def test_the_seconds_of_a_zero_2_w_behind_a_slow_uplink() -> None:
+    board = load_board("raspberry-pi-zero-2-w")
+    assert (float(board.relative_cpu_speed), float(board.storage_write_mb_s)) == (0.05, 20)
+    kind = BoardKind.of(board.name, {"down_mbit_s": 8, "up_mbit_s": 2, "latency_ms": 60})
+    times = device_times(kind, samples=100, batch_size=16, epochs=2, costs=COSTS, sizes=SIZES, task_memory_mib=64)
+    assert times.latency_s == 0.065
+    assert (times.start_s, times.load_s, times.release_s) == (pytest.approx(8), pytest.approx(0.2), pytest.approx(0.4))
+    assert times.steps == 14
+    # 7 batches and 100 samples an epoch: 7 x 1 ms + 100 x 0.5 ms on the reference, 20 times that here
+    assert times.train_s == pytest.approx(2 * 20 * (0.007 + 0.05))
+    # 1 MB of chunks at 1 MB/s, and a little for their heads; stored at 20 MB/s
+    assert times.model_s == pytest.approx(1.0, rel=0.01)
+    assert times.model_s > 1.0
+    assert times.model_store_s == pytest.approx(0.05)
+    assert times.up_s_per_byte == pytest.approx(4e-6)
+    # three blobs: two latencies and 50 ms of gathering each, 121 kB at 1 MB/s, stored at 20 MB/s
+    assert times.fetch_s == pytest.approx(3 * 0.18 + 0.121 + 0.00605, rel=0.01)
+    assert times.enough_memory
+    assert (times.idle_w, times.active_w) == (float(board.power_idle_w), float(board.power_active_w))
+
+
+def test_a_scenario_can_slow_the_disk_and_take_memory_away() -> None:
+    kind = BoardKind.of("raspberry-pi-zero-2-w")
+    given = {"samples": 10, "batch_size": 4, "epochs": 1, "costs": COSTS, "sizes": SIZES}
+    slow = device_times(kind, **given, task_memory_mib=64, write_mb_s=0.5, memory_mib=40)
+    assert slow.write_s_per_byte == pytest.approx(2e-6)
+    assert not slow.enough_memory
+    # the share of 512 MiB that a client may use
+    assert device_times(kind, **given, task_memory_mib=307).enough_memory
+    assert not device_times(kind, **given, task_memory_mib=308).enough_memory
+    assert device_times(kind, **given, task_memory_mib=64, write_mb_s=999).write_s_per_byte == pytest.approx(5e-8)
+
+
+def test_a_far_link_is_bound_by_what_may_be_unacknowledged() -> None:
+    far = BoardKind.of("jetson-orin-nano", {"latency_ms": 499})
+    given = {"samples": 10, "batch_size": 4, "epochs": 1, "costs": COSTS, "sizes": SIZES, "task_memory_mib": 64}
+    times = device_times(far, **given)
+    assert times.latency_s == 0.5
+    chunk = SIZES.blob_wire_bytes(61_440, down=True)
+    assert 1 / times.up_s_per_byte == pytest.approx(20 * chunk / 1.0)
+    assert 1 / times.down_s_per_byte == pytest.approx(100 * chunk / 1.0)
+    near = device_times(BoardKind.of("jetson-orin-nano"), **given)
+    assert 1 / near.up_s_per_byte == pytest.approx(125e6)
+
+
+def test_a_device_looks_at_its_link_between_batches() -> None:
+    times = device_times(
+        BoardKind.of("generic-x86"),
+        samples=4,
+        batch_size=1,
+        epochs=1,
+        costs=Costs(batch_s=2.0, sample_s=0, release_s=0, start_s=0, load_s=0, accept_s=0, close_s=0),
+        sizes=SIZES,
+        task_memory_mib=0,
+    )
+    boundaries = [times.boundary(10.0, now) for now in (3.0, 10.0, 10.1, 12.0, 12.1, 15.9)]
+    assert boundaries == [10.0, 10.0, 12.0, 12.0, 14.0, 16.0]
+
+
+@pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
+def test_costs_are_seconds(value: float) -> None:
+    with pytest.raises(BadInput, match=r"costs: accept_s = .*: must be seconds"):
+        Costs(**(COSTS.to_plain() | {"accept_s": value}))
+
+
+def test_broadcasts_gather_for_a_moment_and_are_counted() -> None:
+    broadcasts = Broadcasts()
+    wants = (1.0, 1.03, 1.05, 1.06, 1.2)
+    starts = [1.05, 1.05, 1.05, 1.11, 1.25]
+    assert [broadcasts.want(at) for at in wants] == pytest.approx(starts)
+    assert broadcasts.passes(0.0, 2.0) == 3
+    assert broadcasts.passes(1.05, 1.25) == 1
+    assert broadcasts.passes(1.3, 1.2) == 0
+
+
+def test_a_blob_in_packets_is_as_long_as_the_links_count_it() -> None:
+    topics = Topics("default")
+    for size in (1, 61_439, 61_440, 61_441, 200_000):
+        frames = [len(frame) for frame in split(bytes(size), 61_440)]
+        assert SIZES.blob_wire_bytes(size, down=True) == sum(
+            publish_packet_bytes(topics.blob(bytes(32)), length) for length in frames
+        )
+        assert SIZES.blob_wire_bytes(size, down=False) == sum(
+            publish_packet_bytes(topics.chunk("device-0"), length) for length in frames
+        )
+
+
+METHODS = [
+    ({"name": "fedglp-adp"}, {"noise_multiplier": 1.0}),
+    ({"name": "dp-fedavg"}, {"noise_multiplier": 4.0}),
+    ({"name": "fedavg"}, {"noise_multiplier": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("method", "privacy"), METHODS)
+def test_updates_are_as_long_as_predicted(
+    short_task: Callable[..., Task], tmp_path: Path, method: dict[str, Any], privacy: dict[str, Any]
+) -> None:
+    task = short_task(round={"rounds": 4}).model_dump()
+    task["method"], task["privacy"] = method, privacy
+    prepared = prepare(Task.model_validate(task), run_id="seed7")
+    sizes = sizes_of(prepared, name_bytes=8)
+    for number, data in enumerate(_updates(prepared, tmp_path, rounds=4)):
+        predicted = sizes.update(number, with_public=False).blob
+        # where nothing is noised, the values of a real update are not quite as a Gaussian's
+        assert predicted == pytest.approx(len(data), rel=0.02 if privacy["noise_multiplier"] else 0.25), number
+    assert len({sizes.update(number, with_public=False).blob for number in range(5)}) == (
+        5 if method["name"] == "fedglp-adp" else 1
+    )
+
+
+def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes]:
+    spec, model = prepared.spec, prepared.spec.model
+    found = []
+    with (
+        AggregatorStore(folder / "aggregator", durable=False) as at_server,
+        DeviceStore(folder / "store.sqlite", device="device-0", durable=False) as store,
+    ):
+        engine = RoundEngine(at_server, prepared)
+        at_server.add_device("device-0", public_key=store.identity.public_key)
+        trainer = Trainer(
+            device="device-0",
+            store=store,
+            spec=spec,
+            gradient=GradientGraph(prepared.blobs[model.gradient.digest], model.layout),
+            samples=prepared.dataset.train.take(np.arange(48)),
+            randomness=SeededRandomness(1, 0),
+            epsilon_limit=math.inf,
+            delta=spec.privacy.delta,
+        )
+        for _ in range(rounds):
+            plan = engine.open_round(["device-0"])
+            found.append(trainer.run_round(plan, engine.global_params).data)
+            assert engine.accept("device-0", found[-1]).code == "accepted"
+            engine.close()
+    return found
+
+
+def test_a_trial_tells_what_work_costs(short_task: Callable[..., Task]) -> None:
+    prepared = prepare(short_task(round={"rounds": 1}), run_id="seed7")
+    one = measure_costs(prepared, machine_speed=1.0)
+    assert min(one.sample_s, one.release_s, one.start_s, one.load_s, one.accept_s, one.close_s) > 0
+    assert one.batch_s >= 0
+    assert one.step_s(16) > one.step_s(4)
