@@ -1,0 +1,136 @@
+"""C source to a loaded library: built where a compiler is found, kept in the user's cache, never required.
+
+The key of a library covers its source, the flags and what the compiler says of itself and of this machine's processor
+(its predefined macros), so a cache that travels to another machine is no danger, and nothing is invalidated by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from hushfleet.errors import HushfleetError
+
+COMPILERS = ("cc", "gcc", "clang")
+BUILD_TIMEOUT_S = 300
+# Not -ffast-math: it would assume that no value is NaN, and where GCC links with it, denormals of the whole process
+# become zeros. What the kernels reorder, they reorder themselves.
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+NATIVE = ("-march=native", "-mcpu=native")  # one of them, or neither, is what a compiler understands
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler that makes code for this machine's processor.
+
+    :param macros: what it predefines there, as text; also its version.
+    """
+
+    path: str
+    tuning: tuple[str, ...]
+    macros: str
+
+    @cached_property
+    def defined(self) -> frozenset[str]:
+        return frozenset(line.split()[1] for line in self.macros.splitlines() if line.startswith("#define "))
+
+
+def find_compiler() -> Compiler:
+    """The first of cc, gcc and clang on the path that works. Raises `HushfleetError` with the reason if none does."""
+    return _first_compiler(os.environ.get("PATH", ""))
+
+
+@lru_cache(maxsize=4)
+def _first_compiler(search_path: str) -> Compiler:
+    reason = f"there is no C compiler: none of {', '.join(COMPILERS)} is on the path"
+    for name in COMPILERS:
+        path = shutil.which(name, path=search_path)
+        if path is None:
+            continue
+        for tuning in (*((flag,) for flag in NATIVE), ()):
+            try:
+                return Compiler(path, tuning, _run([path, *tuning, "-dM", "-E", "-x", "c", "-"], ""))
+            except HushfleetError as error:
+                reason = str(error)
+    raise HushfleetError(reason)
+
+
+def default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hushfleet" / "native"
+
+
+def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | None = None) -> ctypes.CDLL:
+    """The library of one C source text, from the cache if it was built before.
+
+    :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/native`, or `~/.cache/hushfleet/native`.
+    :raises HushfleetError: there is no compiler, or it refuses; the text says which and why.
+    """
+    compiler = find_compiler()
+    command = [compiler.path, *FLAGS, *compiler.tuning, *flags]
+    key = hashlib.sha256("\0".join((*command, compiler.macros, source)).encode()).hexdigest()
+    cached = (cache_dir or default_cache_dir()) / f"{key[:32]}.so"
+    if _is_whole(cached):
+        with contextlib.suppress(OSError):  # a folder that forbids execution, for one
+            return ctypes.CDLL(str(cached))
+    with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder:
+        built = Path(folder) / "library.so"
+        _run([*command, "-x", "c", "-", "-o", str(built), "-lm"], source)
+        _append_digest(built)
+        _keep(built, cached)
+        try:
+            return ctypes.CDLL(str(built))
+        except OSError as error:
+            raise HushfleetError(f"the compiled library cannot be loaded: {error}") from error
+
+
+def _run(command: list[str], text: str) -> str:
+    environment = os.environ | {"LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, env=environment, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HushfleetError(f"the C compiler {command[0]} cannot be used: {error}") from error
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        reason = errors[0] if errors else f"exit status {done.returncode}"
+        raise HushfleetError(f"the C compiler {command[0]} failed: {reason}")
+    return done.stdout
+
+
+def _append_digest(library: Path) -> None:
+    """Loaders do not mind bytes after the end; by these a file torn by a power cut is told from a whole one."""
+    data = library.read_bytes()
+    library.write_bytes(data + hashlib.sha256(data).digest())
+
+
+def _is_whole(library: Path) -> bool:
+    try:
+        data = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
+
+
+def _keep(library: Path, cached: Path) -> None:
+    """The file appears in the cache whole or not at all; where nothing can be written, builds take longer."""
+    with contextlib.suppress(OSError):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=cached.parent, prefix=".", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(library.read_bytes())
+            os.replace(temporary, cached)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,94 @@
+"""Adam and SGD of `hushfleet.optim`, compiled: the same bits in a fraction of the time, for every runtime.
+
+NumPy walks Adam's chain in a dozen passes over cache-sized blocks; here it is one pass over memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from hushfleet.optim import SGD, Adam, Optimizer
+from models.native.build import load_library
+
+FLAGS = ("-ffp-contract=off",)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    source = resources.files("models.native") / "kernels" / "optimizers.c"
+    library = load_library(source.read_text("utf-8"), flags=FLAGS)
+    pointer, scalar = ctypes.c_void_p, ctypes.c_float
+    library.sgd_step.argtypes = [pointer, pointer, ctypes.c_size_t, scalar]
+    library.adam_step.argtypes = [pointer] * 4 + [ctypes.c_size_t] + [scalar] * 7
+    library.sgd_step.restype = library.adam_step.restype = None
+    return library
+
+
+class NativeSGD(SGD):
+    """`hushfleet.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
+
+    :raises HushfleetError: there is no compiler, or it refuses.
+    """
+
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__(learning_rate)
+        self._step = _library().sgd_step
+
+    def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
+        """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
+        self._step(*_addresses(params, gradient), params.size, self.learning_rate)
+
+
+class NativeAdam(Adam):
+    """`hushfleet.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
+
+    :raises HushfleetError: there is no compiler, or it refuses.
+    """
+
+    def __init__(
+        self, learning_rate: float, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8
+    ) -> None:
+        super().__init__(learning_rate, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
+        self._step = _library().adam_step
+
+    def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
+        """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
+        if self.first is None:
+            self.first, self.second = np.zeros_like(params), np.zeros_like(params)
+        addresses = _addresses(params, gradient, self.first, self.second)
+        self.steps += 1
+        # NumPy rounds a Python number to float32 before it meets an array; ctypes rounds it alike.
+        self._step(
+            *addresses,
+            params.size,
+            self.beta_1,
+            1 - self.beta_1,
+            self.beta_2,
+            1 - self.beta_2,
+            (1 - self.beta_2**self.steps) ** 0.5,
+            self.epsilon,
+            self.learning_rate / (1 - self.beta_1**self.steps),
+        )
+
+
+_OPTIMIZERS: dict[str, type[NativeSGD] | type[NativeAdam]] = {"adam": NativeAdam, "sgd": NativeSGD}
+
+
+def make_native_optimizer(name: str, learning_rate: float) -> Optimizer:
+    """As `hushfleet.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
+    return _OPTIMIZERS[name](learning_rate)
+
+
+def _addresses(params: np.ndarray, *others: np.ndarray) -> list[int]:
+    for array in (params, *others):
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != params.shape:
+            raise ValueError("compiled optimizers take NumPy arrays of float32 and of one shape")
+        if not array.flags.c_contiguous:
+            raise ValueError("compiled optimizers take contiguous arrays; pass np.ascontiguousarray(...)")
+    if not params.flags.writeable or any(np.may_share_memory(params, other) for other in others):
+        raise ValueError("params must be writeable memory of its own")
+    return [array.ctypes.data for array in (params, *others)]

@@ -1,0 +1,258 @@
+"""A described network as a C program: its sizes become constants, and the kernels are inlined around them.
+
+Written here are only the order of the calls and the layout of memory; the arithmetic is in `kernels/`. Each sample
+keeps what its backward pass will read; all samples share the packed weights and the sums of the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import resources
+
+from models.model import Model
+from models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
+
+KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
+STRIDE = "sizeof(Sample) / sizeof(float)"
+
+
+def write_program(model: Model, target: Target) -> str:
+    """C source text of `gradient` and `logits`. Raises `BadInput` where the kernels do not know a layer."""
+    folder = resources.files("models.native") / "kernels"
+    kernels = [(folder / name).read_text("utf-8") for name in KERNELS]
+    return "\n".join([*kernels, *_Writer(model, stages_of(model), target).parts()])
+
+
+@dataclass(frozen=True)
+class _Writer:
+    model: Model
+    stages: Stages
+    target: Target
+
+    def parts(self) -> Iterator[str]:
+        for stage in self.stages.convs:
+            yield self._conv_constant(stage)
+        for stage in self.stages.linears:
+            yield f"static const Linear {stage.name} = {{{stage.inputs}, {stage.outputs}}};"
+        yield _struct("Sample", self._sample())
+        yield _struct("Shared", self._shared())
+        yield _function("forward", "", self._forward())
+        yield _function("backward", ", float *out", self._backward())
+        yield _ENTRY.format(classes=self.model.classes, logits=self.stages.linears[-1].name, stride=STRIDE)
+
+    def _conv_constant(self, stage: ConvStage) -> str:
+        channels, width = stage.input_shape[0], stage.padded[1]
+        following = self._following(stage)
+        strides = (width, 1, math.prod(stage.padded)) if stage.first else (width * channels, channels, 1)
+        values = {
+            "inputs": channels,
+            "outputs": stage.outputs,
+            "kernel": stage.conv.kernel,
+            "height": stage.grid[0],
+            "width": stage.grid[1],
+            "window": stage.window,
+            **dict(zip(("x_row", "x_pixel", "x_channel"), strides, strict=True)),
+            "y_row": (following.padded[1] if following else stage.pooled[1]) * stage.outputs,
+            **asdict(stage.tiles(self.target)),
+            "word": stage.word,
+        }
+        fields = ", ".join(f".{name} = {value}" for name, value in values.items())
+        return f"static const Conv {stage.name} = {{{fields}}};"
+
+    def _sample(self) -> Iterator[str]:
+        """The fields of one sample's memory. The logits become their own gradient."""
+        for stage in self.stages.convs:
+            if not stage.first or stage.conv.padding:
+                yield f"float x{stage.number}[{stage.input_size}]"
+            yield f"uint64_t alive{stage.number}[{stage.words}]"
+        yield f"float flat[{self.stages.convs[-1].output_size}]"
+        yield f"float grad_flat[{self.stages.convs[-1].output_size}]"
+        for stage in self.stages.linears:
+            yield f"float {stage.name}[{stage.outputs}]"
+            if stage.relu:
+                yield f"float grad_{stage.name}[{stage.outputs}]"
+
+    def _shared(self) -> Iterator[str]:
+        """The fields of the memory that samples use one after the other."""
+        rows = 0
+        for stage in self.stages.convs:
+            n, weights, channels = stage.number, stage.patch * stage.outputs, stage.input_shape[0]
+            yield f"float forward{n}[{weights}]"
+            yield f"float grad_weight{n}[{weights}]"
+            if not stage.first:
+                yield f"float backward{n}[{weights}]"
+                yield f"float grad_x{n}[{stage.input_size}]"
+                yield f"Entry entries{n}[{stage.outputs * stage.tiles(self.target).band * stage.pooled[1]}]"
+                yield f"int counts{n}[{stage.outputs}]"
+            if stage.winograd_rows:
+                yield f"float points{n}[{WINOGRAD_POINTS * channels * stage.outputs}]"
+                yield f"float x_points{n}[{WINOGRAD_POINTS * channels * stage.winograd_tiles}]"
+                yield f"float y_points{n}[{WINOGRAD_POINTS * stage.outputs * stage.winograd_tiles}]"
+            rows = max(rows, max(stage.winograd_rows, stage.window) * stage.grid[1] * stage.outputs)
+        yield f"float rows[{rows}]"
+        yield f"float y[{self.stages.convs[-1].output_size}]"
+        yield f"float grad_y[{self.stages.convs[-1].output_size}]"
+
+    def _forward(self) -> Iterator[str]:
+        for stage in self.stages.convs:
+            n = stage.number
+            yield f"pack_forward({stage.name}, {self._weight(stage)}, shared->forward{n});"
+            if stage.winograd_rows:
+                yield f"winograd_weights({stage.name}, shared->forward{n}, shared->points{n});"
+        yield from self._each_sample(self._forward_sample())
+        for stage in self.stages.linears:
+            yield (
+                f"linear_forward({stage.name}, batch, samples->{self._input(stage)}, {STRIDE}, {self._weight(stage)}, "
+                f"{self._bias(stage)}, samples->{stage.name}, {STRIDE});"
+            )
+            if stage.relu:
+                mask = self._mask(stage.mask, stage.outputs)
+                yield from self._each_sample([f"relu_dropout({stage.outputs}, sample->{stage.name}, {mask});"])
+
+    def _forward_sample(self) -> Iterator[str]:
+        for stage in self.stages.convs:
+            n, y = stage.number, self._outputs(stage, "sample->x", "shared->y")
+            if stage.first and stage.conv.padding:
+                _, height, width = stage.input_shape
+                yield f"pad_image({stage.name}, image, {height}, {width}, {stage.conv.padding}, sample->x{n});"
+            if stage.winograd_rows:
+                yield (
+                    f"winograd_forward({stage.name}, {self._inputs(stage)}, shared->points{n}, {self._bias(stage)}, "
+                    f"shared->x_points{n}, shared->y_points{n}, shared->rows, {y}, sample->alive{n});"
+                )
+            else:
+                yield (
+                    f"conv_forward({stage.name}, {self._inputs(stage)}, shared->forward{n}, {self._bias(stage)}, "
+                    f"shared->rows, {y}, sample->alive{n});"
+                )
+        yield f"flatten(shared->y, {self._flat_mask}, sample->flat, {self._flat_shape});"
+
+    def _backward(self) -> Iterator[str]:
+        for stage in reversed(self.stages.linears):
+            grad, x = f"{'grad_' if stage.relu else ''}{stage.name}", self._input(stage)
+            if stage.relu:
+                mask = self._mask(stage.mask, stage.outputs)
+                yield from self._each_sample(
+                    [f"relu_dropout_gradient({stage.outputs}, sample->{stage.name}, {mask}, sample->{grad});"]
+                )
+            yield (
+                f"linear_weight_gradient({stage.name}, batch, samples->{grad}, {STRIDE}, samples->{x}, {STRIDE}, "
+                f"out + {self._start(stage, 'weight')}, out + {self._start(stage, 'bias')});"
+            )
+            yield (
+                f"linear_input_gradient({stage.name}, batch, samples->{grad}, {STRIDE}, {self._weight(stage)}, "
+                f"samples->grad_{x}, {STRIDE});"
+            )
+        for stage in self.stages.convs:
+            yield f"memset(shared->grad_weight{stage.number}, 0, sizeof shared->grad_weight{stage.number});"
+            yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
+            if not stage.first:
+                yield f"pack_backward({stage.name}, {self._weight(stage)}, shared->backward{stage.number});"
+        yield from self._each_sample(self._backward_sample())
+        for stage in self.stages.convs:
+            order = "forward" if stage.first else "backward"
+            out = f"out + {self._start(stage, 'weight')}"
+            yield f"unpack_{order}({stage.name}, shared->grad_weight{stage.number}, {out});"
+
+    def _backward_sample(self) -> Iterator[str]:
+        yield f"unflatten(sample->grad_flat, {self._flat_mask}, shared->grad_y, {self._flat_shape});"
+        for stage in reversed(self.stages.convs):
+            n, grad = stage.number, self._outputs(stage, "shared->grad_x", "shared->grad_y")
+            seen = f"{self._inputs(stage)}, sample->alive{n}, {grad}"
+            yield f"relu_gradient({stage.name}, sample->alive{n}, {grad}, out + {self._start(stage, 'bias')});"
+            if stage.first:
+                yield f"first_weight_gradient({stage.name}, {seen}, shared->rows, shared->grad_weight{n});"
+                continue
+            entries = f"shared->entries{n}, shared->counts{n}"
+            yield f"conv_weight_gradient({stage.name}, {seen}, shared->grad_weight{n}, {entries});"
+            yield f"memset(shared->grad_x{n}, 0, sizeof shared->grad_x{n});"
+            yield (
+                f"conv_input_gradient({stage.name}, shared->backward{n}, sample->alive{n}, {grad}, shared->grad_x{n});"
+            )
+
+    def _each_sample(self, lines: Iterator[str] | list[str]) -> Iterator[str]:
+        yield "for (int i = 0; i < batch; i++) {"
+        yield "    Sample *const sample = samples + i;"
+        image = f"images + (size_t)i * {math.prod(self.model.input_shape)}"
+        for line in lines:
+            yield f"    {line.replace('image,', f'{image},')}"
+        yield "}"
+
+    def _following(self, stage: ConvStage) -> ConvStage | None:
+        return self.stages.convs[stage.number] if stage.number < len(self.stages.convs) else None
+
+    def _inputs(self, stage: ConvStage) -> str:
+        return "image" if stage.first and not stage.conv.padding else f"sample->x{stage.number}"
+
+    def _outputs(self, stage: ConvStage, inner: str, last: str) -> str:
+        """Where a stage's outputs, or their gradients, lie: inside the next one's padded inputs."""
+        following = self._following(stage)
+        if following is None:
+            return last
+        inside = following.conv.padding * (following.padded[1] + 1) * stage.outputs
+        return f"{inner}{following.number} + {inside}"
+
+    def _input(self, stage: LinearStage) -> str:
+        index = self.stages.linears.index(stage)
+        return self.stages.linears[index - 1].name if index else "flat"
+
+    @property
+    def _flat_shape(self) -> str:
+        last = self.stages.convs[-1]
+        return f"{math.prod(last.pooled)}, {last.outputs}"
+
+    @property
+    def _flat_mask(self) -> str:
+        return self._mask(self.stages.flat_mask, self.stages.convs[-1].output_size)
+
+    def _mask(self, mask: int | None, size: int) -> str:
+        return "0" if mask is None else f"masks ? masks[{mask}] + (size_t)i * {size} : 0"
+
+    def _start(self, stage: ConvStage | LinearStage, kind: str) -> int:
+        return self.model.layout.slices[f"{stage.name}.{kind}"].start
+
+    def _weight(self, stage: ConvStage | LinearStage) -> str:
+        return f"params + {self._start(stage, 'weight')}"
+
+    def _bias(self, stage: ConvStage | LinearStage) -> str:
+        return f"params + {self._start(stage, 'bias')}"
+
+
+def _struct(name: str, fields: Iterator[str]) -> str:
+    return "\n".join(["typedef struct {", *(f"    {field} ALIGNED;" for field in fields), f"}} {name};"])
+
+
+def _function(name: str, more: str, lines: Iterator[str]) -> str:
+    arguments = "const float *params, const float *images, int batch, const float *const *masks"
+    head = f"static void {name}({arguments}, Sample *samples, Shared *shared{more})"
+    return "\n".join([head, "{", *(f"    {line}" for line in lines), "}"])
+
+
+_ENTRY = """
+size_t scratch_bytes(int batch) {{ return sizeof(Shared) + batch * sizeof(Sample); }}
+
+/* `scratch` is aligned to 64 bytes, and holds zeros when it is first used. Returns the first sample whose label is no
+ * class, or -1. */
+int gradient(const float *params, const float *images, const int64_t *labels, int batch, const float *const *masks,
+             float *out, float *loss, void *scratch)
+{{
+    Shared *const shared = scratch;
+    Sample *const samples = (Sample *)(shared + 1);
+    forward(params, images, batch, masks, samples, shared);
+    const int wrong = cross_entropy(batch, {classes}, samples->{logits}, {stride}, labels, loss);
+    if (wrong < 0)
+        backward(params, images, batch, masks, samples, shared, out);
+    return wrong;
+}}
+
+void logits(const float *params, const float *images, int batch, float *out, void *scratch)
+{{
+    Shared *const shared = scratch;
+    Sample *const samples = (Sample *)(shared + 1);
+    forward(params, images, batch, 0, samples, shared);
+    for (int i = 0; i < batch; i++)
+        memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
+}}
+"""

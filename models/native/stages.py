@@ -1,0 +1,217 @@
+"""A described network as the stages that the compiled kernels know, with the sizes of each stage's tiles.
+
+A tile is what a kernel keeps in registers; its best size depends on the layer and on the processor's registers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hushfleet.errors import BadInput
+from models.layers import Conv, Dropout, Layered, Linear, Place, Pool
+from models.model import Model
+
+WIDTH = 16  # channels and hidden units come in multiples of this, the widest vector of any target
+CACHE_FLOATS = 8 << 10  # what a kernel's working set may take of a first-level cache
+MAX_PIXELS = 16  # of a tile
+WINOGRAD_SIDE = 6
+WINOGRAD_POINTS = WINOGRAD_SIDE**2
+MIN_WINOGRAD_TILES = 4  # with fewer at a time, the products wait for one another
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the compiler's target has: floats in a vector, and registers for vectors."""
+
+    lanes: int
+    registers: int
+
+
+@dataclass(frozen=True)
+class ConvTiles:
+    """:param rows: of outputs at a time; Winograd's way if they are more than `window`.
+
+    :param pixels: of each row (with Winograd: its tiles), times `vectors` of outputs: the accumulators forward.
+    :param run: accumulators of the weights' gradient, taps for the first layer and vectors for the others.
+    :param band: pooled rows whose inputs stay in the first-level cache.
+    """
+
+    rows: int
+    pixels: int
+    vectors: int
+    run: int
+    band: int
+
+
+@dataclass(frozen=True)
+class ConvStage:
+    """A convolution with its ReLU and, where `window` is 2, the pooling that follows."""
+
+    number: int
+    conv: Conv
+    input_shape: tuple[int, int, int]
+    window: int
+
+    @property
+    def name(self) -> str:
+        return f"conv{self.number}"
+
+    @property
+    def first(self) -> bool:
+        return self.number == 1
+
+    @property
+    def outputs(self) -> int:
+        return self.conv.outputs
+
+    @property
+    def patch(self) -> int:
+        """Inputs of one output."""
+        return self.input_shape[0] * self.conv.kernel**2
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        return self.input_shape[1] + 2 * self.conv.padding, self.input_shape[2] + 2 * self.conv.padding
+
+    @property
+    def input_size(self) -> int:
+        return self.input_shape[0] * math.prod(self.padded)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width of the outputs before pooling."""
+        return self.padded[0] + 1 - self.conv.kernel, self.padded[1] + 1 - self.conv.kernel
+
+    @property
+    def pooled(self) -> tuple[int, int]:
+        return self.grid[0] // self.window, self.grid[1] // self.window
+
+    @property
+    def output_size(self) -> int:
+        return self.outputs * math.prod(self.pooled)
+
+    @property
+    def words(self) -> int:
+        """One bit for each output, in words of 64 bits, at each corner of each pooled pixel's window."""
+        return math.prod(self.pooled) * self.window**2 * self.outputs // self.word
+
+    @property
+    def word(self) -> int:
+        """How many outputs' bits share a word."""
+        return math.gcd(self.outputs, 64)
+
+    @property
+    def winograd_rows(self) -> int:
+        """How many rows of outputs Winograd's way takes at a time; 0 where its tiles do not fit or are too few."""
+        height, width = self.grid
+        step = WINOGRAD_SIDE + 1 - self.conv.kernel
+        if self.first or self.conv.kernel not in (3, 5) or height % step or width % step:
+            return 0
+        in_row = width // step
+        rows = max(n for n in range(1, height // step + 1) if height // step % n == 0 and (n == 1 or n * in_row <= 16))
+        return rows * step if rows * in_row >= MIN_WINOGRAD_TILES else 0
+
+    @property
+    def winograd_tiles(self) -> int:
+        return self.winograd_rows * self.grid[1] // (WINOGRAD_SIDE + 1 - self.conv.kernel) ** 2
+
+    def tiles(self, target: Target) -> ConvTiles:
+        rows, pixels, vectors = self._forward_tile(target)
+        if self.first:
+            units, free = self.patch, (target.registers - 2 - vectors) // vectors
+        else:
+            units, free = self.patch // target.lanes, target.registers - 6
+        run = math.ceil(units / math.ceil(units / free))
+        input_row = self.padded[1] * self.input_shape[0]
+        band = (CACHE_FLOATS // input_row - self.conv.kernel + 1) // self.window
+        return ConvTiles(self.winograd_rows or rows, pixels, vectors, run, min(max(band, 1), self.pooled[0]))
+
+    def _forward_tile(self, target: Target) -> tuple[int, int, int]:
+        """Rows, pixels and vectors of accumulators with which the forward kernel takes the fewest cycles.
+
+        A step multiplies each of the tile's pixels with each of its vectors of weights. Two products or two loads
+        start in a cycle, and eight accumulators hide a product's latency; weights from the second-level cache and the
+        loop itself cost a little more.
+        """
+        far = 0.25 if self.patch * self.outputs > CACHE_FLOATS else 0
+        width = self.winograd_tiles or self.grid[1]
+        row_choices = {1} if self.winograd_rows else {1, self.window}
+
+        def step_cycles(rows: int, pixels: int, vectors: int) -> float:
+            products, loads = rows * pixels * vectors, rows * pixels + vectors
+            return max(products / 2, loads / 2, 4) + far * vectors + 1
+
+        def cycles(tile: tuple[int, int, int]) -> float:
+            rows, pixels, vectors = tile
+            whole, rest = divmod(width, pixels)
+            steps = whole * step_cycles(rows, pixels, vectors) + (step_cycles(rows, rest, vectors) if rest else 0)
+            return steps / vectors / rows
+
+        tiles = [
+            (rows, pixels, vectors)
+            for rows in row_choices
+            for pixels in range(1, min(width, MAX_PIXELS) + 1)
+            for vectors in (1, 2, 4)
+            if self.outputs // target.lanes % vectors == 0 and rows * pixels * vectors + vectors <= target.registers - 2
+        ]
+        return min(tiles, key=lambda tile: (cycles(tile), tile))
+
+
+@dataclass(frozen=True)
+class LinearStage:
+    """:param mask: which dropout mask its outputs are multiplied by."""
+
+    name: str
+    inputs: int
+    outputs: int
+    relu: bool
+    mask: int | None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """:param flat_mask: which dropout mask the last convolution's outputs are multiplied by."""
+
+    convs: tuple[ConvStage, ...]
+    flat_mask: int | None
+    linears: tuple[LinearStage, ...]
+
+
+def stages_of(model: Model) -> Stages:
+    """The model's layers in the form that the kernels have. Raises `BadInput` with the reason where they have none."""
+    network = model.function
+    if not isinstance(network, Layered):
+        raise BadInput(f"{model.name} is written as PyTorch code, not as a list of layers that could be compiled")
+    places, masks = list(network.places), iter(range(len(model.dropout)))
+
+    def accept(kind: type) -> Place | None:
+        return places.pop(0) if places and isinstance(places[0].layer, kind) else None
+
+    convs: list[ConvStage] = []
+    while place := accept(Conv):
+        _require_width(model, place)
+        window = 2 if accept(Pool) else 1
+        convs.append(ConvStage(len(convs) + 1, place.layer, place.input_shape, window))
+    flat_mask = next(masks) if convs and accept(Dropout) else None
+    linears: list[LinearStage] = []
+    while place := accept(Linear):
+        if place.layer.relu:
+            _require_width(model, place)
+        mask = next(masks) if place.layer.relu and accept(Dropout) else None
+        linears.append(LinearStage(place.name, *place.input_shape, place.layer.outputs, place.layer.relu, mask))
+    relus = [stage.relu for stage in linears]
+    if places or not convs or not linears or relus != [True] * (len(linears) - 1) + [False]:
+        raise BadInput(
+            f"{model.name}: the compiled kernels take convolutions, each with or without pooling, then linear layers, "
+            f"of which only the last is without ReLU; dropout may follow the last pooling and hidden linear layers"
+        )
+    return Stages(tuple(convs), flat_mask, tuple(linears))
+
+
+def _require_width(model: Model, place: Place) -> None:
+    if place.layer.outputs % WIDTH:
+        raise BadInput(
+            f"{model.name}: {place.name} has {place.layer.outputs} outputs; "
+            f"the compiled kernels need a multiple of {WIDTH}"
+        )

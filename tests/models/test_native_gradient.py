@@ -1,0 +1,220 @@
+"""The compiled gradient against PyTorch's. Where no C compiler is, every test checks the reason, then says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.optim import SGD
+from models import checks, get_model, native
+from models.layers import Conv, Dropout, Layered, Linear, Pool
+from models.model import Model
+from models.native.gradient import LOGITS_BATCH, NativeGradient
+from models.torch_gradient import TorchGradient
+
+COMPACT = ["cifar10-cnn", "digits-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"]
+TOLERANCE = 1e-5
+
+
+def described(name: str, input_shape: tuple[int, int, int], *layers: object) -> Model:
+    network = Layered(input_shape, layers)
+    return Model(name, "this test", input_shape, layers[-1].outputs, network.layout, network.dropout, network)
+
+
+# What the compact networks do not have: odd sizes, unusual kernels and widths, outputs in several words of bits,
+# inner layers without pooling, pooled first layers of many channels, Winograd's way on an odd number of tiles.
+ODD = {
+    "odd-sizes": described(
+        "odd-sizes",
+        (2, 13, 11),
+        Conv(48, 2, padding=1),
+        Pool(),
+        Conv(80, 4, padding=2),
+        Conv(16, 1),
+        Pool(),
+        Dropout(0.5),
+        Linear(16),
+        Linear(3, relu=False),
+    ),
+    "inner-winograd": described(
+        "inner-winograd",
+        (1, 14, 14),
+        Conv(16, 3),
+        Conv(32, 3, padding=1),
+        Conv(128, 5, padding=1),
+        Linear(48),
+        Dropout(0.3),
+        Linear(32),
+        Linear(7, relu=False),
+    ),
+    "one-layer": described("one-layer", (5, 6, 6), Conv(16, 3, padding=2), Linear(2, relu=False)),
+}
+
+
+def model_of(name: str) -> Model:
+    return ODD.get(name) or get_model(name)
+
+
+@pytest.fixture(scope="module")
+def native_of(tmp_path_factory) -> Iterator[Callable[[str], NativeGradient]]:
+    @cache
+    def build(name: str) -> NativeGradient:
+        return native.build_gradient(model_of(name))
+
+    def build_or_say_why(name: str) -> NativeGradient:
+        reason = native.unavailable()
+        if reason is None:
+            return build(name)
+        assert "C compiler" in reason
+        with pytest.raises(HushfleetError) as error:
+            native.build_gradient(model_of(name))
+        assert str(error.value) == reason
+        pytest.skip(f"nothing can be compiled here: {reason}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield build_or_say_why
+
+
+@pytest.mark.parametrize("name", [*COMPACT, *ODD])
+def test_it_computes_what_pytorch_computes(name, native_of):
+    run, model = native_of(name), model_of(name)
+    reference, rng, params = TorchGradient(model), np.random.default_rng(5), model.init(3)
+    sizes = (1, 2, 7, 10, 16, 64) if name in ("digits-cnn", "mnist-cnn") else (1, 7, 16)
+    for size in sizes:
+        x, y, masks = checks.stable_batch(reference, params, size, rng)
+        for dropout in ((), masks) if masks else ((),):
+            expected_loss, expected = reference(params, x, y, dropout)
+            out = np.full_like(params, np.nan)
+            loss, grad = run(params, x, y, dropout, out=out)
+            assert grad is out
+            assert loss == pytest.approx(expected_loss, rel=2e-6)
+            for tensor, place in model.layout.slices.items():
+                assert checks.relative_error(grad[place], expected[place]) < TOLERANCE, (tensor, size)
+        assert checks.relative_error(run.logits(params, x), reference.logits(params, x)) < TOLERANCE
+
+
+def test_logits_of_more_images_than_fit_one_pass(native_of):
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    x, _, _ = checks.random_batch(model, 2 * LOGITS_BATCH + 3, np.random.default_rng(0))
+    params = model.init(0)
+    expected = np.concatenate([run.logits(params, x[i : i + 1]) for i in range(len(x))])
+    assert np.array_equal(run.logits(params, x), expected)
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "fashion-mnist-cnn"])
+def test_the_same_inputs_give_the_same_bits_whatever_came_before(name, native_of):
+    run, model, rng = native_of(name), get_model(name), np.random.default_rng(1)
+    params = model.init(1)
+    x, y, masks = checks.random_batch(model, 5, rng)
+    fresh_loss, fresh = run(params, x, y, masks)
+    other = checks.random_batch(model, 9, rng)
+    run(model.init(2), *other)
+    run(np.full_like(params, np.nan), x, y)
+    run.logits(model.init(4), other[0])
+    again_loss, again = run(params, x, y, masks)
+    assert again_loss == fresh_loss
+    assert again.tobytes() == fresh.tobytes()
+    rebuilt = native.build_gradient(model)
+    assert rebuilt(params, x, y, masks)[1].tobytes() == fresh.tobytes()
+
+
+@pytest.mark.parametrize(("name", "layer"), [("digits-cnn", "conv1"), ("digits-cnn", "conv2"), ("mnist-cnn", "conv2")])
+def test_of_equal_maxima_the_first_gets_the_gradient(name, layer, native_of):
+    """Without weights a layer's outputs are its bias: every window ties, above 0."""
+    run, model = native_of(name), get_model(name)
+    params = model.init(0)
+    tensors = model.layout.unflatten(params)
+    tensors[f"{layer}.weight"][...] = 0
+    tensors[f"{layer}.bias"][...] = np.linspace(0.1, 0.7, len(tensors[f"{layer}.bias"]))
+    x, y, _ = checks.random_batch(model, 3, np.random.default_rng(2))
+    expected_loss, expected = TorchGradient(model)(params, x, y)
+    loss, grad = run(params, x, y)
+    assert loss == pytest.approx(expected_loss, rel=2e-6)
+    place = model.layout.slices[f"{layer}.weight"]
+    assert np.abs(expected[place]).max() > 0
+    assert checks.relative_error(grad[place], expected[place]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "mnist-cnn"])
+def test_divergence_is_seen(name, native_of):
+    """NaN in any tensor, or in one pixel, is NaN in the loss: neither ReLU nor pooling may swallow it."""
+    run, model = native_of(name), get_model(name)
+    x, y, _ = checks.random_batch(model, 3, np.random.default_rng(3))
+    for tensor, place in model.layout.slices.items():
+        params = model.init(0)
+        params[place.start] = np.nan
+        assert np.isnan(run(params, x, y)[0]), tensor
+    center = model.input_shape[1] // 2
+    x[1, 0, center, center] = np.nan
+    loss, grad = run(model.init(0), x, y)
+    assert np.isnan(loss)
+    assert np.isnan(grad).any()
+    huge = model.init(0) * np.float32(1e30)
+    assert not np.isfinite(run(huge, np.ones_like(x), y)[0])
+
+
+def test_a_training_run_stays_close_to_pytorchs(native_of):
+    model, rng = get_model("digits-cnn"), np.random.default_rng(0)
+    batches = [checks.random_batch(model, 8, rng)[:2] for _ in range(30)]
+    ends = []
+    for gradient in (TorchGradient(model), native_of("digits-cnn")):
+        params, optimizer = model.init(0), SGD(0.05)
+        for x, y in batches:
+            optimizer.step(params, gradient(params, x, y)[1])
+        ends.append(params)
+    assert checks.relative_error(ends[1], ends[0]) < 1e-4
+    assert checks.relative_error(model.init(0), ends[0]) > 0.05
+
+
+def test_what_does_not_fit_is_refused(native_of):
+    run, model = native_of("fashion-mnist-cnn"), get_model("fashion-mnist-cnn")
+    params = model.init(0)
+    x, y, masks = checks.random_batch(model, 2, np.random.default_rng(0))
+    refused = [
+        (r"params must be a NumPy array float32 \(1199882,\)", (params[:-1], x, y)),
+        ("params must be a NumPy array float32", (params.astype(np.float64), x, y)),
+        (r"x must be a NumPy array float32 \(2, 1, 28, 28\)", (params, x[:, :, 1:], y)),
+        ("x must be contiguous", (params, np.asfortranarray(x), y)),
+        (r"y must be a NumPy array int64 \(2,\)", (params, x, y.astype(np.int32))),
+        (r"y must be a NumPy array int64 \(2,\)", (params, x, y[:1])),
+        (r"takes 2 dropout masks or none, not 1", (params, x, y, masks[:1])),
+        (r"dropout.1 must be a NumPy array float32 \(2, 128\)", (params, x, y, (masks[0], masks[1][:1]))),
+        ("the batch is empty", (params, x[:0], y[:0])),
+        (r"y\[1\] = 10: labels must be in 0 .. 9", (params, x, np.array([9, 10]))),
+        (r"y\[0\] = -1: labels must be in 0 .. 9", (params, x, np.array([-1, 10]))),
+        (r"out must be a NumPy array float32 \(1199882,\)", (params, x, y, (), params[:-1].copy())),
+        ("out must be writeable memory that is not", (params, x, y, (), params)),
+    ]
+    for text, arguments in refused:
+        with pytest.raises(ValueError, match=text):
+            run(*arguments)
+    sealed = np.empty_like(params)
+    sealed.flags.writeable = False
+    with pytest.raises(ValueError, match="out must be writeable"):
+        run(params, x, y, out=sealed)
+    with pytest.raises(ValueError, match="x must be a NumPy array"):
+        run.logits(params, x[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (get_model("resnet18-gn"), "resnet18-gn is written as PyTorch code"),
+        (described("narrow", (1, 8, 8), Conv(12, 3), Linear(2, False)), "conv1 has 12 outputs; .* a multiple of 16"),
+        (described("narrow", (1, 8, 8), Conv(16, 3), Linear(9), Linear(2, False)), "fc1 has 9 outputs"),
+        (described("no-conv", (1, 8, 8), Linear(16), Linear(2, False)), "no-conv: the compiled kernels take conv"),
+        (described("late", (1, 8, 8), Conv(16, 3), Dropout(0.1), Pool(), Linear(2, False)), "late: the compiled"),
+        (described("relu", (1, 8, 8), Conv(16, 3), Linear(16)), "of which only the last is without ReLU"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Model) else "",
+)
+def test_a_network_that_the_kernels_do_not_know_is_refused_with_the_reason(model, reason, native_of):
+    native_of("digits-cnn")
+    with pytest.raises(BadInput, match=reason) as error:
+        native.build_gradient(model)
+    assert native.unavailable(model) == str(error.value)
