@@ -308,6 +308,8 @@ class DeviceStore:
             run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
             run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
             run("PRAGMA journal_size_limit = 8388608")
+            if not durable:
+                run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
         self._identity = Identity.from_bytes(key)
         self.ledger = Ledger(self._connection, device=self.device)
 
