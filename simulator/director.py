@@ -22,7 +22,6 @@ from simulator.live import LiveFleet
 from simulator.run_folder import Simulation
 from simulator.schedule import Action, Playback, Schedule, Window
 
-SCENARIO_LOG = "scenario.jsonl"
 _TICK_S = 0.1
 _BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
 
@@ -37,7 +36,7 @@ class Director:
         self, simulation: Simulation, schedule: Schedule, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._log = simulation.folder.path / SCENARIO_LOG
+        self._log = simulation.folder.scenario
         self._events = EventTail(simulation.folder.events)
         history = self._events.read()
         self._opened = _last(history, "round_open")

@@ -13,7 +13,6 @@ from aggregator.events import read_lines
 from aggregator.record import record
 from aggregator.result import LocalOnly, Result, SweepPoint
 from aggregator.store import AggregatorStore
-from simulator.director import SCENARIO_LOG
 from simulator.local_only import Alone
 from simulator.run_folder import Simulation
 
@@ -34,7 +33,7 @@ def assemble(
             engine=engine,
             seed=simulation.seed,
             fleet=[device.name for device in simulation.fleet.devices],
-            scenario=simulation.folder.path / SCENARIO_LOG,
+            scenario=simulation.folder.scenario,
         )
     fleet = simulation.fleet.devices
     by_name = {device.name: device for device in fleet}

@@ -27,7 +27,6 @@ from simulator.clock.links import LinkOptions
 from simulator.clock.measure import measure_costs
 from simulator.clock.outcome import Note, RoundOutcome
 from simulator.clock.sizes import sizes_of
-from simulator.director import SCENARIO_LOG
 from simulator.emulation import machine_speed
 from simulator.fast import Answer, train_cohort
 from simulator.live import RECONNECT_S
@@ -74,7 +73,7 @@ def run_clocked_rounds(
     outcomes = fleet_clock(simulation, mix).rounds()
     with (
         AggregatorStore(simulation.folder.aggregator, durable=False) as store,
-        EventLog(simulation.folder.path / SCENARIO_LOG, clock=time) as scenario,
+        EventLog(simulation.folder.scenario, clock=time) as scenario,
     ):
         engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time)
         rounds = VirtualRounds(

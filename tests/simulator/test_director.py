@@ -12,7 +12,7 @@ import pytest
 from aggregator.events import EventLog, read_events
 from hushfleet.scenario import ScenarioSection
 from hushfleet.task import Task, parse_task
-from simulator.director import SCENARIO_LOG, Director
+from simulator.director import Director
 from simulator.live import LiveFleet
 from simulator.run_folder import RunFolder, Simulation, begin
 from simulator.schedule import Day, Schedule, make_schedule, schedule_of
@@ -75,7 +75,7 @@ class Play:
 
     @property
     def written(self) -> list[dict[str, Any]]:
-        return read_events(self.simulation.folder.path / SCENARIO_LOG)[0]
+        return read_events(self.simulation.folder.scenario)[0]
 
     @property
     def not_played(self) -> list[tuple[str, str]]:
@@ -210,7 +210,7 @@ STORY = {
 def test_what_was_down_when_a_run_was_interrupted_is_written_down_as_back(play: Callable[..., Play]) -> None:
     late = {"late": [{"devices": ["device-6"], "at_s": 5}]}
     before = play(late, history=(("run", 0),))
-    with EventLog(before.simulation.folder.path / SCENARIO_LOG) as log:
+    with EventLog(before.simulation.folder.scenario) as log:
         for action, target in [
             ("cut", "device-0"),
             ("kill", "device-1"),
@@ -288,7 +288,7 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)
-    scenes = read_events(live.folder.path / SCENARIO_LOG)[0]
+    scenes = read_events(live.folder.scenario)[0]
     told = [(event["action"], event["target"]) for event in scenes]
     assert sorted(told) == [
         ("cut", "device-1"),
