@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -102,7 +103,7 @@ def register(app: typer.Typer) -> None:
             plain = {"costs": costs.to_plain(), "policies": [each.to_plain() for each in forecasts]}
             typer.echo(json.dumps(plain, indent=2))
         else:
-            _print(console, forecasts, costs, costs.step_s(task.method.config().batch_size))
+            print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
         if plot is not None:
             plot_forecasts(forecasts, plot)
             console.print(f"plot  {plot}", highlight=False)
@@ -137,10 +138,14 @@ def _costs(prepared: PreparedTask, step_ms: float | None) -> Costs:
     return replace(costs, batch_s=scale * costs.batch_s, sample_s=scale * costs.sample_s)
 
 
-def _print(console: Console, forecasts: list[Forecast], costs: Costs, step_s: float) -> None:
+def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float) -> None:
+    """For people: a row a policy, then a row a board.
+
+    :param step_s: of a batch on one core of generic-x86.
+    """
     first = forecasts[0]
     table = Table(title=f"{first.devices:,} devices, {first.rounds} rounds, on the virtual clock", title_justify="left")
-    table.add_column("policy")
+    table.add_column("policy", overflow="fold")
     for heading in (
         "time to the end",
         "round: median / 95 %",
@@ -175,7 +180,7 @@ def _print(console: Console, forecasts: list[Forecast], costs: Costs, step_s: fl
     )
 
 
-def _print_boards(console: Console, forecasts: list[Forecast]) -> None:
+def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
     table = Table(title="stragglers by board: late (charged) + given up (not charged)", title_justify="left")
     table.add_column("board")
     table.add_column("devices", justify="right")
