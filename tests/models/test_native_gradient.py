@@ -51,7 +51,7 @@ ODD = {
         Linear(32),
         Linear(7, relu=False),
     ),
-    "one-layer": described("one-layer", (5, 6, 6), Conv(16, 3, padding=2), Linear(2, relu=False)),
+    "one-pixel": described("one-pixel", (3, 6, 7), Conv(16, 1), Pool(), Linear(2, relu=False)),
 }
 
 
@@ -156,6 +156,14 @@ def test_divergence_is_seen(name, native_of):
     assert np.isnan(grad).any()
     huge = model.init(0) * np.float32(1e30)
     assert not np.isfinite(run(huge, np.ones_like(x), y)[0])
+
+
+@pytest.mark.parametrize("corner", [(2, 2), (2, 3), (3, 2), (3, 3)])
+def test_pooling_lets_nan_win_in_every_corner(corner, native_of):
+    run, model = native_of("one-pixel"), ODD["one-pixel"]
+    x, y, _ = checks.random_batch(model, 2, np.random.default_rng(0))
+    x[1, 2, *corner] = np.nan
+    assert np.isnan(run(model.init(0), x, y)[0])
 
 
 def test_a_training_run_stays_close_to_pytorchs(native_of):
