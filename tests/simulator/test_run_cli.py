@@ -162,11 +162,14 @@ def commands() -> list[str]:
     return sorted(command.commands)
 
 
+COMMANDS = ["aggregator", "boards", "broker", "client", "demo", "forecast", "methods", "privacy", "simulate"]
+
+
 def test_every_part_brings_its_command() -> None:
-    assert commands() == ["aggregator", "boards", "broker", "client", "demo", "methods", "privacy", "simulate"]
+    assert commands() == COMMANDS
 
 
-@pytest.mark.parametrize("name", ["aggregator", "boards", "broker", "client", "demo", "methods", "privacy", "simulate"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_teaches_by_example(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     result = CliRunner().invoke(build_app(), [name, "--help"])
     assert result.exit_code == 0
