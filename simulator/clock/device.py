@@ -15,6 +15,8 @@ from simulator.clock.broadcast import Broadcasts
 from simulator.clock.device_time import DeviceTimes
 from simulator.clock.sizes import Sizes
 
+_HAIR_S = 1e-6  # a moment that was added up is this much after itself
+
 
 @dataclass(slots=True)
 class Part:
@@ -202,7 +204,8 @@ class Device:
             return 0.0
         whole_at, times = self.holds_model_at(part), self.times
         began_at = whole_at - times.model_s
-        more = broadcasts.passes(began_at - times.latency_s, min(whole_at, until))
+        own_pass_at = began_at - times.latency_s
+        more = broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
         if until >= whole_at:
             return model_wire_bytes * (1.0 + more)
         return model_wire_bytes * ((until - began_at) / times.model_s + more) if until > began_at else 0.0

@@ -136,7 +136,7 @@ def _totals(
         down_bytes=math.fsum(each.down_bytes for each in spent),
         energy_wh=math.fsum(energy_wh(device) for device in fleet),
         epsilon=_epsilon(prepared, most.charged),
-        epsilon_unused=_wasted(prepared, worst),
+        epsilon_unused=epsilon_unused(prepared, worst),
         unused_share=sum(each.unused.total() for each in spent) / charged if charged else 0.0,
     )
 
@@ -169,7 +169,7 @@ def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
     return epsilon(steps, delta=prepared.spec.privacy.delta)
 
 
-def _wasted(prepared: PreparedTask, spent: Spent) -> float:
+def epsilon_unused(prepared: PreparedTask, spent: Spent) -> float:
     """Epsilons do not add up: what all rounds cost, less what they would have cost without the unused ones."""
     if not spent.unused:
         return 0.0

@@ -26,11 +26,12 @@ _STREAM = 0x434C4B42
 class LinkOptions:
     """:param lost_noticed_s: after a link broke, until the broker notices; 0 where a process is killed and its system
         closes the connection, as in the live engine.
-    :param first_backoff_s: before the first new attempt.
+    :param first_backoff_s, longest_backoff_s: between which the waits for new attempts grow.
     """
 
     lost_noticed_s: float = LOST_NOTICED_S
     first_backoff_s: float = FIRST_BACKOFF_S
+    longest_backoff_s: float = LONGEST_BACKOFF_S
     server_start_s: float = SERVER_START_S
 
 
@@ -149,7 +150,7 @@ class Links:
         at, ceiling_s = down_since, self._options.first_backoff_s
         while True:
             at += self._rng.uniform(0.0, ceiling_s)
-            ceiling_s = min(2 * ceiling_s, LONGEST_BACKOFF_S)
+            ceiling_s = min(2 * ceiling_s, self._options.longest_backoff_s)
             if at >= free_at:
                 return at
 

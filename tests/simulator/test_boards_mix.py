@@ -27,6 +27,8 @@ def test_shares_go_by_the_largest_remainder() -> None:
     )
     # quotas of 7: 3.5, 2.1, 1.4: floors 3 + 2 + 1, and the one that is left goes to the .5
     assert Counter(parse_mix(text, devices=7).profiles) == {ZERO: 4, ORIN: 2, PI5: 1}
+    # quotas of 4: 2.0, 1.2, 0.8: the one that is left goes to the last
+    assert Counter(parse_mix(text, devices=4).profiles) == {ZERO: 2, ORIN: 1, PI5: 1}
     # quotas of 5: 2.5, 1.5, 1.0: of equal remainders the row that comes first
     assert Counter(parse_mix(text, devices=5).profiles) == {ZERO: 3, ORIN: 1, PI5: 1}
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from hushfleet.privacy.accounting import Step, epsilon
 from hushfleet.task import RoundSection, Task
 from simulator.boards import FleetMix, parse_mix
 from simulator.clock.cli import print_forecasts, register, shown_bytes, shown_time
+from simulator.clock.device import Spent
 from simulator.clock.device_time import Costs
 from simulator.clock.fleet import device_names, sample_counts
-from simulator.clock.forecast import Forecast, forecast
+from simulator.clock.forecast import Forecast, epsilon_unused, forecast
 from simulator.clock.policies import AS_IN_TASK, read_policies
 from simulator.clock.sizes import sizes_of
 from simulator.fleet import make_fleet
@@ -81,6 +83,14 @@ def test_a_quorum_leaves_the_slow_behind_and_their_privacy_is_spent_all_the_same
     assert (zero.late, late.unused_share) == (1, pytest.approx(1 / 3))
     assert late.epsilon_unused == pytest.approx(late.epsilon), "a Zero spent all that it spent for nothing"
     assert late.epsilon == pytest.approx(calm.epsilon)
+
+
+def test_epsilon_of_unused_rounds_is_what_they_added(prepared: PreparedTask) -> None:
+    spent = Spent(charged=Counter({1: 6}), unused=Counter({1: 4}))
+    sigma, delta = prepared.spec.privacy.noise_multiplier, prepared.spec.privacy.delta
+    expected = epsilon([Step(sigma, 1.0, 6)], delta=delta) - epsilon([Step(sigma, 1.0, 2)], delta=delta)
+    assert epsilon_unused(prepared, spent) == pytest.approx(expected)
+    assert epsilon_unused(prepared, Spent(charged=Counter({1: 6}))) == 0
 
 
 def test_longer_deadlines_use_more_and_faster_boards_end_sooner(prepared: PreparedTask) -> None:
