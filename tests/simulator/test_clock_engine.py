@@ -217,6 +217,15 @@ def test_a_round_with_too_few_updates_is_put_off_and_its_trainers_begin_anew() -
     assert (round(only.closed_s, 6), only.used, only.declined) == (round(BORN + 40, 6), False, ("a",))
 
 
+def test_a_deadline_that_has_passed_counts_even_if_the_round_ends_a_moment_later() -> None:
+    # the deadline is put off at 20; a's update is there at 20.3, and b would hear of the end at 20.4, after its last
+    # batch has begun; but at 20.35 it sees that its own deadline, 20.1, is over
+    quick = replace(PLAIN, release_s=12.85)
+    slow = replace(PLAIN, model_s=10.0, step_s=5.0)
+    (only,) = run(clock([quick, slow], deadline_s=20, quorum=0.5))
+    assert (only.extensions, list(arrivals(only)), only.given_up) == (1, ["a"], ("b",))
+
+
 def test_a_task_that_does_not_fit_is_declined() -> None:
     small = replace(PLAIN, enough_memory=False)
     fleet = clock([PLAIN, small], noting=True)
