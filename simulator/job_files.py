@@ -70,7 +70,7 @@ def whole(store: Path) -> None:
     if not store.exists():
         raise StoreError(f"{store} is gone, but its journal is still there; put the store back, or begin a new run")
     try:
-        with closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(store, isolation_level=None, timeout=1.0)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # rolls back a cut transaction
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()
     except sqlite3.Error as error:

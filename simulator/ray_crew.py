@@ -296,6 +296,11 @@ def _check_address(address: str) -> None:
 
 
 def _unreachable(address: str, error: Exception) -> str:
+    if "uthentication" in f"{error} {error.__cause__}":
+        return (
+            f"the Ray cluster at {address!r} asks for its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what "
+            "`ray get-auth-token` prints on its head node"
+        )
     return (
         f"no Ray cluster can be joined at {address!r}: {error}. Start one by `ray start --head` there and `ray start "
         "--address HOST:PORT` on this machine and the others; without --ray-address, this machine's cores are used"

@@ -37,7 +37,7 @@ from simulator.workers import Workers
 
 OBJECT_STORE_BYTES = 200 << 20  # /dev/shm is small in containers
 
-# Joins the Ray of this file; with a number, it dies right before it writes the store of that update.
+# Joins the Ray of this file; with a number, it dies right after it has written the store of that update.
 DRIVER = r"""
 import os, signal, sys
 from pathlib import Path
@@ -53,7 +53,7 @@ written = 0
 
 def hook(frame, event, argument):
     global written
-    if event == "call" and frame.f_code.co_name == "replace_file":
+    if event == "return" and frame.f_code.co_name == "replace_file":
         written += 1
         if written == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -198,15 +198,15 @@ def test_files_travel_there_and_back(crew: RayCrew, tmp_path: Path) -> None:
     assert travels(job)
     assert not travels(3)
     store, log = job.files.stores[0], job.files.appended[0]
-    big = "x" * (ray_crew.SMALL_BYTES + 1)
-    for number, text in enumerate(["small", big, big, "small again"], 1):
+    texts = ["small", "x" * (ray_crew.SMALL_BYTES + 1), "y" * (ray_crew.SMALL_BYTES + 1), "small again"]
+    for number, text in enumerate(texts, 1):
         replace_file(tmp_path / "in", text.encode())
         ((rows, elsewhere),) = crew.map(copying, [job])
         assert rows == number
         assert elsewhere != tmp_path
         assert not (elsewhere / "d" / "a.sqlite").exists()
         assert not (elsewhere / "d" / "log").exists()
-    assert rows_of(store) == ["small", big, big, "small again"]
+    assert rows_of(store) == texts
     assert log.read_text() == "1\n2\n3\n4\n"
     assert sorted(path.name for path in store.parent.iterdir()) == ["a.sqlite", "a.sqlite.lock", "log"]
 
@@ -248,7 +248,8 @@ def test_what_is_held_in_the_object_store_is_bounded(
         job.path.mkdir()
         job.files.inputs[0].write_bytes(b"y" * size)
     monkeypatch.setattr(crew, "_room_bytes", 3 * size)
-    assert [rows for rows, _ in crew.map(copying, jobs + jobs)] == [1] * 6 + [2] * 6
+    for turn in (1, 2):
+        assert [rows for rows, _ in crew.map(copying, jobs)] == [turn] * 6
     assert len(crew._kept) <= 3
     assert crew._kept_bytes == sum(version.size for version, _ in crew._kept.values()) <= 3 * size
 
@@ -456,6 +457,18 @@ def test_a_store_is_whole_whatever_a_killed_process_left(mode: str, tmp_path: Pa
     assert rows_of(copy) == ["kept"]
     assert copy.stat().st_mode & 0o777 == 0o600
     whole(store)
+    assert rows_of(store) == ["kept"]
+
+
+def test_a_log_that_somebody_still_reads_is_not_thrown_away(tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite"
+    subprocess.run([sys.executable, "-c", HALF_DONE, store, "WAL"], check=False)
+    reader = sqlite3.connect(store, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT x FROM t").fetchall() == [("kept",)]
+    with pytest.raises(StoreError, match="locked"):
+        whole(store)
+    reader.close()
     assert rows_of(store) == ["kept"]
 
 
