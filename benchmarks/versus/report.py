@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.contenders.network import multiply_adds_per_sample
@@ -85,12 +84,15 @@ def share_of(record: Record, ceiling: float | None) -> float | None:
 
 def table(comparison: Comparison) -> Table:
     """Rich, for the terminal."""
-    made = Table(title=comparison.workload.text, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    # Fits 80 columns, with the check's.
+    made = Table(
+        title=comparison.workload.text, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0)
+    )
     made.add_column("contender", no_wrap=True)
     checked = comparison.first_accuracy is not None
     headings = ["samples/s", "spread", "x plain", "x peer", "ceiling"]
     for heading in headings + ["accuracy"] * checked:
-        made.add_column(heading, justify="right")
+        made.add_column(heading, justify="right", no_wrap=True)
     best_peer = comparison.best_peer
     for record in comparison.contenders:
         rate, name = record.rate, record.contender.label
