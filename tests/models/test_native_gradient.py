@@ -13,6 +13,7 @@ from hushfleet.optim import SGD
 from models import checks, get_model, native
 from models.layers import Conv, Dropout, Layered, Linear, Pool
 from models.model import Model
+from models.native.build import find_compiler
 from models.native.gradient import LOGITS_BATCH, NativeGradient
 from models.torch_gradient import TorchGradient
 
@@ -164,6 +165,28 @@ def test_pooling_lets_nan_win_in_every_corner(corner, native_of):
     x, y, _ = checks.random_batch(model, 2, np.random.default_rng(0))
     x[1, 2, *corner] = np.nan
     assert np.isnan(run(model.init(0), x, y)[0])
+
+
+@pytest.mark.parametrize("flag", ["-march=x86-64", "-march=haswell"])
+def test_narrower_vectors_compute_the_same(flag, native_of, tmp_path, monkeypatch):
+    """By a compiler that takes this machine for an older one, where this machine is of that family."""
+    native_of("digits-cnn")
+    real = find_compiler()
+    if {"__x86_64__", "__AVX2__", "__FMA__"} <= real.defined:
+        compiler = tmp_path / "cc"
+        compiler.write_text(f'#!/bin/sh\nexec {real.path} "$@" {flag}\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        assert ("__AVX2__" in find_compiler().defined) == (flag == "-march=haswell")
+        assert "__AVX512F__" not in find_compiler().defined
+    layers = Conv(16, 3), Conv(32, 3), Pool(), Dropout(0.5), Linear(5, relu=False)
+    model = described("narrow", (1, 10, 10), *layers)
+    params, rng = model.init(0), np.random.default_rng(0)
+    x, y, masks = checks.stable_batch(TorchGradient(model), params, 7, rng)
+    _, expected = TorchGradient(model)(params, x, y, masks)
+    _, grad = native.build_gradient(model)(params, x, y, masks)
+    for tensor, place in model.layout.slices.items():
+        assert checks.relative_error(grad[place], expected[place]) < TOLERANCE, tensor
 
 
 def test_a_training_run_stays_close_to_pytorchs(native_of):

@@ -4,7 +4,8 @@
  * caller's vector, each in one pass from the first row to the last; blocks of samples stay in the cache meanwhile.
  */
 
-#define ROWS (REGISTERS == 32 ? 6 : 2)
+#define MOST_ROWS 6
+#define ROWS (REGISTERS == 32 ? MOST_ROWS : 2)
 #define COLUMNS 4
 #define BLOCK 1024
 #define LINES 16  /* outputs at a time, by which an input's gradient is summed */
@@ -30,7 +31,7 @@ typedef struct {
 KERNEL void dot_tile(const Linear s, const float *x, size_t stride, const float *weight, int inputs, float *y,
                      size_t y_stride, const int rows, const int columns)
 {
-    vec sum[REGISTERS] = {0}, w[COLUMNS];
+    vec sum[MOST_ROWS * COLUMNS] = {0}, w[COLUMNS];
     for (int k = 0; k < inputs; k += LANES) {
         UNROLL
         for (int j = 0; j < columns; j++) {
@@ -78,7 +79,7 @@ KERNEL void linear_forward(const Linear s, int batch, const float *x, size_t str
 KERNEL void input_tile(const Linear s, const float *grad, size_t y_stride, const float *weight, int outputs,
                        float *grad_x, size_t stride, const int rows, const int vectors)
 {
-    vec sum[REGISTERS], w[COLUMNS];
+    vec sum[MOST_ROWS * COLUMNS], w[COLUMNS];
     UNROLL
     for (int i = 0; i < rows; i++)
         UNROLL
@@ -131,7 +132,7 @@ KERNEL void linear_input_gradient(const Linear s, int batch, const float *grad, 
 KERNEL void weight_tile(const Linear s, int batch, const float *grad, size_t y_stride, const float *x, size_t stride,
                         float *grad_weight, const int outputs, const int vectors)
 {
-    vec sum[REGISTERS] = {0}, value[COLUMNS];
+    vec sum[MOST_ROWS * COLUMNS] = {0}, value[COLUMNS];
     for (int i = 0; i < batch; i++) {
         UNROLL
         for (int v = 0; v < vectors; v++)

@@ -40,9 +40,6 @@ KERNEL void store(float *to, vec value) { *(loose_vec *)to = value; }
 KERNEL vec keep(ints mask, vec value) { return (vec)(mask & (ints)value); }
 KERNEL vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
 
-/* Like PyTorch's ReLU, this lets NaN through, so that a run that diverged is seen. */
-KERNEL vec relu(vec value) { return keep(~(value < 0), value); }
-
 /* The lanes whose bit is set, the first lane's being the lowest. */
 KERNEL ints lanes_of(uint64_t bits)
 {
