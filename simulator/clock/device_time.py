@@ -107,6 +107,10 @@ class DeviceTimes:
         """From the first packet until the aggregator has heard of the device."""
         return (CONNECT_LATENCIES + 1) * self.latency_s
 
+    def heard_after(self, plan_bytes: int) -> float:
+        """From a plan's publication until the device has it."""
+        return self.latency_s + plan_bytes * self.down_s_per_byte
+
     @property
     def train_s(self) -> float:
         """All batches of a round."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -53,3 +54,49 @@ class RoundOutcome:
     @property
     def wall_s(self) -> float:
         return self.closed_s - self.opened_s
+
+
+@dataclass
+class OpenRound:
+    """A round that is going on. :param declined: by name, in the order in which they did.
+
+    :param closing: it has been decided that it is over; what comes now is late.
+    """
+
+    number: int
+    opened_s: float
+    cohort: list[str]
+    arrivals: dict[str, Arrival] = field(default_factory=dict)
+    declined: dict[str, None] = field(default_factory=dict)
+    closing: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.cohort)
+
+    def closed(
+        self,
+        at_s: float,
+        *,
+        late: Iterable[str],
+        given_up: Iterable[str],
+        lost: Iterable[str],
+        extensions: int,
+        used: bool,
+        notes: Iterable[Note],
+    ) -> RoundOutcome:
+        late = tuple(late)
+        return RoundOutcome(
+            round=self.number,
+            opened_s=self.opened_s,
+            closed_s=at_s,
+            cohort=tuple(self.cohort),
+            arrivals=tuple(self.arrivals.values()),
+            late=late,
+            given_up=tuple(given_up),
+            declined=tuple(name for name in self.declined if name not in self.arrivals and name not in late),
+            lost=tuple(lost),
+            extensions=extensions,
+            used=used,
+            notes=tuple(notes),
+        )
