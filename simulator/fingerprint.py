@@ -13,21 +13,38 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from hushfleet.errors import HushfleetError
+
 PACKAGES = ("hushfleet", "models", "edge_client", "aggregator", "simulator")
 ARITHMETIC = ("numpy", "onnxruntime", "torch")
 _SOURCES = frozenset({".py", ".c", ".h", ".toml"})
 
 
-@lru_cache(maxsize=1)
-def fingerprint() -> Mapping[str, str]:
-    """Part -> its version here, of this process's Python, code, arithmetic and processor."""
+@lru_cache(maxsize=4)
+def fingerprint(*, compiled: bool = False) -> Mapping[str, str]:
+    """Part -> its version here, of this process's Python, code, arithmetic and processor.
+
+    :param compiled: gradients are computed by code that is compiled here, so the compiler counts too.
+    """
     import torch  # slow to load, and the one who only compares has no need of it
 
     parts = {"python": platform.python_version(), "hushfleet": f"{version('hushfleet')}, code {code_digest()[:12]}"}
     parts |= {name: version(name) for name in ARITHMETIC}
     # Kernels are chosen by it, and another one sums in another order.
     parts["processor"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if compiled:
+        parts["compiler"] = _compiler()
     return parts
+
+
+def _compiler() -> str:
+    from models.native.build import find_compiler  # comes with torch
+
+    try:
+        macros = find_compiler().macros  # what it says of itself and of this very processor
+    except HushfleetError:
+        return "none"
+    return hashlib.sha256(macros.encode()).hexdigest()[:12]
 
 
 @lru_cache(maxsize=1)

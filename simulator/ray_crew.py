@@ -19,7 +19,7 @@ import secrets
 import socket
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from simulator.job_files import JobFiles, replace_file, travels, whole
 from simulator.ray_node import Brought, Luggage, Version, remove_scratch, work
 from simulator.workers import ENVIRONMENT, Item, Outcome
 
+COMPILED = "native"  # the runtime that each node compiles for itself
 RETRIES = 5  # of a job whose worker or node died
 REACH_S = 10.0
 CLEANING_S = 20.0
@@ -150,7 +151,7 @@ class RayCrew:
     def _launch(self, function: Callable[[Any], Any], flight: _Flight) -> Any:
         item, files = flight.item, flight.files
         if not travels(item):
-            return self._work.remote(function, item, Luggage(self._name, "", expected=fingerprint()))
+            return self._work.remote(function, item, Luggage(self._name, "", expected=_expected(item)))
 
         def names(paths: Iterable[Path]) -> tuple[str, ...]:
             return tuple(path.relative_to(item.path).as_posix() for path in paths)
@@ -164,7 +165,7 @@ class RayCrew:
             stores=names(files.stores),
             stores_at_hand=at_hand,
             appended=names(files.appended),
-            expected=fingerprint(),
+            expected=_expected(item),
         )
         data = [self._input(path, version) for path, version in zip(files.inputs, versions, strict=True)]
         data += [_read(store) for store, there in zip(files.stores, at_hand, strict=True) if there]
@@ -305,6 +306,10 @@ def _unreachable(address: str, error: Exception) -> str:
         f"no Ray cluster can be joined at {address!r}: {error}. Start one by `ray start --head` there and `ray start "
         "--address HOST:PORT` on this machine and the others; without --ray-address, this machine's cores are used"
     )
+
+
+def _expected(item: Any) -> Mapping[str, str]:
+    return fingerprint(compiled=getattr(item, "runtime", None) == COMPILED)
 
 
 def _version(path: Path) -> Version:

@@ -73,7 +73,7 @@ def work(function: Callable[[Any], Any], item: Any, luggage: Luggage, *data: np.
     :param data: uint8 `[bytes]` each: the inputs', then those of the stores that exist.
     """
     _begin()
-    unlike = differences(luggage.expected, fingerprint())
+    unlike = differences(luggage.expected, fingerprint(compiled="compiler" in luggage.expected))
     if unlike:
         raise BadInput(
             f"the Ray node {platform.node()} would not compute the same bits: it has {'; '.join(unlike)}. Install the "

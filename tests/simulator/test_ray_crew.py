@@ -33,6 +33,7 @@ from simulator.local_only import train_alone
 from simulator.ray_crew import RayCrew
 from simulator.ray_node import Luggage, Scratch, Version, work
 from simulator.results import read_metrics
+from simulator.runtimes import RUNTIMES
 from simulator.workers import Workers
 
 OBJECT_STORE_BYTES = 200 << 20  # /dev/shm is small in containers
@@ -373,6 +374,24 @@ def test_a_node_with_other_code_refuses() -> None:
         "b: 3 instead of 2",
         "c: 4 instead of none",
     ]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    runtime: str
+
+    def __len__(self) -> int:
+        return len(self.runtime)
+
+
+def test_the_compiler_counts_where_nodes_compile() -> None:
+    assert "native" in RUNTIMES
+    own = ray_crew._expected(Compiled("native"))
+    assert set(own) - set(ray_crew._expected(Compiled("onnx"))) == {"compiler"}
+    assert set(ray_crew._expected(3)) == set(fingerprint())
+    assert work(len, Compiled("native"), Luggage("crew", "", expected=own)).outcome == 6
+    with pytest.raises(BadInput, match=r"has compiler: .* instead of another one"):
+        work(len, "abc", Luggage("crew", "", expected={**own, "compiler": "another one"}))
 
 
 def test_the_digest_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
