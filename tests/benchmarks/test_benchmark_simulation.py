@@ -171,6 +171,14 @@ def test_ratios_pair_the_turns() -> None:
     assert times(broken, plain) is None
 
 
+def test_the_ceiling_is_the_best_turn() -> None:
+    products = Record(Contender("matrix products", "ceiling"), rates=[24.680448, 246.80448, 12.0])
+    comparison = Comparison(TINY, (products,))
+    # 2 x 12,340,224 operations a sample.
+    assert comparison.ceiling == pytest.approx(10_000.0)
+    assert comparison.contenders == []
+
+
 def _field(**changes: object) -> Field:
     plain = {"families": ("plain", "ours"), "ours": ("onnx",), "peers_python": sys.executable, "data_dir": Path()}
     return Field(**(plain | {"device": "cpu", "plain_malloc": False} | changes))
