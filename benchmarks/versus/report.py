@@ -119,7 +119,7 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.ceiling and comparison.gflop_s:
         said.append(
             f"ceiling {comparison.ceiling:,.0f} samples/s: {comparison.gflop_s:,.0f} GFLOP/s of float32 matrix "
-            f"products on the whole processor in its best turn, {comparison.flop_per_sample / 1e6:.1f} MFLOP a sample in products"
+            f"products on the whole processor in its best turn, {comparison.flop_per_sample / 1e6:.1f} MFLOP a sample"
         )
     ours, peer = comparison.best_ours, comparison.best_peer
     if ours and peer:
