@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aggregator.blobs import ChunkServer
+from aggregator.closing import may_open
 from aggregator.events import EventLog, read_events
 from aggregator.metrics import RoundSummary
 from aggregator.refusals import Refusals
@@ -301,13 +302,14 @@ class Coordinator:
         return True
 
     def _enough_present(self, now: float) -> bool:
-        """All that are asked for; or, where the file asks for no number, some after a deadline's wait."""
-        engine, rules = self.engine, self.engine.prepared.task.round
-        if len(self.present) >= engine.min_devices:
-            return True
-        waited = now - self._idle_since >= rules.deadline_s
-        least = max(1, rules.min_updates)
-        return rules.min_devices is None and engine.closed_rounds > 0 and waited and len(self.present) >= least
+        engine = self.engine
+        return may_open(
+            engine.prepared.task.round,
+            len(self.present),
+            least=engine.min_devices,
+            closed_rounds=engine.closed_rounds,
+            waited_s=now - self._idle_since,
+        )
 
     # helpers
 

@@ -17,6 +17,8 @@ from hushfleet.wire.messages import RoundPlan
 from simulator.run_folder import RunFolder
 from simulator.runtimes import make_gradient
 
+KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew when their turn comes
+
 
 class Bench:
     """:param runtime: what computes gradients, one of `simulator.runtimes.RUNTIMES`."""
@@ -24,7 +26,8 @@ class Bench:
     def __init__(self, path: Path, runtime: str) -> None:
         self.folder = RunFolder(path)
         self.runtime = runtime
-        self._train: dict[str, Samples] = {}
+        self._train: dict[str, Samples] = {}  # what was used last comes last
+        self._train_bytes = 0
         self._global: tuple[bytes, np.ndarray] | None = None
 
     @cached_property
@@ -56,9 +59,14 @@ class Bench:
         return self._global[1]
 
     def train(self, device: str) -> Samples:
-        if device not in self._train:
-            self._train[device] = load_arrays(self.folder.device(device).train, self.spec.model)
-        return self._train[device]
+        samples = self._train.pop(device, None)
+        if samples is None:
+            samples = load_arrays(self.folder.device(device).train, self.spec.model)
+            self._train_bytes += samples.images.nbytes
+        self._train[device] = samples
+        while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
+            self._train_bytes -= self._train.pop(next(iter(self._train))).images.nbytes
+        return samples
 
     def local_test(self, device: str) -> Samples:
         path = self.folder.device(device).local_test
