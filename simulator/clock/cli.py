@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(
                 metavar="KEY=VALUE,...",
-                help="A row of the table; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.",
+                help="A column; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.",
             ),
         ] = None,
         samples: Annotated[int | None, typer.Option(min=1, help="Training samples of every device.")] = None,
@@ -138,37 +138,35 @@ def _costs(prepared: PreparedTask, step_ms: float | None) -> Costs:
     return replace(costs, batch_s=scale * costs.batch_s, sample_s=scale * costs.sample_s)
 
 
+_FIGURES: dict[str, Callable[[Forecast], str]] = {
+    "time to the end": lambda f: shown_time(f.total_s),
+    "a round, median": lambda f: shown_time(f.round_median_s),
+    "a round, 95 % within": lambda f: shown_time(f.round_p95_s),
+    "updates used a round": lambda f: f"{f.updates_per_round:.1f}",
+    "stragglers": lambda f: f"{100 * f.stragglers:.1f} %",
+    "up a device": lambda f: shown_bytes(f.up_bytes / f.devices),
+    "down a device": lambda f: shown_bytes(f.down_bytes / f.devices),
+    "up in all": lambda f: shown_bytes(f.up_bytes),
+    "down in all": lambda f: shown_bytes(f.down_bytes),
+    "energy a device": lambda f: f"{f.energy_wh / f.devices:.3g} Wh",
+    "energy in all": lambda f: f"{f.energy_wh / 1000:.3g} kWh",
+    "epsilon, worst": lambda f: f"{f.epsilon:.3g}",
+    "epsilon, unused": lambda f: f"{f.epsilon_unused:.3g}",
+}
+
+
 def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float) -> None:
-    """For people: a row a policy, then a row a board.
+    """For people: a column a policy; then the stragglers, a row a board.
 
     :param step_s: of a batch on one core of generic-x86.
     """
     first = forecasts[0]
     table = Table(title=f"{first.devices:,} devices, {first.rounds} rounds, on the virtual clock", title_justify="left")
-    table.add_column("policy", overflow="fold")
-    for heading in (
-        "time to the end",
-        "round: median / 95 %",
-        "updates used a round",
-        "stragglers",
-        "up / down a device",
-        "up / down in all",
-        "energy a device / in all",
-        "epsilon: worst / unused",
-    ):
-        table.add_column(heading, justify="right")
+    table.add_column("")
     for each in forecasts:
-        table.add_row(
-            each.policy,
-            shown_time(each.total_s),
-            f"{shown_time(each.round_median_s)} / {shown_time(each.round_p95_s)}",
-            f"{each.updates_per_round:.1f}",
-            f"{100 * each.stragglers:.1f} %",
-            f"{shown_bytes(each.up_bytes / each.devices)} / {shown_bytes(each.down_bytes / each.devices)}",
-            f"{shown_bytes(each.up_bytes)} / {shown_bytes(each.down_bytes)}",
-            f"{each.energy_wh / each.devices:.3g} Wh / {each.energy_wh / 1000:.3g} kWh",
-            f"{each.epsilon:.3g} / {each.epsilon_unused:.3g}",
-        )
+        table.add_column(each.policy, justify="right", overflow="fold")
+    for heading, figure in _FIGURES.items():
+        table.add_row(heading, *map(figure, forecasts))
     console.print(table)
     _print_boards(console, forecasts)
     console.print(
