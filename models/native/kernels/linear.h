@@ -34,13 +34,12 @@ KERNEL void dot_tile(const Linear s, const float *x, size_t stride, const float 
     vec sum[MOST_ROWS * COLUMNS] = {0}, w[COLUMNS];
     for (int k = 0; k < inputs; k += LANES) {
         UNROLL
-        for (int j = 0; j < columns; j++) {
+        for (int j = 0; j < columns; j++)
             w[j] = load(weight + (size_t)j * s.inputs + k);
-            __builtin_prefetch(weight + (size_t)(j + COLUMNS) * s.inputs + k);
-        }
         UNROLL
         for (int i = 0; i < rows; i++) {
-            const vec value = load(x + i * stride + k);
+            vec value = load(x + i * stride + k);
+            IN_REGISTER(value);
             UNROLL
             for (int j = 0; j < columns; j++)
                 sum[i * COLUMNS + j] += value * w[j];

@@ -40,6 +40,15 @@ KERNEL void store(float *to, vec value) { *(loose_vec *)to = value; }
 KERNEL vec keep(ints mask, vec value) { return (vec)(mask & (ints)value); }
 KERNEL vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
 
+/* Loads a value once for several products; GCC would read it from memory for each of them. */
+#if defined(__AVX512F__)
+#define IN_REGISTER(value) __asm__("" : "+v"(value))
+#elif defined(__SSE__)
+#define IN_REGISTER(value) __asm__("" : "+x"(value))
+#else
+#define IN_REGISTER(value)
+#endif
+
 /* The lanes whose bit is set, the first lane's being the lowest. */
 KERNEL ints lanes_of(uint64_t bits)
 {
