@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from hushfleet.blocks import BLOCK
 from hushfleet.optim import make_optimizer
 from models import native
+from models.native.build import COMPILERS
 
 NAMES = ["adam", "sgd"]
 STEPS = 12
@@ -22,7 +25,7 @@ any_bits = st.integers(0, 2**32 - 1)  # every float32 there is: denormals, infin
 def compiled():
     reason = native.unavailable()
     if reason is not None:
-        assert "C compiler" in reason
+        assert not any(map(shutil.which, COMPILERS)), f"a compiler that refuses the kernels is a fault: {reason}"
         pytest.skip(f"nothing can be compiled here: {reason}")
 
 

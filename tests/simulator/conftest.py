@@ -26,6 +26,7 @@ from hushfleet.task import Task, parse_task
 from hushfleet.wire.chunks import Assembler, parse_frame
 from hushfleet.wire.topics import Topics
 from hushfleet.wire.update import payload_digest, read_header
+from simulator.director import Director
 from simulator.fast import run_rounds
 from simulator.live import LiveFleet
 from simulator.run_folder import RunFolder, Simulation, begin, go_on
@@ -289,6 +290,22 @@ def finish() -> Callable[[LiveFleet], None]:
         fleet.wait()
 
     return finish
+
+
+@pytest.fixture(scope="session")
+def direct() -> Callable[[LiveFleet, Director], None]:
+    """The same for a fleet that is led through a scenario."""
+
+    def direct(fleet: LiveFleet, director: Director) -> None:
+        def done() -> bool:
+            director.tick(fleet)
+            fleet.check()
+            return fleet.finished
+
+        wait_until(done, "the run finished", logs=lambda: logs_of(fleet.simulation))
+        director.direct(fleet)
+
+    return direct
 
 
 @pytest.fixture

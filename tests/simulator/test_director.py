@@ -258,7 +258,7 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
 
 
 def test_a_stormy_live_run_ends_in_the_calm_runs_model(
-    short_task: Callable[..., Task], runs: Any, audit: Any, wait: Any, tmp_path: Path
+    short_task: Callable[..., Task], runs: Any, audit: Any, direct: Any, tmp_path: Path
 ) -> None:
     # Enough training for the network to be cut while it lasts.
     calm_task = short_task(data={"devices": 3, "limit": 240}, round={"min_updates": 3}, method={"local_epochs": 40})
@@ -277,14 +277,7 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
     director = Director(live, schedule)
     fleet = LiveFleet(live, absent=director.absent, proxied=schedule.needs_cables)
     with fleet.running():
-
-        def finished() -> bool:
-            director.tick(fleet)
-            fleet.check()
-            return fleet.finished
-
-        wait(finished, "the run finished", logs=lambda: audit.logs(live))
-        director.direct(fleet)
+        direct(fleet, director)
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)

@@ -25,7 +25,7 @@ STORM = {
 
 
 def test_twelve_boards_through_an_outage_and_two_crashes(
-    short_task: Any, runs: Any, audit: Any, wait: Any, tmp_path: Path
+    short_task: Any, runs: Any, audit: Any, direct: Any, tmp_path: Path
 ) -> None:
     calm_task = short_task(
         data={"devices": DEVICES, "limit": 720, "min_samples": 10},
@@ -38,14 +38,7 @@ def test_twelve_boards_through_an_outage_and_two_crashes(
     director = Director(live, schedule_of(live.task, [device.name for device in live.fleet.devices]))
     fleet = LiveFleet(live, emulate=True)
     with fleet.running():
-
-        def finished() -> bool:
-            director.tick(fleet)
-            fleet.check()
-            return fleet.finished
-
-        wait(finished, "the run finished", logs=lambda: audit.logs(live))
-        director.direct(fleet)
+        direct(fleet, director)
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)
