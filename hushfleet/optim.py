@@ -17,14 +17,28 @@ class Optimizer(Protocol):
 
 
 class SGD:
-    """Plain gradient descent: params -= learning_rate * gradient."""
+    """Gradient descent: params -= learning_rate * velocity, with velocity = momentum * velocity + gradient.
 
-    def __init__(self, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
+    PyTorch's form: the velocity begins as the first gradient, without dampening and without Nesterov's look ahead.
+    Without momentum the velocity is the gradient, and nothing is kept.
+    """
+
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        self.learning_rate, self.momentum = learning_rate, momentum
+        self.velocity: Array = None
 
     def step(self, params: Array, gradient: Array) -> None:
+        if not self.momentum:
+            for part in blocks(params):
+                params[..., part] -= self.learning_rate * gradient[..., part]
+            return
+        if self.velocity is None:
+            self.velocity = array_api_compat.array_namespace(params).zeros_like(params)
         for part in blocks(params):
-            params[..., part] -= self.learning_rate * gradient[..., part]
+            velocity = self.velocity[..., part]
+            velocity *= self.momentum
+            velocity += gradient[..., part]
+            params[..., part] -= self.learning_rate * velocity
 
 
 class Adam:
@@ -58,5 +72,14 @@ class Adam:
             params[..., part] -= step_size * first / scale
 
 
-def make_optimizer(name: str, learning_rate: float) -> Optimizer:
-    return {"adam": Adam, "sgd": SGD}[name](learning_rate)
+def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
+    """:param momentum: of `sgd`; `adam` has its own (ValueError unless 0)."""
+    if name == "sgd":
+        return SGD(learning_rate, momentum)
+    require_no_momentum(name, momentum)
+    return {"adam": Adam}[name](learning_rate)
+
+
+def require_no_momentum(name: str, momentum: float) -> None:
+    if momentum:
+        raise ValueError(f"momentum = {momentum!r}: must be 0 with {name}; only sgd takes it")

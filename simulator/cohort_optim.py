@@ -52,12 +52,20 @@ class CohortAdam:
 class CohortSGD:
     """`hushfleet.optim.SGD`."""
 
-    def __init__(self, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        self.learning_rate, self.momentum = learning_rate, momentum
+        self.velocity: Tensor | None = None
 
     def step(self, params: Tensor, gradient: Tensor) -> None:
+        """Moves `params [c, d]` in place."""
+        if self.momentum:
+            if self.velocity is None:
+                self.velocity = zeros_like(params)
+            gradient = self.velocity[: len(params)].mul_(self.momentum).add_(gradient)
         params.sub_(gradient, alpha=self.learning_rate)
 
 
 def make_cohort_optimizer(config: TrainingConfig) -> CohortAdam | CohortSGD:
-    return {"adam": CohortAdam, "sgd": CohortSGD}[config.optimizer](config.learning_rate)
+    if config.optimizer == "sgd":
+        return CohortSGD(config.learning_rate, config.momentum)
+    return {"adam": CohortAdam}[config.optimizer](config.learning_rate)

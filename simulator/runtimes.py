@@ -39,10 +39,10 @@ def make_gradient(runtime: str, model: str, classes: int, layout: ParamLayout, g
     return TorchGradient(get_model(model, classes=classes))
 
 
-def make_optimizer(name: str, learning_rate: float) -> Optimizer:
+def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
     """The quickest implementation here; all of them give the same bits."""
     make = make_numpy_optimizer if _no_compiler() else native.make_native_optimizer
-    return make(name, learning_rate)
+    return make(name, learning_rate, momentum)
 
 
 @cache

@@ -11,7 +11,7 @@ from importlib import resources
 
 import numpy as np
 
-from hushfleet.optim import SGD, Adam, Optimizer
+from hushfleet.optim import SGD, Adam, Optimizer, require_no_momentum
 from models.native.build import load_library
 
 FLAGS = ("-ffp-contract=off",)
@@ -23,8 +23,9 @@ def _library() -> ctypes.CDLL:
     library = load_library(source.read_text("utf-8"), flags=FLAGS)
     pointer, scalar = ctypes.c_void_p, ctypes.c_float
     library.sgd_step.argtypes = [pointer, pointer, ctypes.c_size_t, scalar]
+    library.momentum_step.argtypes = [pointer] * 3 + [ctypes.c_size_t, scalar, scalar]
     library.adam_step.argtypes = [pointer] * 4 + [ctypes.c_size_t] + [scalar] * 7
-    library.sgd_step.restype = library.adam_step.restype = None
+    library.sgd_step.restype = library.momentum_step.restype = library.adam_step.restype = None
     return library
 
 
@@ -34,13 +35,19 @@ class NativeSGD(SGD):
     :raises HushfleetError: there is no compiler, or it refuses.
     """
 
-    def __init__(self, learning_rate: float) -> None:
-        super().__init__(learning_rate)
-        self._step = _library().sgd_step
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        super().__init__(learning_rate, momentum)
+        self._step, self._momentum_step = _library().sgd_step, _library().momentum_step
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
         """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
-        self._step(*_addresses(params, gradient), params.size, self.learning_rate)
+        if not self.momentum:
+            self._step(*_addresses(params, gradient), params.size, self.learning_rate)
+            return
+        if self.velocity is None:
+            self.velocity = np.zeros_like(params)
+        addresses = _addresses(params, gradient, self.velocity)
+        self._momentum_step(*addresses, params.size, self.momentum, self.learning_rate)
 
 
 class NativeAdam(Adam):
@@ -75,12 +82,12 @@ class NativeAdam(Adam):
         )
 
 
-_OPTIMIZERS: dict[str, type[NativeSGD] | type[NativeAdam]] = {"adam": NativeAdam, "sgd": NativeSGD}
-
-
-def make_native_optimizer(name: str, learning_rate: float) -> Optimizer:
+def make_native_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
     """As `hushfleet.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
-    return _OPTIMIZERS[name](learning_rate)
+    if name == "sgd":
+        return NativeSGD(learning_rate, momentum)
+    require_no_momentum(name, momentum)
+    return {"adam": NativeAdam}[name](learning_rate)
 
 
 def _addresses(params: np.ndarray, *others: np.ndarray) -> list[int]:

@@ -12,6 +12,7 @@ from hushfleet.optim import SGD, Adam, make_optimizer
 STEPS = 20
 SIZES = [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 5]
 THEIRS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+FORMS = [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)]
 
 
 def random_gradients(shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -24,10 +25,13 @@ def random_gradients(shape: tuple[int, ...]) -> list[np.ndarray]:
     return gradients
 
 
-def torch_walk(name: str, start: np.ndarray, gradients: list[np.ndarray], learning_rate: float) -> list[np.ndarray]:
+def torch_walk(
+    name: str, start: np.ndarray, gradients: list[np.ndarray], learning_rate: float, momentum: float
+) -> list[np.ndarray]:
     """Where torch.optim is after each step, in float64."""
     params = torch.nn.Parameter(torch.from_numpy(start.astype(np.float64)))
-    optimizer = THEIRS[name]([params], lr=learning_rate)
+    settings = {"momentum": momentum} if momentum else {}
+    optimizer = THEIRS[name]([params], lr=learning_rate, **settings)
     walk = []
     for gradient in gradients:
         params.grad = torch.from_numpy(gradient.astype(np.float64))
@@ -37,12 +41,12 @@ def torch_walk(name: str, start: np.ndarray, gradients: list[np.ndarray], learni
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_a_device_steps_as_torch_does(name: str, size: int) -> None:
+@pytest.mark.parametrize(("name", "momentum"), FORMS)
+def test_a_device_steps_as_torch_does(name: str, momentum: float, size: int) -> None:
     start = np.random.default_rng(1).standard_normal(size).astype(np.float32)
     gradients = random_gradients((size,))
-    params, optimizer = start.copy(), make_optimizer(name, 1e-2)
-    for gradient, expected in zip(gradients, torch_walk(name, start, gradients, 1e-2), strict=True):
+    params, optimizer = start.copy(), make_optimizer(name, 1e-2, momentum)
+    for gradient, expected in zip(gradients, torch_walk(name, start, gradients, 1e-2, momentum), strict=True):
         kept = gradient.copy()
         assert optimizer.step(params, gradient) is None
         np.testing.assert_allclose(params, expected, rtol=1e-5, atol=2e-6)
@@ -52,15 +56,15 @@ def test_a_device_steps_as_torch_does(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [7, BLOCK + 1])
-@pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_a_cohort_steps_as_its_devices_do(name: str, size: int) -> None:
+@pytest.mark.parametrize(("name", "momentum"), FORMS)
+def test_a_cohort_steps_as_its_devices_do(name: str, momentum: float, size: int) -> None:
     clients = 3
     start = np.random.default_rng(2).standard_normal((clients, size)).astype(np.float32)
     gradients = random_gradients((clients, size))
-    cohort, together = torch.from_numpy(start.copy()), make_optimizer(name, 1e-3)
+    cohort, together = torch.from_numpy(start.copy()), make_optimizer(name, 1e-3, momentum)
     alone = [start[client].copy() for client in range(clients)]
-    optimizers = [make_optimizer(name, 1e-3) for _ in range(clients)]
-    for gradient, expected in zip(gradients, torch_walk(name, start, gradients, 1e-3), strict=True):
+    optimizers = [make_optimizer(name, 1e-3, momentum) for _ in range(clients)]
+    for gradient, expected in zip(gradients, torch_walk(name, start, gradients, 1e-3, momentum), strict=True):
         together.step(cohort, torch.from_numpy(gradient))
         for client in range(clients):
             optimizers[client].step(alone[client], gradient[client])
@@ -72,6 +76,19 @@ def test_sgd_by_hand() -> None:
     params = np.array([1.0, -2.0], np.float32)
     SGD(0.5).step(params, np.array([2.0, 0.0], np.float32))
     assert params.tolist() == [0.0, -2.0]
+
+
+def test_momentum_by_hand() -> None:
+    # Velocity 2, then 0.5 * 2 + 4 = 5, then 0.5 * 5 = 2.5.
+    params, optimizer = np.array([10.0], np.float32), SGD(1.0, 0.5)
+    for gradient, expected in ((2, 8), (4, 3), (0, 0.5)):
+        optimizer.step(params, np.array([gradient], np.float32))
+        assert params.tolist() == [expected]
+
+
+def test_adam_takes_no_momentum() -> None:
+    with pytest.raises(ValueError, match="only sgd"):
+        make_optimizer("adam", 0.1, 0.9)
 
 
 def test_adams_first_step_is_the_learning_rate_against_the_gradients_sign() -> None:

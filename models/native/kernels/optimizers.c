@@ -12,6 +12,16 @@ void sgd_step(float *restrict params, const float *restrict gradient, size_t siz
         params[i] -= learning_rate * gradient[i];
 }
 
+void momentum_step(float *restrict params, const float *restrict gradient, float *restrict velocity, size_t size,
+                   float momentum, float learning_rate)
+{
+    for (size_t i = 0; i < size; i++) {
+        const float moved = velocity[i] * momentum + gradient[i];
+        velocity[i] = moved;
+        params[i] -= learning_rate * moved;
+    }
+}
+
 void adam_step(float *restrict params, const float *restrict gradient, float *restrict first, float *restrict second,
                size_t size, float beta_1, float rest_1, float beta_2, float rest_2, float root_correction,
                float epsilon, float step_size)
