@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hushfleet.errors import BadInput
-from models.compact import cifar10_cnn, digits_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
+from models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
 from models.model import Model
 from models.resnet import resnet18_gn
 
 __all__ = ["Model", "get_model", "model_names"]
 
-_MODELS: dict[str, Callable[[int], Model]] = {
+_MODELS: dict[str, Callable[..., Model]] = {
     "cifar10-cnn": cifar10_cnn,
     "digits-cnn": digits_cnn,
+    "emnist-cnn": emnist_cnn,
     "fashion-mnist-cnn": fashion_mnist_cnn,
     "mnist-cnn": mnist_cnn,
     "resnet18-gn": resnet18_gn,
@@ -27,9 +28,9 @@ def model_names() -> list[str]:
 
 
 def get_model(name: str, *, classes: int | None = None) -> Model:
-    """The network called `name`, with 10 outputs unless `classes` says otherwise. Raises `BadInput`."""
+    """The network called `name`, with the outputs of its own data set unless `classes` says. Raises `BadInput`."""
     if name not in _MODELS:
         raise BadInput(f"there is no model {name!r}; choose one of {', '.join(model_names())}")
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2")
-    return _MODELS[name](10 if classes is None else classes)
+    return _MODELS[name]() if classes is None else _MODELS[name](classes)

@@ -6,6 +6,7 @@ from models.layers import Conv, Dropout, Layer, Layered, Linear, Pool
 from models.model import Model
 
 FED_AVG = "after McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, without padding"
+ACDP_PFSD = "Li et al., ACDP-pFSD: Personalized Federated Self-Decoupled Distillation"
 FED_DPA = "Yang et al., Dynamic Personalized FL with Adaptive Differential Privacy, NeurIPS 2023"
 
 
@@ -19,6 +20,16 @@ def mnist_cnn(classes: int = 10) -> Model:
     """Two unpadded 5x5 convolutions, each with ReLU and pooling, and two linear layers."""
     layers = (Conv(32, 5), Pool(), Conv(64, 5), Pool(), Linear(512))
     return _compact("mnist-cnn", FED_AVG, (1, 28, 28), classes, layers)
+
+
+def emnist_cnn(classes: int = 26) -> Model:
+    """For the 26 letters of EMNIST.
+
+    Reading: the paper says "a simple 8-layer CNN model" and no more. Here these are four padded 3x3 convolutions with
+    ReLU, a pooling after every second one, and two linear layers: eight with the poolings counted as layers.
+    """
+    convolutions = (Conv(16, 3, padding=1), Conv(32, 3, padding=1), Pool()) + (Conv(32, 3, padding=1),) * 2 + (Pool(),)
+    return _compact("emnist-cnn", ACDP_PFSD, (1, 28, 28), classes, (*convolutions, Linear(128)))
 
 
 def fashion_mnist_cnn(classes: int = 10) -> Model:

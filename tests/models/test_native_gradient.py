@@ -18,7 +18,7 @@ from models.native.build import COMPILERS, find_compiler
 from models.native.gradient import LOGITS_BATCH, NativeGradient
 from models.torch_gradient import TorchGradient
 
-COMPACT = ["cifar10-cnn", "digits-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"]
+COMPACT = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"]
 TOLERANCE = 1e-5
 
 

@@ -10,7 +10,7 @@ from models import get_model, model_names
 
 
 def test_every_name_gives_its_model():
-    names = ["cifar10-cnn", "digits-cnn", "fashion-mnist-cnn", "mnist-cnn", "resnet18-gn", "svhn-cnn"]
+    names = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "resnet18-gn", "svhn-cnn"]
     assert model_names() == names
     for name in model_names():
         assert get_model(name).name == name
@@ -29,6 +29,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     [
         ("digits-cnn", 160 + 2320 + 2080 + 330),
         ("mnist-cnn", 832 + 51264 + 524800 + 5130),
+        ("emnist-cnn", 160 + 4640 + 9248 + 9248 + 1568 * 128 + 128 + 129 * 26),
         ("fashion-mnist-cnn", 320 + 18496 + 9216 * 128 + 128 + 1290),
         ("svhn-cnn", 896 + 18496 + 12544 * 128 + 128 + 1290),
         ("cifar10-cnn", 448 + 4640 + 9248 + 262656 + 65664 + 1290),
