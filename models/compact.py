@@ -6,7 +6,7 @@ from models.layers import Conv, Dropout, Layer, Layered, Linear, Pool
 from models.model import Model
 
 FED_AVG = "after McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, without padding"
-ACDP_PFSD = "Li et al., ACDP-pFSD: Personalized Federated Self-Decoupled Distillation"
+ACDP_PFSD = "ACDP-pFSD: A Personalized Federated Self-Decoupled Distillation Framework"
 FED_DPA = "Yang et al., Dynamic Personalized FL with Adaptive Differential Privacy, NeurIPS 2023"
 
 

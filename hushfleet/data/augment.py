@@ -1,7 +1,8 @@
 """Random crop and horizontal flip, the augmentation that most papers train CIFAR-10 with.
 
-FedDPA's public code (xiyuanyang45/DynamicPFL) has torchvision's `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()`
-before the normalisation. Padding is black there, so it is not 0 but the value that normalisation gives to black.
+FedDPA's public code (xiyuanyang45/DynamicPFL) has torchvision's `RandomCrop(32, padding=4)` and
+`RandomHorizontalFlip()` before the normalisation. Padding is black there, so it is not 0 but the value that
+normalisation gives to black.
 """
 
 from __future__ import annotations
@@ -58,4 +59,4 @@ def apply_flip_crop(
 
 def _overlap(shift: int, size: int) -> tuple[slice, slice]:
     """Where the shifted image meets its frame: places in the frame, and in the image."""
-    return slice(max(-shift, 0), size - max(shift, 0)), slice(max(shift, 0), size - max(-shift, 0))
+    return tuple(slice(max(by, 0), max(size - max(-by, 0), 0)) for by in (-shift, shift))
