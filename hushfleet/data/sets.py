@@ -95,6 +95,16 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
     )
 
 
+def is_at_hand(name: str, *, data_dir: Path | None = None) -> bool:
+    """Whether `load` would find the set without a download. It is read to know: a second or two for the large ones."""
+    return name == "digits" or _SOURCES[name].find(Path(data_dir) if data_dir else user_data_dir()) is not None
+
+
+def looked_for(name: str) -> str:
+    """Which files make a set, and where in the data folder they are expected."""
+    return _SOURCES[name].looked_for
+
+
 def _digits() -> DataSet:
     try:
         from sklearn.datasets import load_digits

@@ -1,0 +1,1 @@
+"""`hushfleet reproduce`: a paper's table, run here, beside the paper's own numbers."""

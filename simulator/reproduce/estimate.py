@@ -1,0 +1,120 @@
+"""How long a cell takes on this machine, on one core.
+
+Finished cells of the same network and method on the same processor say it best. Where there are none, a short trial of
+the network's gradient says how many samples a second are trained on; what a method does beside its gradients (codec,
+noise, Fisher information) is then not in it, so the recipe says how many gradients a sample takes (`passes`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from aggregator.result import write_whole
+from hushfleet.data.download import user_cache_dir
+from hushfleet.errors import StoreError
+from hushfleet.task import Task
+from models import get_model
+from models.export import export_graphs
+from simulator.reproduce.cells import Cell
+from simulator.reproduce.kept import KeptCell
+from simulator.reproduce.run_cell import best_runtime, processor
+from simulator.runtimes import make_gradient
+
+_TRIAL_S = 0.5
+_TESTS_PER_GRADIENT = 3.0  # a test is a forward pass: about a third of a gradient
+SIZES = {
+    "digits": (1437, 360),
+    "mnist": (60_000, 10_000),
+    "fashion-mnist": (60_000, 10_000),
+    "emnist": (124_800, 20_800),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+    "svhn": (73_257, 26_032),
+}
+"""Training and test images of each set, known without loading it."""
+
+
+def work_of(task: Task, *, evaluate_last: int) -> tuple[float, float]:
+    """Samples trained on, epochs counted, and images tested, in the whole run; without the data."""
+    train, test = SIZES[task.data.name]
+    train = min(train, task.data.limit or train)
+    devices, rounds = task.data.devices, task.round.rounds
+    cohort = min(task.round.cohort_size or devices, devices)
+    kept_back = task.data.test_fraction
+    own = train * kept_back / devices if kept_back else test / devices
+    trained = rounds * cohort * train * (1 - kept_back) / devices * task.method.config().local_epochs
+    return trained, min(evaluate_last, rounds) * cohort * (test + own) + rounds * test
+
+
+class Estimator:
+    """:param finished: cells from which rates are taken."""
+
+    def __init__(
+        self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None, cache: Path | None = None
+    ) -> None:
+        self._trial = trial or (lambda model, batch: measured_rate(model, batch, cache=cache))
+        here = processor()
+        rates: dict[tuple[str, str, int], list[float]] = {}
+        for one in finished:
+            work = one.samples + one.tested / _TESTS_PER_GRADIENT
+            if one.processor == here and one.seconds > 1:
+                method = one.task["method"]
+                rates.setdefault((one.task["model"]["name"], method["name"], method.get("batch_size", 16)), []).append(
+                    work / one.seconds
+                )
+        self._rates = {key: median(each) for key, each in rates.items()}
+
+    def seconds(self, cell: Cell) -> float | None:
+        """On one core; None for a cell that cannot be run."""
+        if cell.open or cell.plain["data"]["name"] not in SIZES:
+            return None
+        task = cell.task()
+        trained, tested = work_of(task, evaluate_last=cell.evaluate_last)
+        batch = task.method.config().batch_size
+        known = self._rates.get((task.model.name, task.method.name, batch))
+        if known:
+            return (trained + tested / _TESTS_PER_GRADIENT) / known
+        rate = self._trial(task.model.name, batch)
+        return (trained * cell.row.passes + tested / _TESTS_PER_GRADIENT) / rate
+
+
+@cache
+def measured_rate(model: str, batch: int, *, cache: Path | None = None) -> float:
+    """Samples a second of one core: half a second of gradients of random images, kept in the user's cache folder."""
+    path = (cache or user_cache_dir()) / "reproduce-rates.json"
+    runtime = best_runtime(model)
+    key = f"{processor()}; {model}; {runtime}; {batch}"
+    try:
+        rates = json.loads(path.read_text())
+    except (OSError, ValueError):
+        rates = {}
+    if key not in rates:
+        rates[key] = _measure(model, batch, runtime)
+        try:
+            write_whole(path, json.dumps(rates, indent=1))
+        except StoreError:
+            pass  # it is measured again next time
+    return float(rates[key])
+
+
+def _measure(name: str, batch: int, runtime: str) -> float:
+    model = get_model(name)
+    gradient = make_gradient(runtime, name, model.classes, model.layout, export_graphs(model).gradient)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *model.input_shape)).astype(np.float32)
+    y = rng.integers(0, model.classes, batch)
+    masks = [np.ones((batch, *spec.shape), np.float32) for spec in model.dropout]
+    params, out = model.init(0), np.empty(model.layout.size, np.float32)
+    gradient(params, x, y, masks, out=out)  # loads, compiles, touches its memory
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < _TRIAL_S:
+        gradient(params, x, y, masks, out=out)
+        done += batch
+    return done / (time.perf_counter() - began)
