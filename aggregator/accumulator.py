@@ -19,14 +19,16 @@ MAX_MAGNITUDE = 2.0**20
 _SCALE = 2.0**SCALE_BITS
 _LOW_BITS = 32
 _HEAD_ROOM = 1 << 62
+MAX_WEIGHT = 1024.0
+_WEIGHT_SCALE = 1 << 20
 
 
 class ExactSum:
     """Sums `[d]` of the values that devices sent, and how many sent each of them.
 
     :param size: d, the length of the flat vector.
-    :param device: the torch device that holds the sums: 8 bytes a parameter for sums, 4 for counts, and
-        8 more once many large updates came.
+    :param device: the torch device that holds the sums: 8 bytes a parameter for sums, 4 for counts, 8 more once
+        many large updates came, and 8 more once one had a weight other than 1.
     """
 
     def __init__(self, size: int, *, device: str | torch.device = "cpu") -> None:
@@ -36,13 +38,15 @@ class ExactSum:
         self._low = torch.zeros(size, dtype=torch.int64, device=self.device)
         self._high: torch.Tensor | None = None
         self._bound = 0
+        self._weights: torch.Tensor | None = None
         self.counts = torch.zeros(size, dtype=torch.int32, device=self.device)
 
-    def add(self, values: np.ndarray, shared: np.ndarray | None = None) -> None:
-        """Adds one update.
+    def add(self, values: np.ndarray, shared: np.ndarray | None = None, *, weight: float = 1.0) -> None:
+        """Adds one update, times `weight`.
 
         :param values: float32 `[k]`, the entries where `shared` is True in their order; all `[d]` without it.
         :param shared: bool `[d]` with k times True.
+        :param weight: positive, taken to 20 binary places, so that sums of weights are exact as well.
 
         Raises `Malformed`, having added nothing, for a wrong shape, a value that is not finite or above 2^20.
         """
@@ -50,16 +54,26 @@ class ExactSum:
         largest = float(np.abs(values).max(initial=0.0))
         if not largest <= MAX_MAGNITUDE:  # a NaN among the values makes the maximum NaN
             raise Malformed(f"an update's largest value is {largest!r}, above the limit of {MAX_MAGNITUDE:g}")
-        self._reserve(int(largest * _SCALE) + 1)
+        weight = round(weight * _WEIGHT_SCALE) / _WEIGHT_SCALE
+        if not 0 < weight <= MAX_WEIGHT:
+            raise Malformed(f"an update's weight is {weight!r}: it must be above 2^-21 and at most {MAX_WEIGHT:g}")
+        self._reserve(int(largest * weight * _SCALE) + 1)
         update = torch.from_numpy(dense).to(self.device)
         for part in blocks(update):
-            scaled = update[part].to(torch.float64).mul_(_SCALE).round_()
+            scaled = update[part].to(torch.float64).mul_(weight * _SCALE).round_()
             self._low[part] += scaled.to(torch.int64)
-        if shared is None:
-            self.counts += 1
-        else:
-            self.counts += torch.from_numpy(shared).to(self.device)
+        senders = 1 if shared is None else torch.from_numpy(shared).to(self.device)
+        if weight != 1 and self._weights is None:
+            self._weights = self.counts.to(torch.float64)
+        if self._weights is not None:
+            self._weights += senders * weight
+        self.counts += senders
         self.updates += 1
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The sums of the senders' weights, `[d]`: `counts`, as long as each weighs 1."""
+        return self.counts if self._weights is None else self._weights
 
     @property
     def sums(self) -> torch.Tensor:

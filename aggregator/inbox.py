@@ -18,7 +18,7 @@ import numpy as np
 from aggregator.accumulator import MAX_MAGNITUDE
 from aggregator.store import UpdateRow
 from hushfleet.errors import BadSignature, NotFinite, WireError
-from hushfleet.methods.base import Method, PublicState
+from hushfleet.methods.base import Method, PublicState, RoundTerms
 from hushfleet.spec import TaskSpec
 from hushfleet.wire.identity import SIGNATURE_BYTES, verify
 from hushfleet.wire.messages import RoundPlan
@@ -165,29 +165,35 @@ class Inbox:
                 f"{header.value_count} values in {len(header.noise_stds)} layers; the model has "
                 f"{self.layout.size} in {layers}",
             )
-        mechanism = self.method.mechanism(plan.noise_split)
-        if header.noise_split != mechanism.noise_split or not math.isclose(
-            header.multiplier_server, mechanism.multiplier_server, rel_tol=_TOLERANCE
-        ):
+        terms = RoundTerms(plan.noise_split, plan.controls)
+        charge, multiplier = self.method.charge(terms), header.multiplier_server
+        fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
+        if header.noise_split != charge.noise_split or not (fits or self.method.personal_noise and multiplier > 0):
             raise Refusal(
                 "out-of-bounds",
-                f"noise multiplier {header.multiplier_server:g} split by {header.noise_split}; the round has "
-                f"{mechanism.multiplier_server:g} split by {mechanism.noise_split}",
+                f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
+                f"{charge.noise_multiplier:g} split by {charge.noise_split}",
             )
-        if mechanism.multiplier_server > 0:
-            self._check_noise(header, mechanism.multiplier_server)
+        clip_norm = self.method.clip_norm(terms)
+        if charge.unit == "record":
+            if any(header.noise_stds):
+                raise Refusal("out-of-bounds", "noise on the update is declared, but the task noises gradients")
+        elif multiplier > 0:
+            self._check_noise(header, self.method.mechanism_multiplier(terms, multiplier), clip_norm)
         elif any(header.noise_stds):
             raise Refusal("out-of-bounds", "noise is declared, but the task adds none")
-        elif self.method.clips and max(header.clip_norms) > self.spec.privacy.clip_norm * (1 + _TOLERANCE):
+        elif self.method.clips and max(header.clip_norms) > clip_norm * (1 + _TOLERANCE):
             raise Refusal(
-                "out-of-bounds",
-                f"clip norm {max(header.clip_norms):g}, but the task clips to {self.spec.privacy.clip_norm:g}",
+                "out-of-bounds", f"clip norm {max(header.clip_norms):g}, but the round clips to {clip_norm:g}"
             )
 
-    def _check_noise(self, header: UpdateHeader, multiplier: float) -> None:
-        """Whole-vector clipping gives every layer the same bound; layered bounds compose by their squares."""
+    def _check_noise(self, header: UpdateHeader, multiplier: float, clip_norm: float) -> None:
+        """Whole-vector clipping gives every layer the same bound; layered bounds compose by their squares.
+
+        :param multiplier: of the values' own noise.
+        """
         norms, stds = np.array(header.clip_norms), np.array(header.noise_stds)
-        limit = self.spec.privacy.clip_norm * (1 + _TOLERANCE)
+        limit = clip_norm * (1 + _TOLERANCE)
         if not (stds > 0).all():
             raise Refusal("out-of-bounds", "a layer without noise is declared, but the task demands noise")
         with np.errstate(over="ignore"):
@@ -200,7 +206,7 @@ class Inbox:
             raise Refusal(
                 "out-of-bounds",
                 f"clip norms {_shown(norms)} with noise {_shown(stds)} do not make the noise multiplier "
-                f"{multiplier:g} at clip norm {self.spec.privacy.clip_norm:g}",
+                f"{multiplier:g} at clip norm {clip_norm:g}",
             )
         loudest = limit * multiplier * math.sqrt(len(stds)) * (1 + _TOLERANCE)
         if stds.max() > loudest:

@@ -92,7 +92,9 @@ def privacy_table(store: AggregatorStore, *, delta: float, until: int | None = N
 
 def _spent(device: str, rows: Sequence[ChargeRow], released: Mapping[int, float], delta: float) -> PrivacyRow:
     seen = [Step(row.noise_multiplier, row.sample_rate, row.steps) for row in rows]
-    in_models = [Step(released[row.round], row.sample_rate, row.steps) for row in rows if row.round in released]
+    in_models = [
+        Step(_in_model(row, released[row.round]), row.sample_rate, row.steps) for row in rows if row.round in released
+    ]
     return PrivacyRow(
         device=device,
         unit=rows[0].unit,
@@ -102,6 +104,11 @@ def _spent(device: str, rows: Sequence[ChargeRow], released: Mapping[int, float]
         epsilon_release=epsilon(_merged(in_models), delta=delta),
         rounds_charged=max(len(rows), *(row.device_rounds for row in rows)),
     )
+
+
+def _in_model(row: ChargeRow, released: float) -> float:
+    """Other devices' noise hides a device's contribution; its records are hidden by its own alone."""
+    return row.noise_multiplier if row.unit == "record" else released
 
 
 def _merged(steps: Sequence[Step]) -> list[Step]:

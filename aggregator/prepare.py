@@ -83,6 +83,7 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
             inference=BlobRef.of(graphs.inference),
         ),
         memory_mib=_memory_mib(model),
+        augment=task.data.augment,
     )
     package = spec.to_bytes()
     inference = InferenceGraph(graphs.inference, model.layout)

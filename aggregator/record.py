@@ -19,6 +19,7 @@ from aggregator.prepare import PreparedTask
 from aggregator.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow
 from aggregator.store import AggregatorStore
 from aggregator.timeline import read_timeline
+from hushfleet.methods.base import RoundTerms
 
 EVENTS_NAME = "events.jsonl"
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
@@ -79,7 +80,7 @@ def record(
         ),
         accounting=spec.privacy.accounting,
         clip_norm=spec.privacy.clip_norm,
-        noise_multiplier=prepared.method.mechanism(1).noise_multiplier,
+        noise_multiplier=prepared.method.noise_multiplier(RoundTerms()),
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[_round_row(summary) for summary in summaries],
         local_only=LocalOnly(),

@@ -23,9 +23,10 @@ from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
 from aggregator.inbox import Inbox, Refusal, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
+from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
 from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull, UpdateRow
 from hushfleet.errors import BadInput, HushfleetError, StoreError
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import decode_update
 
@@ -187,10 +188,12 @@ class RoundEngine:
         params = self._aggregated() if enough else self.global_params
         digest = _params_digest(params)
         summary = self._summary(row, updates, params, enough)
+        server = self._advanced(params, summary) if enough else self._server
         self.checkpoints.write(plan.round, params)
         with self.store.transaction():
+            self.store.put("server_state", server_state_to_bytes(server))
             self.store.close_round(plan.round, result_digest=digest, metrics=summary.to_dict(), at=self._clock())
-        self._plan, self.closed_rounds = None, plan.round
+        self._plan, self.closed_rounds, self._server = None, plan.round, server
         self._set_global(params, digest)
         self.checkpoints.drop_old(plan.round)
         return summary
@@ -199,6 +202,11 @@ class RoundEngine:
 
     def _resume(self) -> None:
         self._check_same_task()
+        stored = self.store.get("server_state")
+        seed = self.prepared.task.seed
+        self._server: ServerState = (
+            self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
+        )
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
         if last is None and not self.checkpoints.path(0).exists():
@@ -236,8 +244,8 @@ class RoundEngine:
             data, public_before = stored
             shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
-            values = decode_update(data, public_key=device.public_key, counts=counts).values
-            self._sums.add(values, shared)
+            decoded = decode_update(data, public_key=device.public_key, counts=counts)
+            self._add(update.device, decoded.values, shared, report=decoded.header.report)
             self._closing.accept(update.device)
         self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
@@ -252,11 +260,13 @@ class RoundEngine:
             cohort=cohort,
             noise_split=len(cohort),
             deadline_s=self._rules.deadline_s,
+            controls=self.method.controls(self._server, number),
         )
 
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
         self._sums = ExactSum(self.layout.size, device=self._torch_device)
+        self._reports: dict[str, tuple[float, ...]] = {}
         self._closing.begin(plan.cohort, now=self._monotonic())
 
     def _verify(self, device: str, data: bytes) -> VerifiedUpdate | Verdict:
@@ -290,7 +300,7 @@ class RoundEngine:
         # packing a mask takes longer than reading it, so what is there is copied
         before = (self.store.public_state(device) if known else None) or verified.public.to_bytes()
         after = self.method.advance_public(verified.public, verified.sent)
-        charge = self.method.mechanism(self._plan_split()).charge()
+        charge = self.method.charge(terms_of(self._plan))
         with self.store.transaction():
             self.store.put_update(header.round, verified.row, data=data, public_before=before)
             self.store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
@@ -300,7 +310,7 @@ class RoundEngine:
                     device=device,
                     unit=charge.unit,
                     adjacency=charge.adjacency,
-                    noise_multiplier=charge.noise_multiplier,
+                    noise_multiplier=header.multiplier_server,
                     noise_split=charge.noise_split,
                     sample_rate=charge.sample_rate,
                     steps=charge.steps,
@@ -308,26 +318,40 @@ class RoundEngine:
                     device_epsilon=header.epsilon_server,
                 )
             )
-        self._sums.add(verified.values, verified.shared)
+        self._add(device, verified.values, verified.shared, report=header.report)
         self._closing.accept(device)
 
-    def _plan_split(self) -> int:
-        return 1 if self._plan is None else self._plan.noise_split
+    def _add(self, device: str, values: np.ndarray, shared: np.ndarray, *, report: tuple[float, ...]) -> None:
+        sent = np.zeros(self.layout.size, np.float32)
+        sent[shared] = values
+        self._sums.add(values, shared, weight=self.method.weight(self.global_params, sent))
+        self._reports[device] = report
 
     def _aggregated(self) -> np.ndarray:
         """The method's server half in float64, as float32 `[d]`."""
         before = torch.from_numpy(self.global_params.astype(np.float64)).to(self._torch_device)
-        after = self.method.aggregate(before, self._sums.sums, self._sums.counts)
+        after = self.method.aggregate(before, self._sums.sums, self._sums.weights)
         params = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
         return params
 
+    def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerState:
+        outcome = RoundOutcome(
+            round=summary.round,
+            before=self.global_params,
+            after=params,
+            reports=[report for _, report in sorted(self._reports.items())],
+            accuracy=summary.accuracy_global,
+            loss=summary.loss,
+        )
+        return self.method.advance_server(self._server, outcome)
+
     def _summary(self, row: RoundRow, updates: Sequence[UpdateRow], params: np.ndarray, enough: bool) -> RoundSummary:
         cohort_size, participants = len(row.cohort), len(updates) if enough else 0
         release = None
         if participants:
-            release = self.method.multiplier_release(cohort_size=cohort_size, participants=participants)
+            release = self.method.multiplier_release(terms_of(self._plan), participants=participants)
         evaluate = self.prepared.evaluate_global
         accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
         return RoundSummary(
@@ -348,6 +372,11 @@ class RoundEngine:
     def _set_global(self, params: np.ndarray, digest: bytes) -> None:
         params.setflags(write=False)
         self.global_params, self.global_digest = params, digest
+
+
+def terms_of(plan: RoundPlan) -> RoundTerms:
+    """What the round asks of every device; a device's own preference is known to itself only."""
+    return RoundTerms(plan.noise_split, plan.controls)
 
 
 def _params_digest(params: np.ndarray) -> bytes:

@@ -85,16 +85,21 @@ class LimitsSection:
     :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
     :param delta: the delta of that epsilon.
     :param memory_mib: for training; 0 takes a share of the board's memory.
+    :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
+        (APDP-FL).
     """
 
     epsilon_server: float
     delta: float = 1e-5
     memory_mib: int = 0
+    noise_preference: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.epsilon_server > 0, "epsilon_server", self.epsilon_server, "positive (inf: no limit)")
         require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
         require(self.memory_mib >= 0, "memory_mib", self.memory_mib, "0 (from the board) or more")
+        wish = self.noise_preference
+        require(0 < wish <= 1000, "noise_preference", wish, "in (0, 1000]")
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,12 @@ class TaskRuntime:
             store=self._store,
             spec=self.spec,
             gradient=self.gradient,
+            logits_of=self.inference,
             samples=self.data.samples(),
             randomness=self._randomness(),
             epsilon_limit=limits.epsilon_server,
             delta=limits.delta,
+            preference=limits.noise_preference,
             observer=self._observer,
         )
 

@@ -14,13 +14,14 @@ import numpy as np
 from edge_client.store import DeviceStore, OutboxEntry
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.evaluation import LogitsOf
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Release
+from hushfleet.methods.base import DeviceState, Release, RoundTerms
 from hushfleet.optim import make_optimizer
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.spec import TaskSpec
-from hushfleet.training import GradientFunction, MakeOptimizer, OnBatch, train_locally
+from hushfleet.training import GradientFunction, MakeOptimizer, OnBatch, Recipe, Trained, train_round
 from hushfleet.wire.codec import MIN_STEP
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, encode_update
@@ -34,7 +35,8 @@ class Randomness(Protocol):
     def noise(self, round: int) -> NoiseSource: ...
 
     def order(self, round: int) -> np.random.Generator:
-        """For the order of the samples and dropout; public knowledge of it would do no harm."""
+        """For the order of the samples, augmentation and dropout, which would do no harm if they were known; and for
+        who is in a batch with privacy unit `record`, which must stay a secret."""
 
 
 class FieldRandomness:
@@ -66,7 +68,7 @@ class SeededRandomness:
 class TrainedRound:
     """What an observer on the device is shown; all of it is private, and none of it may be sent.
 
-    :param own: float32 `[d]`, the device's model after local training, before aggregation.
+    :param own: float32 `[d]`, the device's own model after local training, before aggregation.
     :param loss: mean training loss per sample.
     """
 
@@ -81,6 +83,8 @@ class Trainer:
     """Runs rounds of one task on one device.
 
     :param store: keeps the state, the ledger and the update; what is committed there is what is sent.
+    :param logits_of: the network's inference, for methods that look at their own data.
+    :param preference: how many times the standard noise the device's owner wants, where the method allows it.
     :param epsilon_limit: what the device's owner allows against the server, over all tasks.
     :param delta: the delta of that limit.
     :param observer: is shown each trained round, for metrics that stay on the device.
@@ -94,10 +98,12 @@ class Trainer:
         store: DeviceStore,
         spec: TaskSpec,
         gradient: GradientFunction,
+        logits_of: LogitsOf,
         samples: Samples,
         randomness: Randomness,
         epsilon_limit: float,
         delta: float,
+        preference: float = 1.0,
         observer: Callable[[TrainedRound], None] | None = None,
         make_optimizer: MakeOptimizer = make_optimizer,
     ) -> None:
@@ -105,10 +111,12 @@ class Trainer:
         self.store = store
         self.spec = spec
         self.gradient = gradient
+        self.logits_of = logits_of
         self.samples = samples
         self.randomness = randomness
         self.epsilon_limit = epsilon_limit
         self.delta = delta
+        self.preference = preference
         self.observer = observer
         self.make_optimizer = make_optimizer
         self.method = make_method(
@@ -127,7 +135,7 @@ class Trainer:
             raise PrivacyError(
                 f"the plan divides the noise among {plan.noise_split} devices, but only {len(plan.cohort)} take part"
             )
-        charge = self.method.mechanism(plan.noise_split).charge()
+        charge = self.method.charge(self.terms_of(plan))
         self.store.ledger.check_budget(charge, delta=self.delta, epsilon_limit=self.epsilon_limit)
 
     def run_round(
@@ -140,38 +148,36 @@ class Trainer:
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        state = self.state_for(plan)
-        start = self.method.start(state, global_params)
-        own, loss = train_locally(
+        trained = train_round(
             self.method,
-            state,
-            start,
+            self.state_for(plan),
+            global_params,
             self.gradient,
             self.samples,
-            dropout=self.spec.model.dropout,
+            terms=self.terms_of(plan),
+            logits_of=self.logits_of,
+            recipe=Recipe(self.spec.model.dropout, self.spec.augment),
             rng=self.randomness.order(plan.round),
+            noise=self.randomness.noise(plan.round),
             on_batch=on_batch,
             make_optimizer=self.make_optimizer,
         )
-        return self.commit(plan, state, start=start, own=own, loss=loss)
+        return self.commit(plan, trained)
+
+    def terms_of(self, plan: RoundPlan) -> RoundTerms:
+        return RoundTerms(plan.noise_split, plan.controls, self.preference)
 
     def state_for(self, plan: RoundPlan) -> DeviceState:
         """What the device begins a round with; raises as `check_round` does."""
         self.check_round(plan)
         return self.store.load_state(plan.task) or self.method.init_state()
 
-    def commit(
-        self, plan: RoundPlan, state: DeviceState, *, start: np.ndarray, own: np.ndarray, loss: float
-    ) -> OutboxEntry:
-        """Clips, noises, encodes and stores the update of a round that was trained, once.
-
-        :param start: float32 `[d]`, what local training began with; `own` what it ended with.
-        """
-        method, layout = self.method, self.spec.model.layout
-        update = own - start
-        release = method.release(
-            state, update, cohort_size=plan.noise_split, noise=self.randomness.noise(plan.round)
-        )
+    def commit(self, plan: RoundPlan, trained: Trained) -> OutboxEntry:
+        """Clips, noises, encodes and stores the update of a round that was trained, once."""
+        method, layout, state = self.method, self.spec.model.layout, trained.state
+        update = trained.end - trained.start
+        # With the unit `record` this stream has served the gradients, and nothing more is drawn from it.
+        release = method.release(state, update, self.terms_of(plan), self.randomness.noise(plan.round))
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         epsilon_after = self.store.ledger.epsilon_server(
@@ -191,6 +197,7 @@ class Trainer:
             epsilon_server=epsilon_after,
             multiplier_server=release.charge.noise_multiplier,
             noise_split=release.charge.noise_split,
+            report=release.report,
         )
         encoded = encode_update(header, release.values[shared], counts=counts, identity=self.store.identity)
         sent = np.zeros_like(update)
@@ -199,19 +206,19 @@ class Trainer:
             task=plan.task,
             round=plan.round,
             charge=release.charge,
-            state=method.advance(state, update=update, trained=own, sent=sent),
+            state=method.advance(state, update=update, trained=trained.own, sent=sent),
             update=encoded.data,
             public_before=state.public.to_bytes(),
         )
         if self.observer is not None:
-            self.observer(TrainedRound(plan.round, own, loss, state, release))
+            self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
         return entry
 
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        """Quantisation steps `[L]`: tied to the noise, or to the values where there is no noise to hide in."""
+        """Quantisation steps `[L]`: tied to the noise of the update, or to its values where it has none of its own."""
         if self.spec.wire.codec == "float32":
             return ()
-        if release.charge.noise_multiplier > 0:
+        if np.any(release.noise_stds):
             return tuple(self.spec.wire.step * float(std) for std in release.noise_stds)
         norms = layer_norms(release.values, self.spec.model.layout)
         rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]

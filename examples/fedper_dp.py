@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import array_api_compat
 import numpy as np
 
-from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, TrainingConfig
-from hushfleet.privacy.clipping import clip, layer_norms
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.methods.base import DeviceState, Method, PublicState, TrainingConfig
 from hushfleet.spec import require
 
 
@@ -40,13 +37,3 @@ class FedPerDP(Method):
         for layer in layers[max(0, len(layers) - self.config.personal_layers) :]:
             mask[layer.start : layer.stop] = True
         return DeviceState(PublicState(mask, 0))
-
-    def release(self, state: DeviceState, update: Array, *, cohort_size: int, noise: NoiseSource) -> Release:
-        xp = array_api_compat.array_namespace(update)
-        mechanism = self.mechanism(cohort_size)
-        shared = xp.where(state.public.mask, xp.zeros_like(update), update)
-        clipped = clip(shared, self.privacy.clip_norm)
-        bounds = xp.full_like(layer_norms(shared, self.layout), self.privacy.clip_norm)
-        stds = mechanism.vector_stds(bounds)
-        values = mechanism.add_noise(clipped, stds, noise, where=~state.public.mask, layout=self.layout)
-        return Release(values, bounds, stds, mechanism.charge())

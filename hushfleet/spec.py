@@ -17,9 +17,10 @@ import msgpack
 
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.params import MAX_PARAMS, ParamLayout
-from hushfleet.strict import from_plain, to_plain
+from hushfleet.strict import from_plain, later, to_plain
 
 SPEC_VERSION = 1
+Augment = Literal["none", "flip-crop"]
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 TASK_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
@@ -95,21 +96,28 @@ class ModelSpec:
 class PrivacySpec:
     """How each round's update is protected.
 
-    :param unit: what one unit of privacy is: `device`, the whole update of a device in a round.
+    :param unit: what one unit of privacy is: `device`, the whole update of a device in a round, or `record`, each
+        sample of the device's data, with noise on every gradient.
     :param accounting: `as-published` runs the paper's mechanism; `strict` the variant whose ledger holds.
-    :param clip_norm: L2 bound C on the whole update.
+    :param clip_norm: L2 bound C on the whole update, or on each record's gradient.
     :param noise_multiplier: sigma; the noise's standard deviation is bound x multiplier, and
         `as-published` divides it by the square root of the cohort size. 0 means no noise.
     :param delta: the delta of every epsilon that is printed.
+    :param sample_rate: of the unit `record`: with which probability a batch takes each record.
+    :param batches: of the unit `record`: how many batches a round has, the same for all devices.
     """
 
-    unit: Literal["device"]
+    unit: Literal["device", "record"]
     accounting: Literal["as-published", "strict"]
     clip_norm: float
     noise_multiplier: float
     delta: float
+    sample_rate: float = later(1.0)
+    batches: int = later(1)
 
     def __post_init__(self) -> None:
+        require(0 < self.sample_rate <= 1, "sample_rate", self.sample_rate, "in (0, 1]")
+        require(1 <= self.batches <= 1_000_000, "batches", self.batches, "1 to 1000000")
         require(self.clip_norm > 0, "clip_norm", self.clip_norm, "positive (inf: no clipping)")
         require(
             self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier),
@@ -153,6 +161,7 @@ class TaskSpec:
 
     :param task: the run's id: the task's name and a short random part.
     :param method_config: the method's own settings; checked by the method's configuration class.
+    :param augment: what a device does to each batch of images before it trains on them.
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
     """
 
@@ -164,6 +173,7 @@ class TaskSpec:
     wire: WireSpec
     model: ModelSpec
     memory_mib: int
+    augment: Augment = later("none")
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:

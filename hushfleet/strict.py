@@ -20,12 +20,23 @@ from hushfleet.params import ParamLayout
 T = TypeVar("T")
 
 
+def later(default: Any) -> Any:
+    """A field that came after its format was fixed: left out where it has its default, so that the bytes stay.
+
+    Whoever does not know the field refuses a message that needs it, and reads all others.
+    """
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata={"default": default})
+    return dataclasses.field(default=default, metadata={"default": default})
+
+
 def to_plain(value: Any) -> Any:
     """A dataclass (nested as may be) as dicts, lists and scalars, ready for msgpack."""
     if isinstance(value, ParamLayout):
         return value.to_wire()
     if dataclasses.is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return {f.name: to_plain(item) for f, item in fields if "default" not in f.metadata or item != f.metadata["default"]}
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
     if isinstance(value, dict):

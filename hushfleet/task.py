@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +20,11 @@ from hushfleet.methods import method_class
 from hushfleet.methods.base import TrainingConfig
 from hushfleet.privacy.accounting import check_delta, noise_multiplier_for
 from hushfleet.scenario import ScenarioSection
-from hushfleet.spec import PrivacySpec, WireSpec
+from hushfleet.spec import Augment, PrivacySpec, WireSpec
 from hushfleet.strict import from_plain
 
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "svhn", "folder")
+RECORD_DELTA = 1e-5
 PARTITIONS = ("iid", "dirichlet-class", "dirichlet-device", "pathological")
 
 
@@ -66,22 +68,32 @@ class PrivacySection(_Section):
     `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
 
     `reading` says by which accountant `epsilon` is meant: `user-level` counts rounds with every device taking
-    part; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled records
-    although that is not what is run.
+    part; `client-sampling` counts the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), though
+    the broker does; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
+    records although that is not what is run.
+
+    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch takes
+    a record with probability `sample_rate` (by default the batch size over an even share of the training records),
+    a round has `local_epochs / sample_rate` batches, and `epsilon` is against the server, over all rounds.
     """
 
-    unit: Literal["device"] = "device"
+    unit: Literal["device", "record"] = "device"
     accounting: Literal["as-published", "strict"] = "as-published"
     clip_norm: Annotated[float, Field(gt=0)] = 0.5
     noise_multiplier: Annotated[float, Field(ge=0, le=1000)] | None = None
     epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    reading: Literal["user-level", "pooled-sampling"] = "user-level"
+    sample_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySection:
         if self.noise_multiplier is not None and self.epsilon is not None:
             raise ValueError("give noise_multiplier or epsilon, not both")
+        if self.sample_rate is not None and self.unit != "record":
+            raise ValueError("sample_rate belongs to unit = 'record'")
+        if self.reading != "user-level" and self.unit == "record":
+            raise ValueError("reading belongs to unit = 'device'; a record's epsilon has one accountant")
         if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
             raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
         return self
@@ -93,6 +105,8 @@ class DataSection(_Section):
     For `folder`, `class_names` and `input_shape` say what the devices' class folders hold; `path` is where a
     simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
     relative path starts at the task file's folder (in an override: at the working directory).
+
+    `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
 
     With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
     the common test set by its label shares.
@@ -106,6 +120,7 @@ class DataSection(_Section):
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     min_samples: Annotated[int, Field(ge=2)] = 10
     limit: Annotated[int, Field(ge=1)] | None = None
+    augment: Augment = "none"
     path: Path | None = None
     class_names: tuple[str, ...] = ()
     input_shape: tuple[int, int, int] | None = None
@@ -180,6 +195,8 @@ class Task(_Section):
 
     @model_validator(mode="after")
     def _delta_is_small(self) -> Task:
+        if self.privacy.unit == "record":
+            return self  # how many records a device has is known once the data are
         published = self.privacy.accounting == "as-published"
         try:
             check_delta(self.delta, max(self.data.devices, 2), as_published=published)
@@ -192,6 +209,8 @@ class Task(_Section):
         """What the file says, or else what `PrivacySection` promises."""
         if self.privacy.delta is not None:
             return self.privacy.delta
+        if self.privacy.unit == "record":
+            return RECORD_DELTA
         return (1.0 if self.privacy.accounting == "as-published" else 0.1) / max(self.data.devices, 2)
 
     @property
@@ -208,22 +227,46 @@ class Task(_Section):
         :param train_samples: records of all devices together; `reading = "pooled-sampling"` needs it.
         """
         section = self.privacy
+        rate, batches = self._record_batches(train_samples) if section.unit == "record" else (1.0, 1)
         return PrivacySpec(
             unit=section.unit,
             accounting=section.accounting,
             clip_norm=section.clip_norm,
-            noise_multiplier=self._noise_multiplier(train_samples),
+            noise_multiplier=self._noise_multiplier(train_samples, rate, batches),
             delta=self.delta,
+            sample_rate=rate,
+            batches=batches,
         )
 
-    def _noise_multiplier(self, train_samples: int | None) -> float:
-        section = self.privacy
+    def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
+        """Sample rate and batches of a round, the same for all devices whatever they hold."""
+        config, rate = self.method.config(), self.privacy.sample_rate
+        if train_samples is not None:
+            share = train_samples * (1 - self.data.test_fraction) / self.data.devices
+            check_delta(self.delta, max(1, round(share)))
+            rate = rate or min(1.0, config.batch_size / share)
+        if rate is None:
+            raise BadInput(
+                "privacy.unit = 'record' needs to know how many records a device has, about; in the field give "
+                "privacy.sample_rate, the batch size over that number"
+            )
+        return rate, max(1, round(config.local_epochs / rate))
+
+    def _noise_multiplier(self, train_samples: int | None, rate: float, batches: int) -> float:
+        section, method = self.privacy, method_class(self.method.name)
         if section.noise_multiplier is not None:
             return section.noise_multiplier
         if section.epsilon is None:
             return 0.0
+        find = partial(noise_multiplier_for, epsilon=section.epsilon, delta=self.delta)
+        if section.unit == "record":
+            gradients = batches * method.gradients_per_batch(self.method.config())
+            return find(steps=self.round.rounds * gradients, sample_rate=rate)
         if section.reading == "user-level":
-            return noise_multiplier_for(epsilon=section.epsilon, delta=self.delta, steps=self.round.rounds)
+            return find(steps=self.round.rounds)
+        if section.reading == "client-sampling":
+            cohort = min(self.round.cohort_size or self.data.devices, self.data.devices)
+            return find(steps=self.round.rounds, sample_rate=cohort / self.data.devices)
         if train_samples is None:
             raise BadInput(
                 "privacy.reading = 'pooled-sampling' needs to know how many records the devices have together; "
@@ -231,9 +274,7 @@ class Task(_Section):
             )
         config = self.method.config()
         per_device = math.ceil(train_samples / self.data.devices / config.batch_size)
-        return noise_multiplier_for(
-            epsilon=section.epsilon,
-            delta=self.delta,
+        return find(
             steps=self.round.rounds * self.data.devices * per_device * config.local_epochs,
             sample_rate=config.batch_size / train_samples,
         )

@@ -70,7 +70,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
     results = cohort_trainer(jobs[0].path).train(
         trainer.method, members, files.global_params(jobs[0].plan), dropout=files.spec.model.dropout
     )
-    return known, [TrainedJob(job, result.own, result.loss) for job, result in zip(jobs, results, strict=True)]
+    return known, [TrainedJob(job, result) for job, result in zip(jobs, results, strict=True)]
 
 
 def _in_order(group: Sequence[Job], known: dict[str, Answer], finished: Iterator[Answer]) -> Iterator[Answer]:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, Method, PublicState
 from hushfleet.spec import DropoutSpec
+from hushfleet.training import Trained
 from models.torch_gradient import TorchGradient
 from simulator.cohort_memory import bytes_per_client
 from simulator.cohort_optim import make_cohort_optimizer
@@ -56,14 +57,6 @@ class Member:
     state: DeviceState
     samples: Samples
     rng: np.random.Generator
-
-
-class Trained(NamedTuple):
-    """A client after local training: where it started, where it ended (float32 `[d]`), mean loss per sample."""
-
-    start: np.ndarray
-    own: np.ndarray
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -243,7 +236,10 @@ class CohortTrainer:
             params, loss_sums = self._loop(method, group, start, dropout, progress)
         own, sums = params.cpu().numpy(), loss_sums.cpu().numpy()
         seen = [len(member.samples) * method.config.local_epochs for member in group]
-        return [Trained(starts[row], own[row], float(sums[row]) / count) for row, count in enumerate(seen)]
+        return [
+            Trained(member.state, starts[row], own[row], own[row], float(sums[row]) / count)
+            for row, (member, count) in enumerate(zip(group, seen, strict=True))
+        ]
 
     def _loop(
         self,

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from edge_client.metrics import MetricsFile
 from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.training import Trained
 from hushfleet.wire.messages import RoundPlan
 from simulator.bench import Bench, bench
 from simulator.job_files import JobFiles
@@ -48,11 +47,10 @@ class Job:
 
 @dataclass(frozen=True)
 class TrainedJob:
-    """The same for a device that was trained elsewhere: its vector float32 `[d]` and its mean loss."""
+    """The same for a device that was trained elsewhere."""
 
     job: Job
-    own: np.ndarray
-    loss: float
+    trained: Trained
 
     @property
     def path(self) -> Path:
@@ -79,14 +77,12 @@ def train(job: Job) -> Answer:
         return Answer(job.device, trainer.store.identity.public_key, entry.data)
 
 
-def commit(trained: TrainedJob) -> Answer:
+def commit(done: TrainedJob) -> Answer:
     """The rest of a round: clip, noise, encode, store."""
-    job = trained.job
+    job = done.job
     files = bench(job.path, job.runtime)
     with device_of(job, files) as trainer:
-        state = trainer.state_for(job.plan)
-        start = trainer.method.start(state, files.global_params(job.plan))
-        entry = trainer.commit(job.plan, state, start=start, own=trained.own, loss=trained.loss)
+        entry = trainer.commit(job.plan, done.trained)
         return Answer(job.device, trainer.store.identity.public_key, entry.data)
 
 
@@ -109,6 +105,7 @@ def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
             store=store,
             spec=files.spec,
             gradient=files.gradient,
+            logits_of=files.inference,
             samples=files.train(job.device),
             randomness=SeededRandomness(job.seed, job.index),
             epsilon_limit=math.inf,

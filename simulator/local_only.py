@@ -6,8 +6,9 @@ with the same optimizer, without noise, without anybody. That is what it would h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from edge_client.trainer import SeededRandomness
 from hushfleet.evaluation import evaluate
 from hushfleet.methods import make_method
 from hushfleet.methods.fedavg import FedAvg
-from hushfleet.training import train_locally
+from hushfleet.training import Recipe, train_locally
 from simulator.bench import bench
 from simulator.job_files import JobFiles
 from simulator.run_folder import RunFolder, Simulation
@@ -63,7 +64,8 @@ def _train_one(job: _Job) -> Alone:
     spec = files.spec
     layout = spec.model.layout
     settings = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds).config
-    alone = FedAvg(settings, spec.privacy, layout, rounds=spec.rounds)  # adds nothing to the loss
+    plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
+    alone = FedAvg(settings, plain, layout, rounds=spec.rounds)  # adds nothing to the loss
     state, params = alone.init_state(), job.initial
     randomness = SeededRandomness(job.seed, job.index)
     for round in range(1, spec.rounds + 1):
@@ -73,7 +75,7 @@ def _train_one(job: _Job) -> Alone:
             params,
             files.gradient,
             files.train(job.device),
-            dropout=spec.model.dropout,
+            recipe=Recipe(spec.model.dropout, spec.augment),
             rng=randomness.order(round),
             make_optimizer=make_optimizer,
         )

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.methods import make_method
-from hushfleet.training import train_locally
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.training import Recipe, train_locally
 from models import get_model
 from simulator.at_once import cohort_trainer
 from simulator.bench import Bench
@@ -148,8 +149,9 @@ def _step(files: Bench, device: str) -> Callable[[], int]:
             start,
             files.gradient,
             few,
-            dropout=spec.model.dropout,
+            recipe=Recipe(spec.model.dropout, spec.augment),
             rng=np.random.default_rng(0),
+            noise=SeededNoise(0, 0, 0),
             make_optimizer=make_optimizer,
         )
         return len(few) * method.config.local_epochs

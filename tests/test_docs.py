@@ -320,6 +320,7 @@ def test_the_example_method_trains_and_keeps_its_last_layer(prepared: PreparedTa
             store=store,
             spec=spec,
             gradient=GradientGraph(prepared.blobs[spec.model.gradient.digest], layout),
+            logits_of=prepared.inference,
             samples=samples,
             randomness=SeededRandomness(0, 0),
             epsilon_limit=float("inf"),

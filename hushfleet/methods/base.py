@@ -3,9 +3,13 @@
 Both halves are arithmetic on arrays with a trailing axis `d`, NumPy or PyTorch. State is a value that is
 passed in and returned. The executor (a board, a vmapped cohort, a process pool) is chosen elsewhere.
 
-A round on the device:   start -> local training, each gradient through `local_gradient` -> release
-                         (clip, noise, once) -> codec -> advance
-A round on the server:   every update is added to exact sums -> aggregate; `advance_public` per device
+A round on the device:   prepare -> start -> local training, each gradient through `gradient` and `local_gradient`
+                         -> measure -> release (clip, noise, once) -> codec -> advance
+A round on the server:   controls -> every update is added to exact sums, with its `weight` -> aggregate ->
+                         advance_server; `advance_public` per device
+
+Where the unit of privacy is the record, noise is added inside the local training, gradient by gradient, and whatever
+a method makes of the trained vector is post-processing: `release` then sends it as it is, and `protect` is not asked.
 """
 
 from __future__ import annotations
@@ -13,17 +17,21 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import array_api_compat
 import numpy as np
 
 from hushfleet.errors import Malformed
+from hushfleet.evaluation import Evaluation
+from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
+from hushfleet.privacy.clipping import clip, layer_norms
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.record import RecordMechanism
 from hushfleet.spec import PrivacySpec, require
 
 Array = Any  # numpy.ndarray or torch.Tensor, by the array-API standard
@@ -34,15 +42,20 @@ class TrainingConfig:
     """Local training, common to all methods.
 
     :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8; state starts afresh each round) or `sgd`.
-    :param batch_size: samples a step; the last batch of an epoch may be smaller.
+    :param momentum: of `sgd`.
+    :param batch_size: samples a step; the last batch of an epoch may be smaller. With privacy unit `record` batches
+        are Poisson samples, and this is what their sums are divided by.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 1e-3
+    momentum: float = 0.0
     batch_size: int = 16
     local_epochs: int = 1
 
     def __post_init__(self) -> None:
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
         require(0 < self.learning_rate < 100, "learning_rate", self.learning_rate, "in (0, 100)")
         require(0 < self.batch_size <= 65536, "batch_size", self.batch_size, "1 to 65536")
         require(0 < self.local_epochs <= 1000, "local_epochs", self.local_epochs, "1 to 1000")
@@ -105,19 +118,97 @@ class DeviceState:
 
 
 @dataclass(frozen=True)
+class RoundTerms:
+    """What a round asks of one device.
+
+    :param noise_split: among how many devices the round's noise is divided.
+    :param controls: numbers that the server chose for this round and published with the plan, by name.
+    :param preference: this device's own privacy preference: its noise is so many times the standard one (APDP-FL).
+    """
+
+    noise_split: int = 1
+    controls: Mapping[str, float] = field(default_factory=dict)
+    preference: float = 1.0
+
+
+@dataclass(frozen=True)
 class Release:
     """A clipped and noised update, before the codec.
 
     :param values: `[..., d]`, zero where the parameter is personalised.
     :param clip_norms: float64 `[..., L]`, the bound that each layer's noise was scaled to.
-    :param noise_stds: float64 `[..., L]`, standard deviation of the noise per coordinate.
-    :param charge: what the ledger must record before the values leave.
+    :param noise_stds: float64 `[..., L]`, standard deviation of the noise per coordinate; 0 where the noise was added
+        during training.
+    :param charge: what the ledger must record before the values and the report leave.
+    :param report: a few numbers for the server's half beside the update, within the charge.
     """
 
     values: Array
     clip_norms: Array
     noise_stds: Array
     charge: Charge
+    report: tuple[float, ...] = ()
+
+
+class Teacher(NamedTuple):
+    """What a distillation objective learns from: logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
+    of the distillation against the cross-entropy."""
+
+    logits: np.ndarray
+    weight: float
+
+
+class OwnData(Protocol):
+    """What a method may ask of a device's own samples outside of its training steps; answers are private."""
+
+    def squared_gradient(self, params: Array) -> Array:
+        """Mean over the samples of each one's squared gradient, float32 `[d]`: the diagonal of the empirical Fisher
+        information at `params [d]`."""
+
+    def logits(self, params: Array) -> np.ndarray:
+        """Logits float32 `[n, C]` of all samples, without dropout."""
+
+    def evaluate(self, params: Array) -> Evaluation: ...
+
+
+class BatchGradient(Protocol):
+    """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
+
+    :param memory: lives as long as one local training; a method may keep arrays `[..., n]` in it.
+    """
+
+    memory: dict[str, Any]
+
+    def mean(self, params: Array) -> tuple[Any, Array]:
+        """Mean loss and its gradient `[..., d]`, in memory that the next call overwrites. With privacy unit `record`
+        clipped by record and noised: each call is charged."""
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        """Each sample's loss `[..., B]` and gradient `[..., B, d]`, raw; padding has loss and gradient zero."""
+
+    @property
+    def sizes(self) -> Array:
+        """Samples in the batch, `[...]`."""
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """A closed round, for the server half.
+
+    :param before: the global vector float32 `[d]` that the round began with, :param after: the new one.
+    :param reports: of the accepted devices, in the order of their names.
+    :param accuracy: of the new model on the server's own test set, in 0..1; None without one. Likewise `loss`.
+    """
+
+    round: int
+    before: np.ndarray
+    after: np.ndarray
+    reports: Sequence[tuple[float, ...]]
+    accuracy: float | None
+    loss: float | None
+
+
+ServerState = dict[str, np.ndarray]
 
 
 class Method:
@@ -133,7 +224,8 @@ class Method:
     source: ClassVar[str]
     summary: ClassVar[str]
     config_class: ClassVar[type[TrainingConfig]] = TrainingConfig
-    clips: ClassVar[bool] = True  # whether what is sent is bounded by the task's clip norm
+    clips: ClassVar[bool] = True  # whether what is sent is bounded by the clip norm
+    personal_noise: ClassVar[bool] = False  # whether devices may choose their own noise multiplier
 
     def __init__(self, config: Any, privacy: PrivacySpec, layout: ParamLayout, *, rounds: int) -> None:
         self.config = config
@@ -146,6 +238,10 @@ class Method:
     def init_state(self) -> DeviceState:
         return DeviceState(PublicState.initial(self.layout.size))
 
+    def prepare(self, state: DeviceState, global_params: Array, data: OwnData) -> DeviceState:
+        """What a method measures on its own data before it starts, kept in `private`."""
+        return state
+
     def start(self, state: DeviceState, global_params: Array) -> Array:
         """The vector that local training begins with, `[..., d]`, a copy."""
         xp = array_api_compat.array_namespace(global_params)
@@ -153,49 +249,154 @@ class Method:
             return xp.asarray(global_params, copy=True)
         return xp.where(state.public.mask, state.own, global_params)
 
+    @property
+    def objective(self) -> Objective:
+        """The loss whose gradient the task's graph computes."""
+        return Objective()
+
+    def teacher(self, state: DeviceState, data: OwnData) -> Teacher | None:
+        """What a distillation objective learns from this round; None trains on labels alone."""
+        return None
+
     def passes(self, state: DeviceState) -> Sequence[Array | None]:
         """The parts of the vector that a batch updates one after the other, each by a gradient of its own.
 
-        Each is a bool `[..., d]`; None is the whole vector, in one step.
+        Each is a bool `[..., d]`; None is the whole vector, in one step. Each has its own optimizer.
         """
         return (None,)
+
+    def active_passes(self, epoch: int, passes: int) -> Sequence[int]:
+        """Which of them an epoch (0, 1, ...) makes."""
+        return range(passes)
+
+    def gradient(self, state: DeviceState, start: Array, params: Array, batch: BatchGradient) -> tuple[Any, Array]:
+        """Mean loss and the gradient `[..., d]` to step along, before `local_gradient`."""
+        return batch.mean(params)
 
     def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
         """Adds to `gradient`, in place, what the method's objective has beyond the loss."""
 
-    def release(
-        self, state: DeviceState, update: Array, *, cohort_size: int, noise: NoiseSource
-    ) -> Release:
+    @classmethod
+    def gradients_per_batch(cls, config: Any) -> int:
+        """How many gradients a batch is used for, at most; with privacy unit `record` each is charged."""
+        return 1
+
+    @property
+    def companion(self) -> Method | None:
+        """A second local training, of a personal model beside the shared one: its result is the device's own model.
+
+        Its `local_gradient` is given the global vector as `start`.
+        """
+        return None
+
+    def measure(self, state: DeviceState, own: Array, data: OwnData) -> DeviceState:
+        """What a method measures after the training for its report, kept in `private`."""
+        return state
+
+    def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         """Clips and noises `update = trained - start`, once."""
-        raise TypeError(f"{type(self).__name__} does not say how its updates are released")
+        if self.privacy.unit == "record":
+            return self._as_trained(state, update, terms)
+        return self.protect(state, update, terms, noise)
+
+    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
+        """`release` for the unit `device`. Here: the shared part as a whole clipped to C, and noised, as DP-FedAvg."""
+        xp = array_api_compat.array_namespace(update)
+        mechanism, clip_norm = self.mechanism(terms), self.clip_norm(terms)
+        shared = xp.where(state.public.mask, xp.zeros_like(update), update)
+        bounds = xp.full_like(layer_norms(shared, self.layout), clip_norm)
+        stds = mechanism.vector_stds(bounds)
+        clipped = clip(shared, clip_norm)
+        values = mechanism.add_noise(clipped, stds, noise, where=~state.public.mask, layout=self.layout)
+        return Release(values, bounds, stds, self.charge(terms))
 
     def advance(
         self, state: DeviceState, *, update: Array, trained: Array, sent: Array
     ) -> DeviceState:
-        """The state for the next round; `sent [..., d]` is exactly what the aggregator decodes."""
+        """The state for the next round.
+
+        :param trained: the device's own model `[..., d]`.
+        :param sent: `[..., d]`, exactly what the aggregator decodes.
+        """
         return DeviceState(self.advance_public(state.public, sent), trained, state.private)
+
+    def _as_trained(self, state: DeviceState, update: Array, terms: RoundTerms) -> Release:
+        xp = array_api_compat.array_namespace(update)
+        norms = layer_norms(update, self.layout)
+        values = xp.where(state.public.mask, xp.zeros_like(update), update)
+        return Release(values, xp.full_like(norms, float("inf")), xp.zeros_like(norms), self.charge(terms))
 
     # both halves
 
-    def mechanism(self, cohort_size: int) -> GaussianMechanism:
-        """The noise of one round. `strict` protects against the server, so nothing is split."""
-        split = cohort_size if self.privacy.accounting == "as-published" else 1
-        return GaussianMechanism(self.privacy.noise_multiplier, noise_split=split)
+    def clip_norm(self, terms: RoundTerms) -> float:
+        """C of a round: the server's choice, or the task's."""
+        return terms.controls.get("clip_norm", self.privacy.clip_norm)
+
+    def noise_multiplier(self, terms: RoundTerms) -> float:
+        """sigma of a round: the server's choice, or the task's."""
+        return terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
+
+    def mechanism(self, terms: RoundTerms) -> GaussianMechanism:
+        """The noise of one update. `strict` protects against the server, so nothing is split."""
+        split = terms.noise_split if self.privacy.accounting == "as-published" else 1
+        return GaussianMechanism(self.noise_multiplier(terms), noise_split=split)
+
+    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
+        """The noise of one round's gradients, for the unit `record`."""
+        return RecordMechanism(
+            clip_norm=self.clip_norm(terms),
+            noise_multiplier=self.noise_multiplier(terms),
+            sample_rate=self.privacy.sample_rate,
+            batches=self.privacy.batches,
+            gradients_per_batch=self.gradients_per_batch(self.config),
+            batch_size=self.config.batch_size,
+        )
+
+    def charge(self, terms: RoundTerms) -> Charge:
+        """What a round costs the device; known before any training."""
+        if self.privacy.unit == "record":
+            return self.record_mechanism(terms).charge()
+        return self.mechanism(terms).charge()
+
+    def mechanism_multiplier(self, terms: RoundTerms, charged: float) -> float:
+        """Noise multiplier of the values alone, where `charged` covers them and the report."""
+        return charged
 
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
         return PublicState(public.mask, public.participations + 1)
 
     # the server half
 
-    def multiplier_release(self, *, cohort_size: int, participants: int) -> float:
-        """Noise multiplier of one round against whoever sees only the aggregate."""
-        return self.mechanism(cohort_size).multiplier_release(participants)
+    def init_server(self, seed: int) -> ServerState:
+        """Named arrays that the server carries from round to round."""
+        return {}
 
-    def aggregate(self, global_params: Array, sums: Array, counts: Array) -> Array:
-        """The new global vector `[d]` from the sum of sent values and the number of senders.
+    def controls(self, server: ServerState, round: int) -> dict[str, float]:
+        """What the plan of `round` tells every device, such as `clip_norm` or `noise_multiplier`."""
+        return {}
+
+    def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
+        """What an update `sent [d]` weighs in the mean; positive."""
+        return 1.0
+
+    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
+        """Noise multiplier of one round against whoever sees only the aggregate.
+
+        With the unit `record` it is the device's own: another device's noise is not known to hide its records.
+        """
+        if self.privacy.unit == "record":
+            return self.charge(terms).noise_multiplier
+        return self.mechanism(terms).multiplier_release(participants)
+
+    def aggregate(self, global_params: Array, sums: Array, weights: Array) -> Array:
+        """The new global vector `[d]` from the weighted sum of sent values and the sum of their senders' weights.
 
         A parameter that nobody shared keeps its value.
         """
         xp = array_api_compat.array_namespace(global_params)
-        mean = sums / xp.astype(xp.where(counts > 0, counts, 1), sums.dtype)
+        mean = sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
         return global_params + xp.astype(mean, global_params.dtype)
+
+    def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
+        """The server's state after a round; a function of its arguments alone, since a killed server computes it anew."""
+        return server

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import array_api_compat
 
-from hushfleet.methods.base import Array, DeviceState, Method, Release
+from hushfleet.methods.base import Array, DeviceState, Method, Release, RoundTerms
 from hushfleet.privacy.clipping import layer_norms
-from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 
 
@@ -23,11 +22,11 @@ class FedAvg(Method):
     summary = "mean of the updates; no clipping, no noise, no privacy"
     clips = False
 
-    def mechanism(self, cohort_size: int) -> GaussianMechanism:
-        return GaussianMechanism(0.0)
+    def noise_multiplier(self, terms: RoundTerms) -> float:
+        return 0.0 if self.privacy.unit == "device" else super().noise_multiplier(terms)
 
-    def release(self, state: DeviceState, update: Array, *, cohort_size: int, noise: NoiseSource) -> Release:
+    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         xp = array_api_compat.array_namespace(update)
         norms = layer_norms(update, self.layout)
         unbounded = xp.full_like(norms, float("inf"))
-        return Release(update, unbounded, xp.zeros_like(norms), self.mechanism(cohort_size).charge())
+        return Release(update, unbounded, xp.zeros_like(norms), self.charge(terms))

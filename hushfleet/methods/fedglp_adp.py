@@ -28,8 +28,8 @@ import array_api_compat
 import numpy as np
 
 from hushfleet.blocks import blocks
-from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, TrainingConfig
-from hushfleet.privacy.clipping import clip, clip_layers, layer_norms
+from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, RoundTerms, TrainingConfig
+from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.spec import require
 
@@ -132,20 +132,21 @@ class FedGLPADP(Method):
             weight *= params[..., part] - start[..., part]
             gradient[..., part] += weight
 
-    def release(self, state: DeviceState, update: Array, *, cohort_size: int, noise: NoiseSource) -> Release:
+    @classmethod
+    def gradients_per_batch(cls, config: FedGLPADPConfig) -> int:
+        return 2 if config.sequential else 1
+
+    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
+        if not self.config.acndp:
+            return super().protect(state, update, terms, noise)
         xp = array_api_compat.array_namespace(update)
-        mechanism = self.mechanism(cohort_size)
+        mechanism = self.mechanism(terms)
         shared = xp.where(state.public.mask, xp.zeros_like(update), update)
-        if self.config.acndp:
-            bounds = self.privacy.clip_norm * self.clip_weights(state) ** 0.5
-            clipped = clip_layers(shared, self.layout, bounds)
-            stds = mechanism.layer_stds(bounds)
-        else:
-            bounds = xp.full_like(layer_norms(shared, self.layout), self.privacy.clip_norm)
-            clipped = clip(shared, self.privacy.clip_norm)
-            stds = mechanism.vector_stds(bounds)
+        bounds = self.clip_norm(terms) * self.clip_weights(state) ** 0.5
+        clipped = clip_layers(shared, self.layout, bounds)
+        stds = mechanism.layer_stds(bounds)
         values = mechanism.add_noise(clipped, stds, noise, where=~state.public.mask, layout=self.layout)
-        return Release(values, bounds, stds, mechanism.charge())
+        return Release(values, bounds, stds, self.charge(terms))
 
     def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Algorithm 1 on the norms of this and the last round, and the next mask."""
@@ -179,12 +180,11 @@ class FedGLPADP(Method):
                 grown[..., part][row][order[row][: max(int(missing[row]), 0)]] = True
         return PublicState(grown, taken)
 
-    def multiplier_release(self, *, cohort_size: int, participants: int) -> float:
+    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
         """`strict` claims no more than each device's own noise: a coordinate may have one sender only."""
-        mechanism = self.mechanism(cohort_size)
         if self.privacy.accounting == "strict":
-            return mechanism.multiplier_server
-        return mechanism.multiplier_release(participants)
+            return self.charge(terms).noise_multiplier
+        return super().multiplier_release(terms, participants=participants)
 
 
 def _divided(weight: float, norm: Array, xp: object) -> Array:

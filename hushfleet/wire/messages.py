@@ -8,6 +8,7 @@ encoder would have cleaned are refused without a rule for each.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,7 +17,7 @@ import msgpack
 
 from hushfleet.errors import BadSignature, Malformed, TooLarge
 from hushfleet.spec import TASK_ID, require
-from hushfleet.strict import from_plain, to_plain
+from hushfleet.strict import from_plain, later, to_plain
 from hushfleet.wire.chunks import MAX_BLOB_BYTES, MAX_RANGES, Ranges, check_ranges
 from hushfleet.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.topics import DIGEST_BYTES, NAME_RULE, is_name
@@ -31,6 +32,8 @@ MAX_REASON = 400
 MAX_INT = (1 << 63) - 1
 STATE_DIGEST_BYTES = 16
 MAX_SECONDS = 1e12
+MAX_CONTROLS = 16
+MAX_CONTROL_NAME = 32
 
 _HEAD = struct.Struct("<2sBBI")
 
@@ -111,6 +114,7 @@ class RoundPlan:
     :param cohort: device id -> digest (16 bytes) of the `PublicState` that the aggregator holds of it.
     :param noise_split: between how many devices the round's noise is divided.
     :param deadline_s: seconds, not negative.
+    :param controls: numbers that the method's server half chose for this round, by name.
     """
 
     task: str
@@ -122,6 +126,7 @@ class RoundPlan:
     cohort: dict[str, bytes]
     noise_split: int
     deadline_s: float
+    controls: dict[str, float] = later({})
 
     def __post_init__(self) -> None:
         _require_round(self.task, self.round)
@@ -136,6 +141,10 @@ class RoundPlan:
             _require_bytes(f"cohort[{device}]", digest, STATE_DIGEST_BYTES)
         _require_count("noise_split", self.noise_split, MAX_INT, least=1)
         require(0 <= self.deadline_s <= MAX_SECONDS, "deadline_s", self.deadline_s, f"0 to {MAX_SECONDS:g}")
+        _require_count("number of controls", len(self.controls), MAX_CONTROLS)
+        for name, value in self.controls.items():
+            require(name.isidentifier() and len(name) <= MAX_CONTROL_NAME, "controls", name[:64], "short identifiers")
+            require(math.isfinite(value), f"controls[{name}]", value, "finite")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from hushfleet.errors import Malformed, NotFinite, TooLarge
 from hushfleet.spec import TASK_ID, require
-from hushfleet.strict import from_plain, to_plain
+from hushfleet.strict import from_plain, later, to_plain
 from hushfleet.wire import codec
 from hushfleet.wire.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.topics import NAME_RULE, is_name
@@ -31,6 +31,7 @@ VERSION = 1
 MAX_LAYERS = 4096
 MAX_HEADER_BYTES = 1 << 17
 MAX_ROUNDS = 1_000_000
+MAX_REPORT = 16
 PUBLIC_DIGEST_BYTES = 16
 
 _HEAD = struct.Struct("<2sBBI")
@@ -50,6 +51,7 @@ class UpdateHeader:
     :param epsilon_server: what the device has spent against the aggregator; inf without noise.
     :param multiplier_server: noise multiplier of this round as the aggregator sees it; 0 without noise.
     :param noise_split: between how many devices the round's noise was divided.
+    :param report: a few numbers for the method's server half, covered by the same charge.
     """
 
     task: str
@@ -65,10 +67,11 @@ class UpdateHeader:
     epsilon_server: float
     multiplier_server: float
     noise_split: int
+    report: tuple[float, ...] = later(())
 
     def __post_init__(self) -> None:
         # lists and NumPy scalars of the caller become what the wire has, so that equal headers compare equal
-        for name in ("steps", "noise_stds", "clip_norms"):
+        for name in ("steps", "noise_stds", "clip_norms", "report"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         require(TASK_ID.fullmatch(self.task) is not None, "task", self.task[:96], f"like {TASK_ID.pattern}")
         require(0 <= self.round <= MAX_ROUNDS, "round", self.round, f"0 to {MAX_ROUNDS}")
@@ -90,6 +93,8 @@ class UpdateHeader:
         sigma = self.multiplier_server
         require(sigma >= 0 and math.isfinite(sigma), "multiplier_server", sigma, "finite and not negative")
         require(1 <= self.noise_split <= 1 << 40, "noise_split", self.noise_split, "1 to 2^40")
+        require(len(self.report) <= MAX_REPORT, "report", len(self.report), f"at most {MAX_REPORT} numbers")
+        require(all(map(math.isfinite, self.report)), "report", self.report, "finite numbers")
 
     @property
     def dither_key(self) -> bytes:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from aggregator.prepare import PreparedTask
+from hushfleet.methods.base import RoundTerms
 from hushfleet.privacy.accounting import Step, epsilon
 from hushfleet.task import RoundSection
 from simulator.boards import FleetMix
@@ -164,7 +165,7 @@ def _cost(rounds: Counter[int]) -> int:
 
 
 def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
-    charges = [(prepared.method.mechanism(split).charge(), count) for split, count in rounds.items() if count]
+    charges = [(prepared.method.charge(RoundTerms(split)), count) for split, count in rounds.items() if count]
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]
     return epsilon(steps, delta=prepared.spec.privacy.delta)
 

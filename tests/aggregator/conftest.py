@@ -15,7 +15,7 @@ from aggregator.rounds import RoundEngine
 from aggregator.store import AggregatorStore
 from hushfleet.evaluation import Evaluation
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState
+from hushfleet.methods.base import DeviceState, RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.task import parse_task
@@ -135,7 +135,7 @@ class Devices:
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)
         release = prepared.method.release(
-            state, change, cohort_size=plan.noise_split, noise=SeededNoise(seed, index, plan.round)
+            state, change, RoundTerms(plan.noise_split), noise=SeededNoise(seed, index, plan.round)
         )
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import DeviceState, PublicState
+from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import PrivacySpec
@@ -44,7 +44,7 @@ def test_dp_fedavg_clips_the_whole_vector_and_splits_the_noise() -> None:
     method = make_method("dp-fedavg", {}, privacy(), LAYOUT, rounds=1)
     update = np.zeros(10, np.float32)
     update[[0, 9]] = 3.0, 4.0  # norm 5, clipped to 1
-    release = method.release(method.init_state(), update, cohort_size=4, noise=NoNoise(1.0))
+    release = method.release(method.init_state(), update, RoundTerms(4), noise=NoNoise(1.0))
     # noise: sigma C / sqrt(n) = 2 * 1 / 2 = 1 on every coordinate
     np.testing.assert_allclose(release.values[[0, 9]], [0.6 + 1, 0.8 + 1], rtol=1e-6)
     np.testing.assert_allclose(release.values[1:9], 1.0, rtol=1e-6)
@@ -54,16 +54,16 @@ def test_dp_fedavg_clips_the_whole_vector_and_splits_the_noise() -> None:
 
 def test_strict_accounting_does_not_split_the_noise() -> None:
     method = make_method("dp-fedavg", {}, privacy(accounting="strict"), LAYOUT, rounds=1)
-    release = method.release(method.init_state(), np.ones(10, np.float32), cohort_size=4, noise=NoNoise())
+    release = method.release(method.init_state(), np.ones(10, np.float32), RoundTerms(4), noise=NoNoise())
     np.testing.assert_allclose(release.noise_stds, 2.0)
     assert release.charge.noise_multiplier == 2.0
-    assert method.multiplier_release(cohort_size=4, participants=9) == 6.0  # nine full noises add up
+    assert method.multiplier_release(RoundTerms(4), participants=9) == 6.0  # nine full noises add up
 
 
 def test_fedavg_sends_the_update_as_it_is_and_is_charged_as_unprotected() -> None:
     method = make_method("fedavg", {}, privacy(), LAYOUT, rounds=1)
     update = np.arange(10, dtype=np.float32)
-    release = method.release(method.init_state(), update, cohort_size=3, noise=NoNoise(9.0))
+    release = method.release(method.init_state(), update, RoundTerms(3), noise=NoNoise(9.0))
     np.testing.assert_array_equal(release.values, update)
     assert release.charge.mechanism == "none"
 
@@ -91,7 +91,7 @@ def test_fedglp_release_by_hand() -> None:
     state = DeviceState(PublicState(mask, 1), np.zeros(10, np.float32), method.init_state().private)
     update = np.zeros(10, np.float32)
     update[0], update[1], update[6] = 100.0, 3.0, 0.1
-    release = method.release(state, update, cohort_size=4, noise=NoNoise(1.0))
+    release = method.release(state, update, RoundTerms(4), noise=NoNoise(1.0))
     bounds = [math.sqrt(0.6), math.sqrt(0.4)]
     stds = [math.sqrt(2) * 2 * bound / 2 for bound in bounds]  # sqrt(L) sigma C_l / sqrt(n)
     np.testing.assert_allclose(release.noise_stds, stds, rtol=1e-12)
@@ -216,7 +216,7 @@ def test_numpy_one_by_one_equals_torch_all_at_once(name: str) -> None:
         moves = rng.normal(size=(clients, 10)).astype(np.float32)
         starts = method.start(batched, torch.from_numpy(np.stack([global_params] * clients)))
         noise = [SeededNoise(1, i, round) for i in range(clients)]
-        release = method.release(batched, torch.from_numpy(moves), cohort_size=clients, noise=noise)
+        release = method.release(batched, torch.from_numpy(moves), RoundTerms(clients), noise=noise)
         gradients = torch.zeros(clients, 10)
         method.local_gradient(batched, starts, starts + torch.from_numpy(moves), gradients)
         for i in range(clients):
@@ -225,7 +225,7 @@ def test_numpy_one_by_one_equals_torch_all_at_once(name: str) -> None:
             gradient = np.zeros(10, np.float32)
             method.local_gradient(single[i], start, start + moves[i], gradient)
             np.testing.assert_allclose(gradients[i].numpy(), gradient, rtol=1e-5, atol=1e-7)
-            alone = method.release(single[i], moves[i], cohort_size=clients, noise=SeededNoise(1, i, round))
+            alone = method.release(single[i], moves[i], RoundTerms(clients), noise=SeededNoise(1, i, round))
             np.testing.assert_allclose(release.values[i].numpy(), alone.values, rtol=1e-5, atol=1e-6)
             single[i] = method.advance(
                 single[i], update=moves[i], trained=start + moves[i], sent=release.values[i].numpy()

@@ -99,7 +99,7 @@ def test_values_at_the_edge_of_their_ranges_are_accepted() -> None:
         ("rounds", 1.0, "rounds: expected int"),
         ("memory_mib", -1, "memory_mib = -1"),
         ("method_config", [], "method_config: expected a table"),
-        ("privacy.unit", "record", "unit: expected one of"),
+        ("privacy.unit", "sample", "unit: expected one of"),
         ("privacy.accounting", "none", "accounting: expected one of"),
         ("privacy.clip_norm", 0, "clip_norm = 0.0: must be positive"),
         ("privacy.clip_norm", math.inf, "clip_norm = inf"),

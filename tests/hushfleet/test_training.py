@@ -14,7 +14,7 @@ from hushfleet.methods.base import PublicState
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.params import ParamLayout
 from hushfleet.spec import DropoutSpec, PrivacySpec
-from hushfleet.training import draw_dropout, shuffled_batches, train_locally
+from hushfleet.training import Recipe, draw_dropout, shuffled_batches, train_locally
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
 LAYOUT = ParamLayout(("w",), ((1,),))
@@ -54,7 +54,7 @@ def train(samples: Samples, *, seed: int = 0, start: float = 0.0, dropout=(), on
         np.array([start], np.float32),
         gradient,
         samples,
-        dropout=dropout,
+        recipe=Recipe(dropout),
         rng=np.random.default_rng(seed),
         on_batch=on_batch,
     )
@@ -116,7 +116,7 @@ def test_order_and_masks_follow_the_generator_alone() -> None:
 
 def test_the_start_is_left_as_it_is_and_the_result_is_no_buffer() -> None:
     start, gradient, rule = np.array([0.0], np.float32), Quadratic(), method()
-    kwargs = {"dropout": (), "rng": np.random.default_rng(0)}
+    kwargs = {"recipe": Recipe(), "rng": np.random.default_rng(0)}
     trained, _ = train_locally(rule, rule.init_state(), start, gradient, samples_of([255]), **kwargs)
     assert start.tolist() == [0.0]
     assert trained.tolist() == [0.5]
@@ -132,7 +132,7 @@ def test_the_method_adds_its_own_part_to_every_gradient() -> None:
             gradient += 1
 
     rule = Pulled(method(local_epochs=2).config, PRIVACY, LAYOUT, rounds=1)
-    kwargs = {"dropout": (), "rng": np.random.default_rng(0)}
+    kwargs = {"recipe": Recipe(), "rng": np.random.default_rng(0)}
     trained, _ = train_locally(
         rule, rule.init_state(), np.array([0.0], np.float32), Quadratic(), samples_of([255]), **kwargs
     )
@@ -157,7 +157,7 @@ def test_the_sequential_order_of_algorithm_2_takes_a_second_gradient_for_the_sha
         state = replace(rule.init_state(), public=PublicState(np.array(mask), 1))
         calls.clear()
         start, rng = np.array([4.0, 1.0], np.float32), np.random.default_rng(0)
-        trained, loss = train_locally(rule, state, start, product, samples_of([1]), dropout=(), rng=rng)
+        trained, loss = train_locally(rule, state, start, product, samples_of([1]), recipe=Recipe(), rng=rng)
         return trained.tolist(), loss
 
     assert run([True, False]) == ([3.5, -1.0], 4.0)

@@ -165,6 +165,7 @@ def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes
             store=store,
             spec=spec,
             gradient=GradientGraph(prepared.blobs[model.gradient.digest], model.layout),
+            logits_of=prepared.inference,
             samples=prepared.dataset.train.take(np.arange(48)),
             randomness=SeededRandomness(1, 0),
             epsilon_limit=math.inf,

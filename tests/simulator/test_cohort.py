@@ -22,7 +22,7 @@ from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Method
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally
+from hushfleet.training import Recipe, train_locally
 from models import get_model
 from models.torch_gradient import TorchGradient
 from simulator.cohort import CohortTrainer, Member, Trained, train_cohort
@@ -85,10 +85,10 @@ def one_by_one(method: Method, members: Sequence[Member], start: np.ndarray, gra
             begin,
             gradient,
             member.samples,
-            dropout=gradient.model.dropout,
+            recipe=Recipe(gradient.model.dropout),
             rng=member.rng,
         )
-        trained.append(Trained(begin, own, loss))
+        trained.append(Trained(member.state, begin, own, own, loss))
     return trained
 
 

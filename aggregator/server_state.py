@@ -1,0 +1,25 @@
+"""The state of a method's server half, as bytes in the aggregator's store."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+
+from hushfleet.errors import StoreError
+from hushfleet.methods.base import ServerState
+
+
+def server_state_to_bytes(state: ServerState) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **state)
+    return out.getvalue()
+
+
+def server_state_from_bytes(data: bytes) -> ServerState:
+    """Raises `StoreError` if it is not what was written."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:  # NumPy and zipfile raise half a dozen kinds
+        raise StoreError(f"the store's state of the method's server half does not load: {error}") from error

@@ -1,0 +1,80 @@
+"""DP-SGD inside a device: each record's gradient is clipped, and each step's sum is noised.
+
+Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, with Poisson sampling: a batch takes
+each record with probability q, independently, and nobody outside learns which. Adding or removing one record changes a
+batch's sum of clipped gradients by at most C, so a step is a subsampled Gaussian mechanism of multiplier sigma.
+
+The sum is divided by the nominal batch size, q and the number of steps are the same for all devices, and so neither
+the update nor the charge tells how many records a device has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat as array_api
+import numpy as np
+
+from hushfleet.errors import PrivacyError
+from hushfleet.privacy.clipping import clip
+from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
+from hushfleet.privacy.noise import NoiseSource
+
+
+@dataclass(frozen=True)
+class RecordMechanism:
+    """The noised gradients of one round of one device.
+
+    :param clip_norm: C, bound of each record's gradient.
+    :param noise_multiplier: sigma; the noise on a sum has standard deviation sigma C.
+    :param sample_rate: q.
+    :param batches: how many batches a round has.
+    :param gradients_per_batch: how many gradients are taken of each.
+    :param batch_size: what sums are divided by.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    sample_rate: float
+    batches: int
+    gradients_per_batch: int
+    batch_size: int
+
+    def charge(self) -> Charge:
+        """What one round costs, against the server as against anybody else."""
+        return Charge(
+            unit="record",
+            adjacency=RECORD_ADJACENCY,
+            mechanism="gaussian" if self.noise_multiplier > 0 else "none",
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=self.batches * self.gradients_per_batch,
+        )
+
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """The records of one batch among `count`: int64, rising, perhaps none."""
+        return np.flatnonzero(rng.random(count) < self.sample_rate)
+
+    def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
+        """`(sum + sigma C z) / batch_size`, in place: float32 `[d]`. Raises `PrivacyError` if it is not finite."""
+        xp = array_api.array_namespace(clipped_sum)
+        if self.noise_multiplier > 0:
+            std = self.clip_norm * self.noise_multiplier
+            normal = noise.normal(clipped_sum.shape[-1])
+            normal *= std
+            clipped_sum += xp.astype(xp.asarray(normal, device=array_api.device(clipped_sum)), clipped_sum.dtype)
+        clipped_sum /= self.batch_size
+        if not bool(xp.all(xp.isfinite(clipped_sum))):
+            raise PrivacyError("a noised gradient is not finite; training has diverged, and nothing of it may be used")
+        return clipped_sum
+
+
+def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
+    """Sum of single records' gradients `[..., d]`, each clipped to `clip_norm`, into `out`."""
+    out[...] = 0
+    for gradient in gradients:
+        out += gradient if math.isinf(clip_norm) else clip(gradient, clip_norm)
+    return out
