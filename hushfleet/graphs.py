@@ -5,8 +5,8 @@ to the caller's buffer, through bindings to the addresses of their tensors. One 
 make every result a pure function of its inputs, to the bit.
 
 Graph inputs: `param.<name>` for each tensor of the layout, `x` float32 [B, C, H, W], `y` int64 [B], and
-`dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). Outputs: `loss` and `grad.<name>`, or
-`logits`.
+`dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). A gradient under an objective that distils also
+takes `teacher` float32 [B, classes] and `distill` float32 [B]. Outputs: `loss` and `grad.<name>`, or `logits`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
+from hushfleet.objectives import require_both
 from hushfleet.params import ParamLayout
 
 _TYPES = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
@@ -124,6 +125,7 @@ class GradientGraph:
             (name for name in self._graph.batched if name.startswith("dropout.")),
             key=lambda name: int(name.removeprefix("dropout.")),
         )
+        self.distills = "teacher" in self._graph.batched
 
     def __call__(
         self,
@@ -132,13 +134,17 @@ class GradientGraph:
         y: np.ndarray,
         dropout: Sequence[np.ndarray] = (),
         out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
     ) -> tuple[float, np.ndarray]:
-        """The mean cross-entropy of the batch and its gradient float32 `[d]`.
+        """The batch's mean loss and its gradient float32 `[d]`.
 
         :param params: float32 `[d]`.
         :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`.
         :param dropout: one mask `[B, *shape]` for each input `dropout.<i>`; none at all: nothing is dropped.
         :param out: where the gradient is written; a new vector if not given.
+        :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
+            float32 `[B]`; none at all: the loss is the cross-entropy. Only for a graph that distils.
         :raises ValueError: an array has another shape, type or memory order than the graph takes.
         """
         if dropout and len(dropout) != len(self.masks):
@@ -150,13 +156,28 @@ class GradientGraph:
         check_array("out", out, np.dtype(np.float32), (self.layout.size,))
         if not out.flags.writeable or np.may_share_memory(out, params):
             raise ValueError("out must be writeable memory that is not the memory of params")
-        binding = self._graph.bind(params, {"x": x, "y": y, **dict(zip(self.masks, dropout, strict=True))})
+        masks = dict(zip(self.masks, dropout, strict=True))
+        taught = self._taught(len(x), teacher, distill)
+        binding = self._graph.bind(params, {"x": x, "y": y, **masks, **taught})
         loss = np.empty((), np.float32)
         _bind(binding.bind_output, "loss", loss)
         for name, view in self.layout.unflatten(out).items():
             _bind(binding.bind_output, f"grad.{name}", view)
         self._graph.run(binding)
         return float(loss), out
+
+    def _taught(
+        self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        require_both(teacher, distill)
+        if not self.distills:
+            if teacher is not None:
+                raise ValueError("the graph's loss is the cross-entropy, which has no teacher")
+            return {}
+        if teacher is None:
+            shape = (batch, *self._graph.inputs["teacher"].shape[1:])
+            teacher, distill = np.zeros(shape, np.float32), np.zeros(batch, np.float32)
+        return {"teacher": teacher, "distill": distill}
 
 
 class PerSampleGraph:
@@ -177,6 +198,8 @@ class PerSampleGraph:
         y: np.ndarray,
         dropout: Sequence[np.ndarray] = (),
         out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Losses float32 `[B]` and gradients float32 `[B, d]`; arguments as for `GradientGraph`.
 
@@ -189,7 +212,9 @@ class PerSampleGraph:
             raise ValueError(f"out must be float32 {(len(x), self.layout.size)}, not {out.dtype} {out.shape}")
         for i in range(len(x)):
             one = slice(i, i + 1)
-            losses[i], _ = self._gradient(params, x[one], y[one], [mask[one] for mask in dropout], out[i])
+            masks = [mask[one] for mask in dropout]
+            taught = [None if each is None else each[one] for each in (teacher, distill)]
+            losses[i], _ = self._gradient(params, x[one], y[one], masks, out[i], *taught)
         return losses, out
 
 

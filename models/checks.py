@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hushfleet.errors import GraphRefused
 from hushfleet.graph_safety import check_graph
 from hushfleet.graphs import GradientGraph, InferenceGraph
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from models.model import Model
 from models.torch_gradient import TorchGradient
 
@@ -25,8 +26,12 @@ CANDIDATES_PER_SAMPLE = 20
 Masks = tuple[np.ndarray, ...]
 
 
-def check_against_torch(model: Model, *, gradient: bytes, inference: bytes, seed: int = 0) -> float:
+def check_against_torch(
+    model: Model, *, gradient: bytes, inference: bytes, objective: Objective = CROSS_ENTROPY, seed: int = 0
+) -> float:
     """Runs both on random batches of 1, 7 and 16, without dropout, with masks of ones and with drawn masks.
+
+    Where the objective distils, with a random teacher and random weights of it, and without.
 
     :return: the worst error of any tensor, relative to the tensor's largest entry.
     :raises GraphRefused: that error is above 1e-4 (the text names the tensor, the batch and the error), or
@@ -35,16 +40,19 @@ def check_against_torch(model: Model, *, gradient: bytes, inference: bytes, seed
     for graph in (gradient, inference):
         check_graph(graph)
     rng = np.random.default_rng(seed)
-    reference = TorchGradient(model)
+    reference = TorchGradient(model, objective=objective)
     run_gradient = GradientGraph(gradient, model.layout)
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
     for size in CHECKED_BATCHES:
         x, y, masks = stable_batch(reference, params, size, rng)
         ones = tuple(np.ones_like(mask) for mask in masks)
-        for dropout in ((), ones, masks) if masks else ((),):
-            expected_loss, expected = reference(params, x, y, dropout)
-            loss, grad = run_gradient(params, x, y, dropout)
+        cases = [(dropout, ()) for dropout in (((), ones, masks) if masks else ((),))]
+        if objective.distills:
+            cases += [(masks, random_teacher(model, size, rng))]
+        for dropout, taught in cases:
+            expected_loss, expected = reference(params, x, y, dropout, None, *taught)
+            loss, grad = run_gradient(params, x, y, dropout, None, *taught)
             worst = max(worst, _compare("loss", np.float32(loss), np.float32(expected_loss), size))
             views = model.layout.unflatten(expected)
             for name, value in model.layout.unflatten(grad).items():
@@ -62,6 +70,11 @@ def random_batch(model: Model, size: int, rng: np.random.Generator) -> tuple[np.
         for drop in model.dropout
     )
     return x, y, masks
+
+
+def random_teacher(model: Model, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A teacher's logits float32 `[B, classes]`, some of them sure, and weights of the distillation float32 `[B]`."""
+    return 4 * rng.standard_normal((size, model.classes), np.float32), rng.random(size, np.float32)
 
 
 def stable_batch(

@@ -1,7 +1,8 @@
 """Export: a network's gradient and inference as ONNX graphs with an open batch size, proven before use.
 
-The graphs' inputs are one tensor per parameter (`param.<name>`), `x`, `y` and the dropout masks (`dropout.<i>`);
-their outputs `loss` and `grad.<name>`, or `logits`. No export is returned that was not compared with PyTorch.
+The graphs' inputs are one tensor per parameter (`param.<name>`), `x`, `y`, the dropout masks (`dropout.<i>`) and, where
+the objective distils, `teacher` and `distill`; their outputs `loss` and `grad.<name>`, or `logits`. No export is
+returned that was not compared with PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout
 from models import graph_cache
 from models.checks import check_against_torch
@@ -27,20 +29,23 @@ class Graphs:
     inference: bytes
 
 
-def export_graphs(model: Model, *, cache_dir: Path | None = None) -> Graphs:
+def export_graphs(
+    model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
+) -> Graphs:
     """The graphs of `model`, from the cache if this very model was exported by these very versions before.
 
+    :param objective: what the gradient is of.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises GraphRefused: a graph disagrees with PyTorch by more than 1e-4 of a tensor's largest entry.
     """
-    cache = graph_cache.GraphCache(cache_dir, key=graph_cache.content_key(model))
+    cache = graph_cache.GraphCache(cache_dir, key=graph_cache.content_key(model, objective))
     cached = cache.read(("gradient", "inference"))
     if cached is not None:
         return Graphs(**cached)
     from models import tracing  # takes seconds to import, and is needed once for each network
 
-    graphs = Graphs(gradient=tracing.export_gradient(model), inference=tracing.export_inference(model))
-    check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference)
+    graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
+    check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)
     cache.write({"gradient": graphs.gradient, "inference": graphs.inference})
     return graphs
 

@@ -21,7 +21,8 @@ import onnxruntime
 import torch
 
 import hushfleet.graphs
-from models import checks, model, torch_gradient
+from hushfleet.objectives import CROSS_ENTROPY, Objective
+from models import checks, losses, model, torch_gradient
 from models.model import Model
 
 DIGEST_BYTES = 32
@@ -32,17 +33,18 @@ def default_cache_dir() -> Path:
     return Path(base) / "hushfleet" / "graphs"
 
 
-def content_key(network: Model) -> str:
+def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
     """Hex digest of whatever the exported graphs depend on."""
     digest = hashlib.sha256()
     for module in (torch, onnx, onnxruntime, numpy):
         _add(digest, f"{module.__name__} {module.__version__}")
     for name in ("tracing", "decompositions"):
         _add(digest, Path(__file__).with_name(f"{name}.py").read_text("utf-8"))  # slow to import
-    for part in (checks, model, torch_gradient, inspect.getmodule(network.function)):
+    for part in (checks, losses, model, torch_gradient, inspect.getmodule(network.function)):
         _add(digest, inspect.getsource(part))
     _add(digest, inspect.getsource(hushfleet.graphs))
     _add(digest, network.layout.digest)
+    _add(digest, repr(objective))
     _add(digest, repr((network.name, network.input_shape, network.classes, network.dropout)))
     _add(digest, repr(getattr(network.function, "layers", None)))  # a function's text is in its module
     return digest.hexdigest()

@@ -14,30 +14,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hushfleet.objectives import CROSS_ENTROPY, Objective
+from models.losses import distilled_losses
 from models.model import Model
 
 
 class TorchGradient:
-    """`(params, x, y, dropout) -> (loss, gradient)` of `model` under the mean cross-entropy of a batch.
+    """`(params, x, y, dropout) -> (loss, gradient)` of `model` under a batch's mean loss by `objective`.
+
+    With a teacher's logits float32 `[B, classes]` and the distillation's weights float32 `[B]` for a call; none at
+    all: the loss is the cross-entropy.
 
     NumPy arrays give NumPy arrays, tensors give tensors on their device (NumPy inputs are computed on
     `device`). Images are float32 `[B, C, H, W]`, labels int64 `[B]`, params and gradients float32 `[d]`.
     """
 
-    def __init__(self, model: Model, *, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, model: Model, *, device: str | torch.device = "cpu", objective: Objective = CROSS_ENTROPY
+    ) -> None:
         self.model = model
+        self.objective = objective
         self.layout = model.layout
         self.device = torch.device(device)
 
     def __call__(
-        self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Any | None = None,
+        teacher: Any | None = None,
+        distill: Any | None = None,
     ) -> tuple[float, Any]:
         """The batch's mean loss and its gradient `[d]`, written into `out` if given."""
         leaves = {
             name: view.detach().requires_grad_()
             for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
-        loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout))
+        taught = self._taught(teacher, distill)
+        loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), *taught)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         return loss.item(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
 
@@ -50,24 +66,34 @@ class TorchGradient:
         out: Any | None = None,
         *,
         weights: Any | None = None,
+        teacher: Any | None = None,
+        distill: Any | None = None,
     ) -> tuple[Any, Any]:
         """Many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
 
+        :param teacher: `[c, B, classes]`; `distill`: `[c, B]`.
         :param weights: float32 `[c, B]`, not negative, above zero somewhere in each row: each client's loss is the
             weighted mean over its samples. Padding of a smaller batch has weight zero.
         :return: losses `[c]` and gradients `[c, d]`.
         """
-        if weights is None:
-            return self._vmapped((0, 0, 0, 0), params, x, y, dropout, out)
-        return self._vmapped((0, 0, 0, 0, 0), params, x, y, dropout, out, self._tensor(weights))
+        taught = self._taught(teacher, distill)
+        return self._vmapped(0, params, x, y, dropout, out, taught, weights)
 
     def per_sample(
-        self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Any | None = None,
+        teacher: Any | None = None,
+        distill: Any | None = None,
     ) -> tuple[Any, Any]:
         """Each sample's own loss `[B]` and gradient `[B, d]` at `params [d]`."""
         x, y = self._tensor(x).unsqueeze(1), self._tensor(y).unsqueeze(1)
         masks = [mask.unsqueeze(1) for mask in self._tensors(dropout)]
-        return self._vmapped((None, 0, 0, 0), params, x, y, masks, out)
+        taught = tuple(each.unsqueeze(1) for each in self._taught(teacher, distill))
+        return self._vmapped(None, params, x, y, masks, out, taught, None)
 
     @torch.no_grad()
     def logits(self, params: Any, x: Any) -> Any:
@@ -81,27 +107,41 @@ class TorchGradient:
         x: Tensor,
         y: Tensor,
         dropout: Sequence[Tensor],
+        teacher: Tensor | None = None,
+        distill: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
         logits = self.model.forward(tensors, x, dropout)
-        if weights is None:
+        if teacher is not None:
+            losses = distilled_losses(self.objective, logits, y, teacher, distill)
+        elif weights is None:
             return F.cross_entropy(logits, y)
-        return (F.cross_entropy(logits, y, reduction="none") * weights).sum() / weights.sum()
+        else:
+            losses = F.cross_entropy(logits, y, reduction="none")
+        return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
 
     def _vmapped(
         self,
-        in_dims: tuple[int | None, ...],
+        params_dim: int | None,
         params: Any,
         x: Any,
         y: Any,
         dropout: Sequence[Any],
         out: Any,
-        *weights: Tensor,
+        taught: tuple[Tensor, ...],
+        weights: Any | None,
     ) -> tuple[Any, Any]:
-        one = torch.func.grad_and_value(self._loss)
+        """:param params_dim: 0 where every row has its own parameters, None where all share them."""
+
+        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
+            return self._loss(tensors, x, y, dropout, **more)
+
+        more = dict(zip(("teacher", "distill"), taught, strict=False))
+        if weights is not None:
+            more["weights"] = self._tensor(weights)
         tensors = self.layout.unflatten(self._tensor(params))
-        grads, losses = torch.func.vmap(one, in_dims=in_dims)(
-            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), *weights
+        grads, losses = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(params_dim, 0, 0, 0, 0))(
+            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
         )
         return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 
@@ -116,6 +156,11 @@ class TorchGradient:
         for name, place in self.layout.slices.items():
             flat[..., place].copy_(grads[name].detach().reshape(*lead, -1))
         return target
+
+    def _taught(self, teacher: Any | None, distill: Any | None) -> tuple[Tensor, ...]:
+        if not self.objective.require_taught(teacher, distill):
+            return ()
+        return self._tensor(teacher), self._tensor(distill)
 
     def _tensors(self, arrays: Sequence[Any]) -> tuple[Tensor, ...]:
         return tuple(self._tensor(array) for array in arrays)

@@ -23,27 +23,36 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
 
-from models.checks import random_batch
+from hushfleet.objectives import CROSS_ENTROPY, Objective
+from models.checks import random_batch, random_teacher
 from models.decompositions import gradient_decompositions, onnx_translations
+from models.losses import distilled_losses
 from models.model import Model
 
 OPSET = 18
 
 
-def export_gradient(model: Model) -> bytes:
-    """The unchecked graph `(param.*, x, y, dropout.*) -> (loss, grad.*)`."""
+def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes:
+    """The unchecked graph `(param.*, x, y, dropout.*) -> (loss, grad.*)`.
+
+    Where the objective distils, `teacher` and `distill` come last among its inputs.
+    """
     names, masks = model.layout.names, len(model.dropout)
 
     def loss_and_grads(*args: Tensor) -> tuple[Tensor, ...]:
         def loss(tensors: tuple[Tensor, ...]) -> Tensor:
             logits = model.forward(dict(zip(names, tensors, strict=True)), x, dropout)
+            if objective.distills:
+                return distilled_losses(objective, logits, y, *taught).mean()
             return F.cross_entropy(logits, y)
 
-        x, y, dropout = args[len(names)], args[len(names) + 1], args[len(names) + 2 :]
+        (x, y), dropout, taught = args[len(names) : first_mask], args[first_mask:after], args[after:]
         grads, value = torch.func.grad_and_value(loss)(args[: len(names)])
         return value, *grads
 
     inputs = [f"param.{name}" for name in names] + ["x", "y"] + [f"dropout.{i}" for i in range(masks)]
+    first_mask, after = len(names) + 2, len(inputs)
+    inputs += ["teacher", "distill"] if objective.distills else []
     return _export(model, loss_and_grads, inputs, ["loss", *(f"grad.{name}" for name in names)])
 
 
@@ -97,6 +106,8 @@ def _example(model: Model, inputs: list[str]) -> tuple[Tensor, ...]:
     x, y, masks = random_batch(model, 5, np.random.default_rng(0))
     values = params | {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
     values |= {f"dropout.{i}": torch.from_numpy(mask) for i, mask in enumerate(masks)}
+    teacher, distill = random_teacher(model, 5, np.random.default_rng(0))
+    values |= {"teacher": torch.from_numpy(teacher), "distill": torch.from_numpy(distill)}
     return tuple(values[name] for name in inputs)
 
 

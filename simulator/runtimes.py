@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from hushfleet.graphs import GradientGraph
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.optim import Optimizer
 from hushfleet.optim import make_optimizer as make_numpy_optimizer
 from hushfleet.params import ParamLayout
@@ -29,14 +30,21 @@ def unavailable(runtime: str, model: str) -> str | None:
     return native.unavailable(get_model(model)) if runtime == "native" else None
 
 
-def make_gradient(runtime: str, model: str, classes: int, layout: ParamLayout, graph: bytes) -> GradientFunction:
-    """:param graph: the model's gradient graph, ONNX bytes."""
+def make_gradient(
+    runtime: str,
+    model: str,
+    classes: int,
+    layout: ParamLayout,
+    graph: bytes,
+    objective: Objective = CROSS_ENTROPY,
+) -> GradientFunction:
+    """:param graph: the model's gradient graph under `objective`, ONNX bytes."""
     if runtime == ON_DEVICES:
         return GradientGraph(graph, layout)
     if runtime == "native":
-        return native.build_gradient(get_model(model, classes=classes))
+        return native.build_gradient(get_model(model, classes=classes), objective=objective)
     torch.set_num_threads(1)
-    return TorchGradient(get_model(model, classes=classes))
+    return TorchGradient(get_model(model, classes=classes), objective=objective)
 
 
 def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:

@@ -7,6 +7,7 @@ the user's cache. It computes what PyTorch computes, up to rounding, several tim
 from __future__ import annotations
 
 from hushfleet.errors import HushfleetError
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from models.model import Model
 from models.native.gradient import NativeGradient
 from models.native.optimizers import NativeAdam, NativeSGD, make_native_optimizer
@@ -22,13 +23,13 @@ __all__ = [
 ]
 
 
-def build_gradient(model: Model) -> NativeGradient:
-    """The compiled gradient of `model`; seconds the first time, and from the cache afterwards.
+def build_gradient(model: Model, *, objective: Objective = CROSS_ENTROPY) -> NativeGradient:
+    """The compiled gradient of `model` under `objective`; seconds the first time, and from the cache afterwards.
 
     :raises BadInput: the model is not described by layers that the kernels know.
     :raises HushfleetError: there is no C compiler, or it fails; the text says which and why.
     """
-    return NativeGradient(model)
+    return NativeGradient(model, objective=objective)
 
 
 def native_available() -> bool:

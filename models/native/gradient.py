@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.graphs import check_array
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from models.model import Model
 from models.native.build import find_compiler, load_library
 from models.native.program import write_program
@@ -23,21 +24,27 @@ FLOAT, INT = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class NativeGradient:
-    """`(params, x, y, dropout, out) -> (loss, gradient)` of `model` under the mean cross-entropy of a batch.
+    """`(params, x, y, dropout, out) -> (loss, gradient)` of `model` under a batch's mean loss by `objective`.
 
+    The cross-entropy is compiled; a loss with a teacher is NumPy's, between the two halves of the program.
     The same inputs give the same bits, whatever was computed before. Threads take turns.
 
     :raises BadInput: the model is no description that the kernels know.
     :raises HushfleetError: there is no compiler, or it refuses.
     """
 
-    def __init__(self, model: Model, *, cache_dir: Path | None = None) -> None:
+    def __init__(
+        self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
+    ) -> None:
         self.model = model
+        self.objective = objective
         self.layout = model.layout
-        source = write_program(model, _target(find_compiler().defined))
+        source = write_program(model, _target(find_compiler().defined), objective)
         self._library = load_library(source, flags=FLAGS, cache_dir=cache_dir)
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.logits.restype = None
+        if objective.distills:
+            self._library.gradient_logits.restype = self._library.gradient_of_slopes.restype = None
         self._lock = threading.Lock()
         self._capacity = 0
         self._reserve(1)
@@ -49,13 +56,17 @@ class NativeGradient:
         y: np.ndarray,
         dropout: Sequence[np.ndarray] = (),
         out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
     ) -> tuple[float, np.ndarray]:
-        """The mean cross-entropy of the batch and its gradient float32 `[d]`.
+        """The batch's mean loss and its gradient float32 `[d]`.
 
         :param params: float32 `[d]`.
         :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`.
         :param dropout: one mask float32 `[B, *shape]` for each of the model's; none at all: nothing is dropped.
         :param out: where the gradient is written; a new vector if not given.
+        :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
+            float32 `[B]`; none at all: the loss is the cross-entropy. Only for an objective that distils.
         :raises ValueError: an array has another shape, type or memory order, or a label is no class.
         """
         specs = self.model.dropout
@@ -70,14 +81,44 @@ class NativeGradient:
         for i, mask in enumerate(dropout):
             check_array(f"dropout.{i}", mask, FLOAT, (batch, *specs[i].shape))
         masks = (ctypes.c_void_p * len(dropout))(*map(_address, dropout)) if dropout else None
+        if self.objective.require_taught(teacher, distill):
+            check_array("teacher", teacher, FLOAT, (batch, self.model.classes))
+            check_array("distill", distill, FLOAT, (batch,))
+            return self._distilled(params, x, y, masks, out, teacher, distill), out
         loss = ctypes.c_float()
         with self._lock:
             self._reserve(batch)
             arrays = _pointer(params), _pointer(x), _pointer(y), batch, masks, _pointer(out)
             wrong = self._library.gradient(*arrays, ctypes.byref(loss), self._scratch)
         if wrong >= 0:
-            raise ValueError(f"y[{wrong}] = {y[wrong]}: labels must be in 0 .. {self.model.classes - 1}")
+            raise self._no_class(y, wrong)
         return loss.value, out
+
+    def _distilled(
+        self,
+        params: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        masks: ctypes.Array[ctypes.c_void_p] | None,
+        out: np.ndarray,
+        teacher: np.ndarray,
+        distill: np.ndarray,
+    ) -> float:
+        wrong = (y < 0) | (y >= self.model.classes)
+        if wrong.any():
+            raise self._no_class(y, int(wrong.argmax()))
+        logits = np.empty_like(teacher)
+        with self._lock:
+            self._reserve(len(x))
+            inputs = _pointer(params), _pointer(x), len(x), masks
+            self._library.gradient_logits(*inputs, _pointer(logits), self._scratch)
+            losses, slopes = self.objective.loss_and_cotangent(logits, y, teacher, distill)
+            slopes = (slopes / len(x)).astype(np.float32)
+            self._library.gradient_of_slopes(*inputs, _pointer(slopes), _pointer(out), self._scratch)
+        return float(losses.mean())
+
+    def _no_class(self, y: np.ndarray, index: int) -> ValueError:
+        return ValueError(f"y[{index}] = {y[index]}: labels must be in 0 .. {self.model.classes - 1}")
 
     def logits(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Logits float32 `[B, classes]` of images float32 `[B, C, H, W]` at `params` float32 `[d]`, without dropout."""

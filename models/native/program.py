@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import resources
 
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from models.model import Model
 from models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
 
@@ -18,11 +19,14 @@ KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
-def write_program(model: Model, target: Target) -> str:
-    """C source text of `gradient` and `logits`. Raises `BadInput` where the kernels do not know a layer."""
+def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY) -> str:
+    """C source text of `gradient` and `logits`, and of the two halves of a gradient if the objective distils.
+
+    :raises BadInput: the kernels do not know a layer.
+    """
     folder = resources.files("models.native") / "kernels"
     kernels = [(folder / name).read_text("utf-8") for name in KERNELS]
-    return "\n".join([*kernels, *_Writer(model, stages_of(model), target).parts()])
+    return "\n".join([*kernels, *_Writer(model, stages_of(model), target, objective).parts()])
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class _Writer:
     model: Model
     stages: Stages
     target: Target
+    objective: Objective
 
     def parts(self) -> Iterator[str]:
         for stage in self.stages.convs:
@@ -40,7 +45,8 @@ class _Writer:
         yield _struct("Shared", self._shared())
         yield _function("forward", "", self._forward())
         yield _function("backward", ", float *out", self._backward())
-        yield _ENTRY.format(classes=self.model.classes, logits=self.stages.linears[-1].name, stride=STRIDE)
+        for entry in (_ENTRY, _HALVES) if self.objective.distills else (_ENTRY,):
+            yield entry.format(classes=self.model.classes, logits=self.stages.linears[-1].name, stride=STRIDE)
 
     def _conv_constant(self, stage: ConvStage) -> str:
         channels, width = stage.input_shape[0], stage.padded[1]
@@ -254,5 +260,29 @@ void logits(const float *params, const float *images, int batch, float *out, voi
     forward(params, images, batch, 0, samples, shared);
     for (int i = 0; i < batch; i++)
         memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
+}}
+"""
+
+_HALVES = """
+/* A gradient under a loss that the caller computes: its logits, and then what the loss's derivative by them, `slopes`,
+ * makes of the same inputs. Nothing else may use the scratch memory in between. */
+void gradient_logits(const float *params, const float *images, int batch, const float *const *masks, float *out,
+                     void *scratch)
+{{
+    Shared *const shared = scratch;
+    Sample *const samples = (Sample *)(shared + 1);
+    forward(params, images, batch, masks, samples, shared);
+    for (int i = 0; i < batch; i++)
+        memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
+}}
+
+void gradient_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
+                        const float *slopes, float *out, void *scratch)
+{{
+    Shared *const shared = scratch;
+    Sample *const samples = (Sample *)(shared + 1);
+    for (int i = 0; i < batch; i++)
+        memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
+    backward(params, images, batch, masks, samples, shared, out);
 }}
 """

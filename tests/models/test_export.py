@@ -207,7 +207,7 @@ def test_the_second_export_is_read_from_the_cache(tmp_path, monkeypatch):
     model = get_model("digits-cnn", classes=4)
     first = export_graphs(model, cache_dir=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    monkeypatch.setattr("models.tracing.export_gradient", lambda model: pytest.fail("exported again"))
+    monkeypatch.setattr("models.tracing.export_gradient", lambda *_: pytest.fail("exported again"))
     assert export_graphs(model, cache_dir=tmp_path) == first
 
 

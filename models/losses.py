@@ -1,0 +1,37 @@
+"""The objectives of `hushfleet.objectives` in PyTorch, by operators that differentiate, vmap and export."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hushfleet.objectives import Objective
+
+EXCLUDED = -1e30  # a logit whose probability is exactly 0, and which makes no NaN as infinity would
+
+
+def distilled_losses(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    """Each sample's loss `[B]`, of logits and teacher's logits `[B, C]`, labels and distillation weights `[B]`."""
+    logits = logits.to(teacher.dtype)  # a network in bfloat16 has its losses in float32
+    if objective.kind == "distillation":
+        t = objective.temperature
+        divergence = t * t * _divergence(logits / t, teacher / t)
+    else:
+        divergence = _decoupled(objective, logits, y, teacher)
+    return (1 - weight) * F.cross_entropy(logits, y, reduction="none") + weight * divergence
+
+
+def _decoupled(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor) -> Tensor:
+    label = torch.arange(logits.shape[1], device=y.device) == y.unsqueeze(1)
+    two, others = [], []
+    for values in (logits, teacher):
+        rest = torch.where(label, EXCLUDED, values)
+        two.append(torch.stack([torch.where(label, values, 0).sum(1), rest.logsumexp(1)], 1))
+        others.append(torch.where(label, EXCLUDED, values / objective.temperature))
+    return _divergence(*two) + objective.non_target_weight * _divergence(*others)
+
+
+def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    theirs = F.log_softmax(teacher, 1)
+    return (theirs.exp() * (theirs - F.log_softmax(student, 1))).sum(1)
