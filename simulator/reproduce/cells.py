@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.task import Task, parse_task
@@ -57,7 +59,7 @@ class Cell:
 
     @property
     def metric(self) -> Metric:
-        return self.entry.recipe.metric_of(self.group)
+        return self.entry.recipe.metric_of(self.group, self.row)
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -101,13 +103,15 @@ class Cell:
         given = next((reason for reason in reasons if reason), "")
         if given:
             return given
+        if self.group.gpu and not torch.cuda.is_available():
+            return "its network wants a GPU, and there is none here"
         method = self.plain.get("method", {}).get("name")
         if method not in METHODS:
             return f"the method {method} is not in this version of Hushfleet"
         try:
             self.task()
         except BadInput as error:
-            return f"this version of Hushfleet cannot run it yet: {error}"
+            return f"this version of Hushfleet cannot run it: {error}"
         return ""
 
 

@@ -68,10 +68,12 @@ class Axis(Change):
 class Row(Axis):
     """:param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
     :param passes: gradients that the method takes for each sample and epoch, for the estimate of time.
+    :param metric: where it is not the group's, such as for a method without own models.
     """
 
     same_in_all_columns: bool = False
     passes: Annotated[float, Field(gt=0)] = 1.0
+    metric: Metric | None = None
 
 
 class Column(Axis):
@@ -87,6 +89,7 @@ class Group(Axis):
     :param values: the paper's numbers in percent, by row: one for each column, NaN where the paper has none.
     :param quoted: rows whose numbers are not in the table but in the text, or follow from it; and where.
     :param columns: those that the group has; empty for all.
+    :param gpu: the network is too large for processor cores.
     """
 
     metric: Metric | None = None
@@ -94,6 +97,7 @@ class Group(Axis):
     quoted: dict[str, str] = {}
     substitutions: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    gpu: bool = False
 
 
 class Special(Change):
@@ -163,8 +167,8 @@ class Recipe(_Part):
                     raise ValueError(f"group {group.id}, row {row}: {len(values)} values for its columns")
         return self
 
-    def metric_of(self, group: Group) -> Metric:
-        return group.metric or self.metric
+    def metric_of(self, group: Group, row: Row | None = None) -> Metric:
+        return (row.metric if row else None) or group.metric or self.metric
 
     def columns_of(self, group: Group) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if not group.columns or column.id in group.columns)
@@ -215,7 +219,8 @@ def load_paper(name: str, folder: Traversable | Path | None = None) -> Paper:
     names = paper_names(folder)
     if name not in names:
         raise BadInput(f"there is no paper {name!r}; there are {', '.join(names)} (`hushfleet reproduce --list`)")
-    return _parsed(Paper, (folder or recipes_folder()) / name / "paper.toml")
+    path = (folder or recipes_folder()) / name / "paper.toml"
+    return _parsed(Paper, _read(path), path)
 
 
 def load_entries(paper: str, folder: Traversable | Path | None = None) -> list[Entry]:
@@ -223,7 +228,7 @@ def load_entries(paper: str, folder: Traversable | Path | None = None) -> list[E
     load_paper(paper, folder)
     files = [each for each in ((folder or recipes_folder()) / paper).iterdir() if each.name.endswith(".toml")]
     names = sorted((each.name.removesuffix(".toml") for each in files if each.name != "paper.toml"), key=_table_order)
-    return [Entry(paper, name, load_recipe((folder or recipes_folder()) / paper / f"{name}.toml")) for name in names]
+    return [Entry(paper, name, load_recipe((folder or recipes_folder()) / paper, name)) for name in names]
 
 
 def load_entry(paper: str, kind: str, number: str, folder: Traversable | Path | None = None) -> Entry:
@@ -237,17 +242,30 @@ def load_entry(paper: str, kind: str, number: str, folder: Traversable | Path | 
     raise BadInput(f"{paper} has no {kind} {number} here; it has {there}")
 
 
-def load_recipe(path: Traversable | Path) -> Recipe:
-    return _parsed(Recipe, path)
+def load_recipe(folder: Traversable | Path, name: str) -> Recipe:
+    """A recipe file. With `like`, what it lacks of task, readings, metric and `quick` comes from that one."""
+    path = folder / f"{name}.toml"
+    plain = _read(path)
+    if like := plain.pop("like", ""):
+        plain = {key: value for key, value in _read(folder / f"{like}.toml").items() if key in _SHARED} | plain
+    return _parsed(Recipe, plain, path)
 
 
-def _parsed(kind: type[Any], path: Traversable | Path) -> Any:
+_SHARED = ("task", "reading", "metric", "window", "quick")
+
+
+def _read(path: Traversable | Path) -> dict[str, Any]:
     try:
-        return kind.model_validate(tomllib.loads(path.read_text("utf-8")))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path} does not parse: {error}") from error
+
+
+def _parsed(kind: type[Any], plain: dict[str, Any], path: Traversable | Path) -> Any:
+    try:
+        return kind.model_validate(plain)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise BadInput(f"{path}: " + "; ".join(lines)) from error
