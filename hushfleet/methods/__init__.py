@@ -6,14 +6,31 @@ from typing import Any
 
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import Method
+from hushfleet.methods.ditto import Ditto
 from hushfleet.methods.dp_fedavg import DPFedAvg
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.methods.fedglp_adp import FedGLPADP
+from hushfleet.methods.fedper import FedPer
+from hushfleet.methods.fedprox import FedProx
+from hushfleet.methods.fedrep import FedRep
+from hushfleet.methods.lg_fedavg import LGFedAvg
 from hushfleet.params import ParamLayout
 from hushfleet.spec import PrivacySpec
 from hushfleet.strict import from_plain
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (FedAvg, DPFedAvg, FedGLPADP)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m
+    for m in (
+        FedAvg,
+        DPFedAvg,
+        FedGLPADP,
+        FedProx,
+        FedPer,
+        LGFedAvg,
+        FedRep,
+        Ditto,
+    )
+}
 
 
 def method_class(name: str) -> type[Method]:

@@ -1,0 +1,120 @@
+"""FedPer, LG-FedAvg and FedRep on the loss a b, whose gradient is (b, a): a is the backbone, b the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hushfleet.data.samples import Samples
+from hushfleet.errors import Malformed
+from hushfleet.methods import make_method
+from hushfleet.methods.base import DeviceState, Method, RoundTerms
+from hushfleet.params import ParamLayout
+from hushfleet.spec import PrivacySpec
+from hushfleet.training import Recipe, train_locally
+
+PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=2.0, delta=0.1)
+LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))
+FOUR = ParamLayout(("a.weight", "a.bias", "b.weight", "c.weight", "d.weight"), ((2,), (1,), (2,), (3,), (1,)))
+SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1}
+SAMPLES = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
+
+
+class Ones:
+    def normal(self, size: int) -> np.ndarray:
+        return np.ones(size)
+
+
+def method_of(name: str, layout: ParamLayout = LAYOUT, **config: Any) -> Method:
+    return make_method(name, {**SETTINGS, **config}, PRIVACY, layout, rounds=3)
+
+
+def product(params, x, y, dropout=(), out=None):
+    out[:] = params[::-1]
+    return float(params.prod()), out
+
+
+def trained(method: Method, start: list[float]) -> list[float]:
+    end, _ = train_locally(
+        method,
+        method.init_state(),
+        np.array(start, np.float32),
+        product,
+        SAMPLES,
+        recipe=Recipe(),
+        rng=np.random.default_rng(0),
+    )
+    return end.tolist()
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_the_last_layers_are_personal(name: str) -> None:
+    mask = method_of(name, FOUR).init_state().public.mask
+    assert mask.tolist() == [False] * 8 + [True]
+    mask = method_of(name, FOUR, head_layers=3).init_state().public.mask
+    assert mask.tolist() == [False] * 3 + [True] * 6
+
+
+def test_lg_fedavg_keeps_the_others() -> None:
+    assert method_of("lg-fedavg", FOUR, head_layers=2).init_state().public.mask.tolist() == [True] * 5 + [False] * 4
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
+def test_both_parts_must_have_a_layer(name: str) -> None:
+    for layers in (0, 4, 9):
+        with pytest.raises(Malformed, match="head_layers"):
+            method_of(name, FOUR, head_layers=layers)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("fedper", 1), ("fedrep", 1), ("lg-fedavg", 0)])
+def test_the_personal_part_is_not_sent_and_is_there_again(name: str, kept: int) -> None:
+    method = method_of(name)
+    state = method.init_state()
+    np.testing.assert_array_equal(method.start(state, np.array([5.0, 6.0], np.float32)), [5, 6])
+    update = np.array([3.0, 3.0], np.float32)
+    sent = method.release(state, update, RoundTerms(), Ones()).values
+    assert sent[kept] == 0.0
+    # clipped to 1 without the personal part, noise 2 * 1
+    assert sent[1 - kept] == pytest.approx(3.0, rel=1e-6)
+    state = method.advance(state, update=update, trained=np.array([8.0, 9.0], np.float32), sent=sent)
+    again = method.start(state, np.array([1.0, 2.0], np.float32)).tolist()
+    assert again[kept] == [8, 9][kept]
+    assert again[1 - kept] == [1, 2][1 - kept]
+    assert state.public.participations == 1
+
+
+def test_fedper_and_lg_fedavg_train_all_at_once() -> None:
+    # (4, 1) - (1, 4) / 2
+    for name in ("fedper", "lg-fedavg"):
+        assert trained(method_of(name), [4.0, 1.0]) == [3.5, -1.0]
+
+
+def test_fedrep_trains_the_head_and_then_the_backbone() -> None:
+    # head: 1 - 4/2 = -1, then -1 - 4/2 = -3; backbone: 4 + 3/2
+    assert trained(method_of("fedrep", head_epochs=2, local_epochs=3), [4.0, 1.0]) == [5.5, -3.0]
+    # head: -1; backbone: 4 + 1/2, then 4.5 + 1/2
+    assert trained(method_of("fedrep", head_epochs=1, local_epochs=3), [4.0, 1.0]) == [5.0, -1.0]
+
+
+def test_the_backbones_momentum_begins_with_the_backbone() -> None:
+    # head: -1, velocity 4, then velocity 4/2 + 4 = 6: -1 - 3 = -4; backbone: 4 + 4/2, nothing carried over
+    settings = {"head_epochs": 2, "local_epochs": 3, "momentum": 0.5}
+    assert trained(method_of("fedrep", **settings), [4.0, 1.0]) == [6.0, -4.0]
+
+
+def test_a_backbone_that_never_trains_is_refused() -> None:
+    for epochs in (0, 2, 5):
+        with pytest.raises(Malformed, match="head_epochs"):
+            method_of("fedrep", head_epochs=epochs, local_epochs=2)
+
+
+def test_clients_at_once_have_the_same_parts() -> None:
+    method = method_of("fedrep", FOUR)
+    state = method.init_state()
+    stacked = replace(state.public, mask=torch.from_numpy(np.stack([state.public.mask] * 3)))
+    for part, one in zip(method.passes(DeviceState(stacked)), method.passes(state), strict=True):
+        np.testing.assert_array_equal(part.numpy(), np.stack([one] * 3))
