@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +17,7 @@ from hushfleet.graphs import check_array
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from models.model import Model
 from models.native.build import find_compiler, load_library
-from models.native.program import write_program
+from models.native.program import write_clipping_program, write_program
 from models.native.stages import Target
 
 FLAGS = ("-ffp-contract=fast",)
@@ -39,15 +43,8 @@ class NativeGradient:
         self.model = model
         self.objective = objective
         self.layout = model.layout
-        source = write_program(model, _target(find_compiler().defined), objective)
-        self._library = load_library(source, flags=FLAGS, cache_dir=cache_dir)
-        self._library.scratch_bytes.restype = ctypes.c_size_t
-        self._library.logits.restype = None
-        if objective.distills:
-            self._library.gradient_logits.restype = self._library.gradient_of_slopes.restype = None
-        self._lock = threading.Lock()
-        self._capacity = 0
-        self._reserve(1)
+        self._target, self._cache_dir = _target(find_compiler().defined), cache_dir
+        self._program = _Program(write_program(model, self._target, objective), cache_dir)
 
     def __call__(
         self,
@@ -69,53 +66,83 @@ class NativeGradient:
             float32 `[B]`; none at all: the loss is the cross-entropy. Only for an objective that distils.
         :raises ValueError: an array has another shape, type or memory order, or a label is no class.
         """
-        specs = self.model.dropout
-        if dropout and len(dropout) != len(specs):
-            raise ValueError(f"{self.model.name} takes {len(specs)} dropout masks or none, not {len(dropout)}")
-        out = np.empty(self.layout.size, np.float32) if out is None else out
-        check_array("out", out, FLOAT, (self.layout.size,))
-        if not out.flags.writeable or np.may_share_memory(out, params):
-            raise ValueError("out must be writeable memory that is not the memory of params")
-        batch = self._check_inputs(params, x)
-        check_array("y", y, INT, (batch,))
-        for i, mask in enumerate(dropout):
-            check_array(f"dropout.{i}", mask, FLOAT, (batch, *specs[i].shape))
-        masks = (ctypes.c_void_p * len(dropout))(*map(_address, dropout)) if dropout else None
-        if self.objective.require_taught(teacher, distill):
-            check_array("teacher", teacher, FLOAT, (batch, self.model.classes))
-            check_array("distill", distill, FLOAT, (batch,))
-            return self._distilled(params, x, y, masks, out, teacher, distill), out
+        out = self._check_out(out, params)
+        inputs, masks = self._check_batch(params, x, y, dropout)
+        if self._is_taught(len(x), teacher, distill):
+            with self._program.scratch(len(x)) as (library, scratch):
+                losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
+                slopes = (slopes / len(x)).astype(np.float32)
+                library.gradient_of_slopes(*inputs, _pointer(slopes), _pointer(out), scratch)
+            return float(losses.mean()), out
         loss = ctypes.c_float()
-        with self._lock:
-            self._reserve(batch)
-            arrays = _pointer(params), _pointer(x), _pointer(y), batch, masks, _pointer(out)
-            wrong = self._library.gradient(*arrays, ctypes.byref(loss), self._scratch)
+        with self._program.scratch(len(x)) as (library, scratch):
+            arrays = _pointer(params), _pointer(x), _pointer(y), len(x), masks, _pointer(out)
+            wrong = library.gradient(*arrays, ctypes.byref(loss), scratch)
         if wrong >= 0:
             raise self._no_class(y, wrong)
         return loss.value, out
 
-    def _distilled(
+    def clipped_sum(
         self,
         params: np.ndarray,
         x: np.ndarray,
         y: np.ndarray,
-        masks: ctypes.Array[ctypes.c_void_p] | None,
-        out: np.ndarray,
+        dropout: Sequence[np.ndarray] = (),
+        clip_norm: float = math.inf,
+        out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Each sample's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
+
+        No sample's gradient is ever written out as a whole, so this takes little longer than a batch's gradient. The
+        first call compiles a program of its own, unless it is in the cache.
+
+        :param dropout: and the other arrays: as for a call; a batch may be empty.
+        :param clip_norm: C, positive; the sum is of g_i * min(1, C / |g_i|).
+        :param out: float32 `[d]`, needed.
+        :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
+        :raises ValueError: as a call does.
+        """
+        if not clip_norm > 0:
+            raise ValueError(f"clip_norm = {clip_norm!r}: must be positive (inf: no clipping)")
+        if out is None:
+            raise ValueError("out must be given: it receives the sum")
+        self._check_out(out, params)
+        if len(x) == 0:
+            out[...] = 0
+            return np.zeros(0), np.zeros(0)
+        inputs, _ = self._check_batch(params, x, y, dropout)
+        if not self._is_taught(len(x), teacher, distill):
+            teacher, distill = np.zeros((len(x), self.model.classes), np.float32), np.zeros(len(x), np.float32)
+        norms = np.empty(len(x))
+        with self._clipping.scratch(len(x)) as (library, scratch):
+            losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
+            slopes = slopes.astype(np.float32)
+            bound = ctypes.c_double(clip_norm)
+            library.clipped_of_slopes(*inputs, _pointer(slopes), bound, _pointer(norms), _pointer(out), scratch)
+        return losses, norms
+
+    @cached_property
+    def _clipping(self) -> _Program:
+        return _Program(write_clipping_program(self.model, self._target), self._cache_dir)
+
+    def _losses(
+        self,
+        library: ctypes.CDLL,
+        scratch: ctypes.c_void_p,
+        inputs: tuple[Any, ...],
+        y: np.ndarray,
         teacher: np.ndarray,
         distill: np.ndarray,
-    ) -> float:
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Each sample's loss and its derivative by that sample's logits, which stay in `scratch` with all else."""
         wrong = (y < 0) | (y >= self.model.classes)
         if wrong.any():
             raise self._no_class(y, int(wrong.argmax()))
-        logits = np.empty_like(teacher)
-        with self._lock:
-            self._reserve(len(x))
-            inputs = _pointer(params), _pointer(x), len(x), masks
-            self._library.gradient_logits(*inputs, _pointer(logits), self._scratch)
-            losses, slopes = self.objective.loss_and_cotangent(logits, y, teacher, distill)
-            slopes = (slopes / len(x)).astype(np.float32)
-            self._library.gradient_of_slopes(*inputs, _pointer(slopes), _pointer(out), self._scratch)
-        return float(losses.mean())
+        logits = np.empty((len(y), self.model.classes), np.float32)
+        library.gradient_logits(*inputs, _pointer(logits), scratch)
+        return self.objective.loss_and_cotangent(logits, y, teacher, distill)
 
     def _no_class(self, y: np.ndarray, index: int) -> ValueError:
         return ValueError(f"y[{index}] = {y[index]}: labels must be in 0 .. {self.model.classes - 1}")
@@ -124,14 +151,39 @@ class NativeGradient:
         """Logits float32 `[B, classes]` of images float32 `[B, C, H, W]` at `params` float32 `[d]`, without dropout."""
         batch = self._check_inputs(params, x)
         logits = np.empty((batch, self.model.classes), np.float32)
-        with self._lock:
-            self._reserve(min(batch, LOGITS_BATCH))
+        with self._program.scratch(min(batch, LOGITS_BATCH)) as (library, scratch):
             for first in range(0, batch, LOGITS_BATCH):
                 part = x[first : first + LOGITS_BATCH]
-                self._library.logits(
-                    _pointer(params), _pointer(part), len(part), _pointer(logits[first:]), self._scratch
-                )
+                library.logits(_pointer(params), _pointer(part), len(part), _pointer(logits[first:]), scratch)
         return logits
+
+    def _check_out(self, out: np.ndarray | None, params: np.ndarray) -> np.ndarray:
+        out = np.empty(self.layout.size, np.float32) if out is None else out
+        check_array("out", out, FLOAT, (self.layout.size,))
+        if not out.flags.writeable or np.may_share_memory(out, params):
+            raise ValueError("out must be writeable memory that is not the memory of params")
+        return out
+
+    def _check_batch(
+        self, params: np.ndarray, x: np.ndarray, y: np.ndarray, dropout: Sequence[np.ndarray]
+    ) -> tuple[tuple[Any, ...], Any]:
+        """What the program takes of a batch (params, images, batch, masks), and the masks alone."""
+        specs = self.model.dropout
+        if dropout and len(dropout) != len(specs):
+            raise ValueError(f"{self.model.name} takes {len(specs)} dropout masks or none, not {len(dropout)}")
+        batch = self._check_inputs(params, x)
+        check_array("y", y, INT, (batch,))
+        for i, mask in enumerate(dropout):
+            check_array(f"dropout.{i}", mask, FLOAT, (batch, *specs[i].shape))
+        masks = (ctypes.c_void_p * len(dropout))(*map(_address, dropout)) if dropout else None
+        return (_pointer(params), _pointer(x), batch, masks), masks
+
+    def _is_taught(self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None) -> bool:
+        if not self.objective.require_taught(teacher, distill):
+            return False
+        check_array("teacher", teacher, FLOAT, (batch, self.model.classes))
+        check_array("distill", distill, FLOAT, (batch,))
+        return True
 
     def _check_inputs(self, params: np.ndarray, x: np.ndarray) -> int:
         check_array("params", params, FLOAT, (self.layout.size,))
@@ -141,14 +193,26 @@ class NativeGradient:
         check_array("x", x, FLOAT, (batch, *self.model.input_shape))
         return batch
 
-    def _reserve(self, batch: int) -> None:
-        """Scratch memory for the largest batch so far. It begins as zeros, which the frames of images stay."""
-        if batch > self._capacity:
-            size = self._library.scratch_bytes(batch)
-            self._memory = np.zeros(size + ALIGNMENT, np.uint8)
-            address = _address(self._memory)
-            self._scratch = ctypes.c_void_p(address + -address % ALIGNMENT)
-            self._capacity = batch
+
+class _Program:
+    """A compiled program and its scratch memory, which one thread uses at a time."""
+
+    def __init__(self, source: str, cache_dir: Path | None) -> None:
+        self._library = load_library(source, flags=FLAGS, cache_dir=cache_dir)
+        self._library.scratch_bytes.restype = ctypes.c_size_t
+        self._lock = threading.Lock()
+        self._capacity = 0
+
+    @contextmanager
+    def scratch(self, batch: int) -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
+        """Memory for the largest batch so far. It begins as zeros, which the frames of images stay."""
+        with self._lock:
+            if batch > self._capacity:
+                self._memory = np.zeros(self._library.scratch_bytes(batch) + ALIGNMENT, np.uint8)
+                address = _address(self._memory)
+                self._scratch = ctypes.c_void_p(address + -address % ALIGNMENT)
+                self._capacity = batch
+            yield self._library, self._scratch
 
 
 def _target(macros: frozenset[str]) -> Target:

@@ -7,7 +7,7 @@ keeps what its backward pass will read; all samples share the packed weights and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 
@@ -16,6 +16,7 @@ from models.model import Model
 from models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
 
 KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
+CLIPPING = "clipping.h"
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
@@ -29,6 +30,13 @@ def write_program(model: Model, target: Target, objective: Objective = CROSS_ENT
     return "\n".join([*kernels, *_Writer(model, stages_of(model), target, objective).parts()])
 
 
+def write_clipping_program(model: Model, target: Target) -> str:
+    """C source text of sums of clipped gradients, under any objective. Raises `BadInput` as `write_program` does."""
+    folder = resources.files("models.native") / "kernels"
+    kernels = [(folder / name).read_text("utf-8") for name in (*KERNELS, CLIPPING)]
+    return "\n".join([*kernels, *_ClippingWriter(model, stages_of(model), target, CROSS_ENTROPY).parts()])
+
+
 @dataclass(frozen=True)
 class _Writer:
     model: Model
@@ -37,6 +45,17 @@ class _Writer:
     objective: Objective
 
     def parts(self) -> Iterator[str]:
+        yield from self._head()
+        yield _function("backward", ", float *out", self._backward())
+        yield from self._entries(_SCRATCH, _ENTRY)
+        if self.objective.distills:
+            yield from self._entries(_LOGITS, _SLOPES)
+
+    def _entries(self, *texts: str) -> Iterator[str]:
+        for text in texts:
+            yield text.format(classes=self.model.classes, logits=self.stages.linears[-1].name, stride=STRIDE)
+
+    def _head(self) -> Iterator[str]:
         for stage in self.stages.convs:
             yield self._conv_constant(stage)
         for stage in self.stages.linears:
@@ -44,9 +63,6 @@ class _Writer:
         yield _struct("Sample", self._sample())
         yield _struct("Shared", self._shared())
         yield _function("forward", "", self._forward())
-        yield _function("backward", ", float *out", self._backward())
-        for entry in (_ENTRY, _HALVES) if self.objective.distills else (_ENTRY,):
-            yield entry.format(classes=self.model.classes, logits=self.stages.linears[-1].name, stride=STRIDE)
 
     def _conv_constant(self, stage: ConvStage) -> str:
         channels, width = stage.input_shape[0], stage.padded[1]
@@ -137,37 +153,48 @@ class _Writer:
 
     def _backward(self) -> Iterator[str]:
         for stage in reversed(self.stages.linears):
-            grad, x = f"{'grad_' if stage.relu else ''}{stage.name}", self._input(stage)
-            if stage.relu:
-                mask = self._mask(stage.mask, stage.outputs)
-                yield from self._each_sample(
-                    [f"relu_dropout_gradient({stage.outputs}, sample->{stage.name}, {mask}, sample->{grad});"]
-                )
-            yield (
-                f"linear_weight_gradient({stage.name}, batch, samples->{grad}, {STRIDE}, samples->{x}, {STRIDE}, "
-                f"out + {self._start(stage, 'weight')}, out + {self._start(stage, 'bias')});"
-            )
-            yield (
-                f"linear_input_gradient({stage.name}, batch, samples->{grad}, {STRIDE}, {self._weight(stage)}, "
-                f"samples->grad_{x}, {STRIDE});"
-            )
+            yield from self._linear_relu_gradient(stage)
+            yield self._linear_weight_gradient(stage)
+            yield self._linear_input_gradient(stage)
         for stage in self.stages.convs:
             yield f"memset(shared->grad_weight{stage.number}, 0, sizeof shared->grad_weight{stage.number});"
             yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
             if not stage.first:
                 yield f"pack_backward({stage.name}, {self._weight(stage)}, shared->backward{stage.number});"
-        yield from self._each_sample(self._backward_sample())
+        biases = {stage.number: f"out + {self._start(stage, 'bias')}" for stage in self.stages.convs}
+        yield from self._each_sample(self._backward_sample(biases))
         for stage in self.stages.convs:
             order = "forward" if stage.first else "backward"
             out = f"out + {self._start(stage, 'weight')}"
             yield f"unpack_{order}({stage.name}, shared->grad_weight{stage.number}, {out});"
 
-    def _backward_sample(self) -> Iterator[str]:
+    def _linear_relu_gradient(self, stage: LinearStage) -> Iterator[str]:
+        if stage.relu:
+            mask = self._mask(stage.mask, stage.outputs)
+            yield from self._each_sample(
+                [f"relu_dropout_gradient({stage.outputs}, sample->{stage.name}, {mask}, sample->{_grad(stage)});"]
+            )
+
+    def _linear_weight_gradient(self, stage: LinearStage) -> str:
+        return (
+            f"linear_weight_gradient({stage.name}, batch, samples->{_grad(stage)}, {STRIDE}, "
+            f"samples->{self._input(stage)}, {STRIDE}, "
+            f"out + {self._start(stage, 'weight')}, out + {self._start(stage, 'bias')});"
+        )
+
+    def _linear_input_gradient(self, stage: LinearStage) -> str:
+        return (
+            f"linear_input_gradient({stage.name}, batch, samples->{_grad(stage)}, {STRIDE}, {self._weight(stage)}, "
+            f"samples->grad_{self._input(stage)}, {STRIDE});"
+        )
+
+    def _backward_sample(self, biases: Mapping[int, str]) -> Iterator[str]:
+        """:param biases: where each convolution adds its gradient by the bias."""
         yield f"unflatten(sample->grad_flat, {self._flat_mask}, shared->grad_y, {self._flat_shape});"
         for stage in reversed(self.stages.convs):
             n, grad = stage.number, self._outputs(stage, "shared->grad_x", "shared->grad_y")
             seen = f"{self._inputs(stage)}, sample->alive{n}, {grad}"
-            yield f"relu_gradient({stage.name}, sample->alive{n}, {grad}, out + {self._start(stage, 'bias')});"
+            yield f"relu_gradient({stage.name}, sample->alive{n}, {grad}, {biases[n]});"
             if stage.first:
                 yield f"first_weight_gradient({stage.name}, {seen}, shared->rows, shared->grad_weight{n});"
                 continue
@@ -226,6 +253,67 @@ class _Writer:
         return f"params + {self._start(stage, 'bias')}"
 
 
+class _ClippingWriter(_Writer):
+    """Sums of clipped gradients: a sample's convolutions are written out, its linear layers never (see clipping.h)."""
+
+    def parts(self) -> Iterator[str]:
+        yield from self._head()
+        more = ", double clip_norm, double *norms, float *out"
+        yield _function("clipped_backward", more, self._clipped_backward())
+        yield from self._entries(_SCRATCH, _LOGITS, _CLIPPED_SLOPES)
+
+    def _shared(self) -> Iterator[str]:
+        yield from super()._shared()
+        for stage in self.stages.convs:
+            yield f"float sum_weight{stage.number}[{stage.patch * stage.outputs}]"
+            yield f"float grad_bias{stage.number}[{stage.outputs}]"
+
+    def _clipped_backward(self) -> Iterator[str]:
+        for stage in reversed(self.stages.linears):
+            yield from self._linear_relu_gradient(stage)
+            yield self._linear_input_gradient(stage)
+        for stage in self.stages.convs:
+            yield f"memset(shared->sum_weight{stage.number}, 0, sizeof shared->sum_weight{stage.number});"
+            yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
+            if not stage.first:
+                yield f"pack_backward({stage.name}, {self._weight(stage)}, shared->backward{stage.number});"
+        yield from self._each_sample(self._clipped_sample())
+        for stage in self.stages.linears:
+            yield self._linear_weight_gradient(stage)
+        for stage in self.stages.convs:
+            order = "forward" if stage.first else "backward"
+            out = f"out + {self._start(stage, 'weight')}"
+            yield f"unpack_{order}({stage.name}, shared->sum_weight{stage.number}, {out});"
+
+    def _clipped_sample(self) -> Iterator[str]:
+        convs, linears = self.stages.convs, self.stages.linears
+        fields = [(f"grad_{kind}{stage.number}", stage) for stage in convs for kind in ("weight", "bias")]
+        for field, _ in fields:
+            yield f"memset(shared->{field}, 0, sizeof shared->{field});"
+        yield from self._backward_sample({stage.number: f"shared->grad_bias{stage.number}" for stage in convs})
+        yield "double squares = 0;"
+        for stage in linears:
+            yield f"squares += linear_squares({stage.name}, sample->{_grad(stage)}, sample->{self._input(stage)});"
+        for field, stage in fields:
+            yield f"squares += sum_squares({_count(field, stage)}, shared->{field});"
+        yield "norms[i] = sqrt(squares);"
+        yield "const float factor = norms[i] > clip_norm ? (float)(clip_norm / norms[i]) : 1;"
+        for stage in linears:
+            yield f"scale({stage.outputs}, factor, sample->{_grad(stage)});"
+        for field, stage in fields:
+            sums = f"out + {self._start(stage, 'bias')}" if "bias" in field else f"shared->sum_weight{stage.number}"
+            yield f"add_scaled({_count(field, stage)}, factor, shared->{field}, {sums});"
+
+
+def _grad(stage: LinearStage) -> str:
+    """The field of the gradient by a layer's outputs; the logits become their own."""
+    return f"grad_{stage.name}" if stage.relu else stage.name
+
+
+def _count(field: str, stage: ConvStage) -> int:
+    return stage.outputs if "bias" in field else stage.patch * stage.outputs
+
+
 def _struct(name: str, fields: Iterator[str]) -> str:
     return "\n".join(["typedef struct {", *(f"    {field} ALIGNED;" for field in fields), f"}} {name};"])
 
@@ -236,9 +324,11 @@ def _function(name: str, more: str, lines: Iterator[str]) -> str:
     return "\n".join([head, "{", *(f"    {line}" for line in lines), "}"])
 
 
-_ENTRY = """
+_SCRATCH = """
 size_t scratch_bytes(int batch) {{ return sizeof(Shared) + batch * sizeof(Sample); }}
+"""
 
+_ENTRY = """\
 /* `scratch` is aligned to 64 bytes, and holds zeros when it is first used. Returns the first sample whose label is no
  * class, or -1. */
 int gradient(const float *params, const float *images, const int64_t *labels, int batch, const float *const *masks,
@@ -263,7 +353,7 @@ void logits(const float *params, const float *images, int batch, float *out, voi
 }}
 """
 
-_HALVES = """
+_LOGITS = """
 /* A gradient under a loss that the caller computes: its logits, and then what the loss's derivative by them, `slopes`,
  * makes of the same inputs. Nothing else may use the scratch memory in between. */
 void gradient_logits(const float *params, const float *images, int batch, const float *const *masks, float *out,
@@ -275,7 +365,9 @@ void gradient_logits(const float *params, const float *images, int batch, const 
     for (int i = 0; i < batch; i++)
         memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
 }}
+"""
 
+_SLOPES = """
 void gradient_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
                         const float *slopes, float *out, void *scratch)
 {{
@@ -284,5 +376,18 @@ void gradient_of_slopes(const float *params, const float *images, int batch, con
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
     backward(params, images, batch, masks, samples, shared, out);
+}}
+"""
+
+_CLIPPED_SLOPES = """
+/* The sum of the samples' gradients, each scaled down to the norm `clip_norm` if it is longer; `norms` before that. */
+void clipped_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
+                       const float *slopes, double clip_norm, double *norms, float *out, void *scratch)
+{{
+    Shared *const shared = scratch;
+    Sample *const samples = (Sample *)(shared + 1);
+    for (int i = 0; i < batch; i++)
+        memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
+    clipped_backward(params, images, batch, masks, samples, shared, clip_norm, norms, out);
 }}
 """

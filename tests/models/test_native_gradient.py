@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.objectives import Objective
 from hushfleet.optim import SGD
 from models import checks, get_model, native
 from models.layers import Conv, Dropout, Layered, Linear, Pool
@@ -250,3 +251,101 @@ def test_a_network_that_the_kernels_do_not_know_is_refused_with_the_reason(model
     with pytest.raises(BadInput, match=reason) as error:
         native.build_gradient(model)
     assert native.unavailable(model) == str(error.value)
+
+
+# Sums of clipped gradients.
+
+
+def clipped_one_by_one(
+    run: NativeGradient, params: np.ndarray, x: np.ndarray, y: np.ndarray, masks: tuple, clip_norm: float, **taught
+) -> tuple[list[float], list[float], np.ndarray]:
+    """Losses, norms and the sum, from gradients of single samples."""
+    losses, norms, total = [], [], np.zeros(len(params))
+    for i in range(len(x)):
+        one = slice(i, i + 1)
+        rows = {name: array[one] for name, array in taught.items()}
+        loss, grad = run(params, x[one], y[one], [mask[one] for mask in masks], **rows)
+        grad = grad.astype(np.float64)
+        losses.append(loss)
+        norms.append(np.sqrt((grad**2).sum()))
+        total += grad * min(1, clip_norm / norms[-1])
+    return losses, norms, total
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "odd-sizes", "inner-winograd"])
+def test_clipped_sums_are_those_of_single_samples(name, native_of):
+    run, model = native_of(name), model_of(name)
+    params = model.init(1)
+    for size in (1, 5, 8):
+        x, y, masks = checks.random_batch(model, size, np.random.default_rng(size))
+        x *= np.geomspace(0.1, 3, size, dtype=np.float32)[:, None, None, None]  # norms of all sizes
+        for dropout in ((), masks) if masks else ((),):
+            middle = float(np.median(clipped_one_by_one(run, params, x, y, dropout, np.inf)[1]))
+            for clip_norm in (middle, 1e-3, np.inf):
+                expected_losses, expected_norms, expected = clipped_one_by_one(run, params, x, y, dropout, clip_norm)
+                out = np.full_like(params, np.nan)
+                losses, norms = run.clipped_sum(params, x, y, dropout, clip_norm, out)
+                np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(norms, expected_norms, rtol=1e-6)
+                assert norms.dtype == np.float64
+                for tensor, place in model.layout.slices.items():
+                    assert checks.relative_error(out[place], expected[place]) < TOLERANCE, (tensor, clip_norm)
+                assert np.linalg.norm(out.astype(np.float64)) <= size * clip_norm * (1 + 1e-6)
+
+
+def test_clipped_sums_with_a_teacher(native_of):
+    native_of("digits-cnn")
+    model = get_model("digits-cnn")
+    run = native.build_gradient(model, objective=Objective("decoupled-distillation", 2.0, 0.25))
+    params, rng = model.init(1), np.random.default_rng(0)
+    x, y, _ = checks.random_batch(model, 6, rng)
+    teacher, distill = checks.random_teacher(model, 6, rng)
+    _, expected_norms, expected = clipped_one_by_one(run, params, x, y, (), 1.0, teacher=teacher, distill=distill)
+    out = np.empty_like(params)
+    _, norms = run.clipped_sum(params, x, y, (), 1.0, out, teacher, distill)
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+    assert checks.relative_error(out, expected) < TOLERANCE
+
+
+def test_clipped_sums_repeat_to_the_bit_and_pass_divergence_on(native_of):
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    params, rng = model.init(1), np.random.default_rng(1)
+    x, y, _ = checks.random_batch(model, 4, rng)
+    first, again = np.empty_like(params), np.empty_like(params)
+    _, norms = run.clipped_sum(params, x, y, (), 0.5, first)
+    bad = x.copy()
+    bad[2, 0, 3, 3] = np.nan
+    losses, wrong = run.clipped_sum(params, bad, y, (), 0.5, again)
+    assert np.isnan(again).any()
+    assert np.isnan(wrong).tolist() == np.isnan(losses).tolist() == [False, False, True, False]
+    run.clipped_sum(params, *checks.random_batch(model, 9, rng), 0.5, again)
+    _, norms_again = run.clipped_sum(params, x, y, (), 0.5, again)
+    assert first.tobytes() == again.tobytes()
+    assert norms.tobytes() == norms_again.tobytes()
+    assert run(params, x, y)[1].tobytes() == native.build_gradient(model)(params, x, y)[1].tobytes()
+
+
+def test_an_empty_batch_has_a_clipped_sum_of_zero(native_of):
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    out = np.ones(model.layout.size, np.float32)
+    losses, norms = run.clipped_sum(model.init(0), np.empty((0, 1, 8, 8), np.float32), np.empty(0, np.int64), out=out)
+    assert losses.shape == norms.shape == (0,)
+    assert not out.any()
+
+
+def test_what_does_not_fit_a_clipped_sum_is_refused(native_of):
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    params, out = model.init(0), np.empty(model.layout.size, np.float32)
+    x, y, _ = checks.random_batch(model, 2, np.random.default_rng(0))
+    refused = [
+        ("clip_norm = 0.0: must be positive", (params, x, y, (), 0.0, out)),
+        ("clip_norm = nan: must be positive", (params, x, y, (), np.nan, out)),
+        ("out must be given", (params, x, y, (), 1.0)),
+        ("out must be writeable memory that is not", (params, x, y, (), 1.0, params)),
+        (r"y\[1\] = 10: labels must be in 0 .. 9", (params, x, np.array([9, 10]), (), 1.0, out)),
+        ("x must be contiguous", (params, np.asfortranarray(x), y, (), 1.0, out)),
+        ("which has no teacher", (params, x, y, (), 1.0, out, np.zeros((2, 10)), np.zeros(2))),
+    ]
+    for text, arguments in refused:
+        with pytest.raises(ValueError, match=text):
+            run.clipped_sum(*arguments)
