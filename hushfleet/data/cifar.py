@@ -1,4 +1,4 @@
-"""CIFAR-10 in the three forms in which people keep it.
+"""CIFAR-10 in the three forms in which people keep it, and CIFAR-100 in the original one.
 
 The original Python batches (`cifar-10-batches-py/`), class folders of images (`train/cat/0001.jpg`), or a
 tar of either. Decoding 60,000 JPEG files takes some ten seconds, so what comes from a tar is kept decoded
@@ -37,6 +37,17 @@ CIFAR10_CLASSES = (
     "ship",
     "truck",
 )
+CIFAR100_CLASSES = tuple(
+    """
+    apple aquarium-fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn-mower leopard lion lizard
+    lobster man maple-tree motorcycle mountain mouse mushroom oak-tree orange orchid otter palm-tree pear
+    pickup-truck pine-tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+    shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet-pepper table tank telephone
+    television tiger tractor train trout tulip turtle wardrobe whale willow-tree wolf woman worm
+    """.split()
+)
 TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_BATCHES = ("test_batch",)
 ORDER_SEED = 0
@@ -53,9 +64,33 @@ def find_cifar10(folder: Path) -> Arrays | None:
         if (place / "train" / CIFAR10_CLASSES[0]).is_dir() and (place / "test").is_dir():
             files = sorted(place.glob("train/*/*")) + sorted(place.glob("test/*/*"))
             return _from_files(_read_files(place, files), place)
-        for archive in sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")]):
+        archives = sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")])
+        for archive in (each for each in archives if "100" not in each.name):
             return _from_tar(archive)
     return None
+
+
+def find_cifar100(folder: Path) -> Arrays | None:
+    """The same of CIFAR-100, by its 100 fine labels: `cifar-100-python/` with `train` and `test`, or a tar of it."""
+    for place in (folder / "cifar100", folder):
+        batches = place / "cifar-100-python"
+        if batches.is_dir():
+            return _from_two_files(_read_files(batches, [batches / part for part in ("train", "test")]), batches)
+        for archive in sorted([*place.glob("cifar*100*.tar.gz"), *place.glob("cifar*100*.tgz")]):
+            return _from_two_files(_read_tar(archive), archive)
+    return None
+
+
+def _from_two_files(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
+    parts = {
+        base: _unpickle(content, f"{where}: {base}", labels_key="fine_labels", kind="CIFAR-100")
+        for name, content in files
+        if (base := name.rpartition("/")[2]) in ("train", "test")
+    }
+    missing = [part for part in ("train", "test") if part not in parts]
+    if missing:
+        raise BadInput(f"{where} lacks {' and '.join(missing)} of CIFAR-100; fetch it again")
+    return (*parts["train"], *parts["test"])
 
 
 def _read_files(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
@@ -188,13 +223,15 @@ class _ArrayUnpickler(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def _unpickle(content: bytes, what: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _unpickle(
+    content: bytes, what: str, *, labels_key: str = "labels", kind: str = "CIFAR-10"
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
         pixels = np.asarray(batch["data"], dtype=np.uint8)
-        labels = np.asarray(batch["labels"], dtype=np.int64)
+        labels = np.asarray(batch[labels_key], dtype=np.int64)
     except Exception as error:  # a pickle can fail in any way
-        raise BadInput(f"{what} is not a CIFAR-10 batch: {error}") from error
+        raise BadInput(f"{what} is not a {kind} batch: {error}") from error
     if labels.ndim != 1 or pixels.shape != (len(labels), 3 * 32 * 32):
         raise BadInput(
             f"{what} holds data {list(pixels.shape)} for {len(labels)} labels; [n, 3072] is expected"

@@ -15,6 +15,7 @@ ORIGINS = {
     "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     "emnist": "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     "svhn": "http://ufldl.stanford.edu/housenumbers/",
 }
 """Where torchvision takes each set from; named in the message for a machine without a network."""
@@ -64,6 +65,8 @@ def download(name: str, folder: Path, *, looked_for: str) -> None:
             datasets.EMNIST(str(folder), split="letters", download=True)
         elif name == "cifar10":
             datasets.CIFAR10(str(folder), download=True)
+        elif name == "cifar100":
+            datasets.CIFAR100(str(folder), download=True)
         else:
             for split in ("train", "test"):
                 datasets.SVHN(str(folder / "svhn"), split=split, download=True)

@@ -1,4 +1,5 @@
-"""The public data sets, by name: `digits`, `mnist`, `fashion-mnist`, `emnist`, `cifar10`, `svhn`.
+"""The public data sets, by name: `digits`, `mnist`, `fashion-mnist`, `emnist`, `cifar10`, `cifar100`,
+`svhn`.
 
 `digits` comes with scikit-learn and needs no file. The others are looked for in `data_dir`, or, when none
 is given, in the user's own data folder, where torchvision downloads what is not there yet.
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hushfleet.data.cifar import CIFAR10_CLASSES, find_cifar10
+from hushfleet.data.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, find_cifar10, find_cifar100
 from hushfleet.data.download import download, user_data_dir
 from hushfleet.data.idx import read_idx
 from hushfleet.data.partition import stratified_choice
@@ -264,6 +265,13 @@ _SOURCES: dict[str, _Source] = {
         CIFAR10_CLASSES,
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": _Source(
+        find_cifar100,
+        "cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here",
+        CIFAR100_CLASSES,
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
     ),
     "svhn": _Source(
         _find_svhn,

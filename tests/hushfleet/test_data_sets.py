@@ -23,7 +23,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from hushfleet.data.cifar import CIFAR10_CLASSES
-from hushfleet.data.sets import load, set_names
+from hushfleet.data.sets import is_at_hand, load, set_names
 from hushfleet.errors import BadInput
 
 REPOSITORY = Path(__file__).parents[2]
@@ -265,6 +265,34 @@ def test_a_tar_of_batches_and_a_broken_tar(tmp_path: Path, monkeypatch: pytest.M
         load("cifar10", data_dir=tmp_path)
 
 
+def test_cifar100_by_its_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar100" / "cifar-100-python"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(6)
+    made = {}
+    for part, count in (("train", 5), ("test", 3)):
+        pixels = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
+        fine = rng.integers(0, 100, count).tolist()
+        made[part] = {"data": pixels, "fine_labels": fine, "coarse_labels": [0] * count}
+        (folder / part).write_bytes(pickle.dumps(made[part], protocol=2))
+    assert is_at_hand("cifar100", data_dir=tmp_path)
+    assert not is_at_hand("cifar10", data_dir=tmp_path)
+    data = load("cifar100", data_dir=tmp_path)
+    assert (data.input_shape, data.classes, data.class_names[9]) == ((3, 32, 32), 100, "bottle")
+    assert data.train.y.tolist() == made["train"]["fine_labels"]
+    assert data.test.images[2].tobytes() == made["test"]["data"][2].tobytes()
+    # the archive as it is distributed, which is not one of CIFAR-10
+    archive = tmp_path / "packed" / "cifar-100-python.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname="cifar-100-python")
+    assert load("cifar100", data_dir=archive.parent).test.y.tolist() == made["test"]["fine_labels"]
+    assert not is_at_hand("cifar10", data_dir=archive.parent)
+    (folder / "test").unlink()
+    with pytest.raises(BadInput, match="lacks test of CIFAR-100"):
+        load("cifar100", data_dir=tmp_path)
+
+
 def test_svhn_from_matlab_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     (tmp_path / "svhn").mkdir()
@@ -288,7 +316,7 @@ def test_a_set_that_is_not_there_says_what_was_looked_for(tmp_path: Path) -> Non
         if name != "digits":
             with pytest.raises(BadInput, match=f"{name} is not in .*: looked for .*{name}/"):
                 load(name, data_dir=tmp_path)
-    with pytest.raises(BadInput, match="the sets are digits, mnist, fashion-mnist, emnist, cifar10, svhn"):
+    with pytest.raises(BadInput, match="the sets are digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn"):
         load("imagenet")
 
 
