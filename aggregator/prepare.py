@@ -61,15 +61,17 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     class_names = dataset.class_names if dataset else task.data.class_names
     model = get_model(task.model.name, classes=len(class_names))
     _check_shapes(task, model, dataset)
-    graphs = export_graphs(model)
-    channels = model.input_shape[0]
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
+    privacy = task.privacy_spec(train_samples=train_samples or None)
+    method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
+    graphs = export_graphs(model, objective=method.objective)
+    channels = model.input_shape[0]
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
         rounds=task.round.rounds,
         method=task.method.name,
         method_config=task.method.settings,
-        privacy=task.privacy_spec(train_samples=train_samples or None),
+        privacy=privacy,
         wire=task.wire.spec(),
         model=ModelSpec(
             name=model.name,
@@ -94,9 +96,7 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
         spec_ref=BlobRef.of(package),
         blobs={hashlib.sha256(b).digest(): b for b in (package, graphs.gradient, graphs.inference)},
         initial=model.init(task.seed),
-        method=make_method(
-            task.method.name, task.method.settings, spec.privacy, model.layout, rounds=task.round.rounds
-        ),
+        method=method,
         dataset=dataset,
         inference=inference,
         evaluate_global=(lambda params: evaluate(inference, params, dataset.test)) if dataset else None,

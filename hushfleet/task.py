@@ -74,7 +74,8 @@ class PrivacySection(_Section):
 
     With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch takes
     a record with probability `sample_rate` (by default the batch size over an even share of the training records),
-    a round has `local_epochs / sample_rate` batches, and `epsilon` is against the server, over all rounds.
+    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` is against the server, over all
+    rounds.
     """
 
     unit: Literal["device", "record"] = "device"
@@ -250,7 +251,7 @@ class Task(_Section):
                 "privacy.unit = 'record' needs to know how many records a device has, about; in the field give "
                 "privacy.sample_rate, the batch size over that number"
             )
-        return rate, max(1, round(config.local_epochs / rate))
+        return rate, config.local_steps or max(1, round(config.local_epochs / rate))
 
     def _noise_multiplier(self, train_samples: int | None, rate: float, batches: int) -> float:
         section, method = self.privacy, method_class(self.method.name)
@@ -275,7 +276,7 @@ class Task(_Section):
         config = self.method.config()
         per_device = math.ceil(train_samples / self.data.devices / config.batch_size)
         return find(
-            steps=self.round.rounds * self.data.devices * per_device * config.local_epochs,
+            steps=self.round.rounds * self.data.devices * (config.local_steps or per_device * config.local_epochs),
             sample_rate=config.batch_size / train_samples,
         )
 

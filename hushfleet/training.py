@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -143,7 +144,7 @@ def train_locally(
     on_batch: OnBatch | None = None,
     make_optimizer: MakeOptimizer = make_optimizer,
 ) -> tuple[Array, float]:
-    """Trains from `start [d]`, which is left as it is, for the method's number of epochs.
+    """Trains from `start [d]`, which is left as it is, for the method's epochs or steps.
 
     :param anchor: what the method's penalties are told as `start`; by default that.
     :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
@@ -187,7 +188,15 @@ def train_locally(
 
 
 def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[int]:
-    """How many batches each epoch has. With the unit `record` that does not depend on the number of samples."""
+    """How many batches each epoch has, the last perhaps cut short by `local_steps`.
+
+    With the unit `record` that does not depend on the number of samples.
+    """
+    if record is None and config.local_steps:
+        whole = -(-count // config.batch_size)
+        for done in range(0, config.local_steps, whole):
+            yield min(whole, config.local_steps - done)
+        return
     for epoch in range(config.local_epochs):
         if record is None:
             yield -(-count // config.batch_size)
@@ -195,12 +204,17 @@ def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[
             yield record.batches * (epoch + 1) // config.local_epochs - record.batches * epoch // config.local_epochs
 
 
+def samples_trained(count: int, config: Any) -> int:
+    """How many samples a device with `count` of them trains on in a round, each as often as it does."""
+    return sum(min(batches * config.batch_size, count) for batches in epochs(count, config, None))
+
+
 def drawn_batches(
     count: int, batch_size: int, batches: int, record: RecordMechanism | None, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """One epoch's index batches; with the unit `record` they are Poisson samples."""
     if record is None:
-        yield from shuffled_batches(count, batch_size, rng)
+        yield from islice(shuffled_batches(count, batch_size, rng), batches)
     else:
         for _ in range(batches):
             yield record.sample(count, rng)

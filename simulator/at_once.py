@@ -37,9 +37,10 @@ def train_at_once(jobs: Sequence[Job], workers: Crew) -> Iterator[Answer]:
 @lru_cache(maxsize=2)
 def cohort_trainer(path: Path) -> CohortTrainer:
     """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
-    model = bench(path, "onnx").spec.model
+    files = bench(path, "onnx")
+    model = get_model(files.spec.model.name, classes=len(files.spec.model.class_names))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return CohortTrainer(TorchGradient(get_model(model.name, classes=len(model.class_names)), device=device), device)
+    return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
 
 
 def _group_size(job: Job) -> int:

@@ -12,6 +12,8 @@ from edge_client.local_data import load_arrays, load_indices
 from hushfleet.data.samples import Samples
 from hushfleet.evaluation import LogitsOf
 from hushfleet.graphs import InferenceGraph
+from hushfleet.methods import make_method
+from hushfleet.methods.base import Method
 from hushfleet.spec import BlobRef, TaskSpec
 from hushfleet.training import GradientFunction
 from hushfleet.wire.messages import RoundPlan
@@ -36,10 +38,15 @@ class Bench:
         return TaskSpec.from_bytes(self.folder.package.read_bytes())
 
     @cached_property
+    def method(self) -> Method:
+        spec = self.spec
+        return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+
+    @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
-        graph = self._graph(model.gradient)
-        return make_gradient(self.runtime, model.name, len(model.class_names), model.layout, graph)
+        graph, objective = self._graph(model.gradient), self.method.objective
+        return make_gradient(self.runtime, model.name, len(model.class_names), model.layout, graph, objective)
 
     @cached_property
     def inference(self) -> LogitsOf:

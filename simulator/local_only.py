@@ -16,7 +16,6 @@ import numpy as np
 
 from edge_client.trainer import SeededRandomness
 from hushfleet.evaluation import evaluate
-from hushfleet.methods import make_method
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.training import Recipe, train_locally
 from simulator.bench import bench
@@ -63,9 +62,9 @@ def _train_one(job: _Job) -> Alone:
     files = bench(job.path, job.runtime)
     spec = files.spec
     layout = spec.model.layout
-    settings = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds).config
     plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
-    alone = FedAvg(settings, plain, layout, rounds=spec.rounds)  # adds nothing to the loss
+    # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
+    alone = FedAvg(files.method.config, plain, layout, rounds=spec.rounds)
     state, params = alone.init_state(), job.initial
     randomness = SeededRandomness(job.seed, job.index)
     for round in range(1, spec.rounds + 1):

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.methods import make_method
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training import Recipe, train_locally
+from hushfleet.training import Recipe, samples_trained, train_locally
 from models import get_model
 from simulator.at_once import cohort_trainer
 from simulator.bench import Bench
@@ -88,8 +87,8 @@ def _choose(simulation: Simulation, workers: Crew) -> Trial:
 def _samples_in_all(simulation: Simulation) -> float:
     devices, rules = simulation.fleet.devices, simulation.task.round
     cohort_share = min(rules.cohort_size or len(devices), len(devices)) / len(devices)
-    epochs = rules.rounds * simulation.prepared.method.config.local_epochs
-    return epochs * cohort_share * sum(len(device.train) for device in devices)
+    config = simulation.prepared.method.config
+    return rules.rounds * cohort_share * sum(samples_trained(len(device.train), config) for device in devices)
 
 
 def _measure(simulation: Simulation, workers: Crew, runtimes: tuple[str, ...]) -> dict[str, float]:
@@ -116,7 +115,7 @@ def _rate_at_once(simulation: Simulation) -> float:
         began = time.perf_counter()
         train()
         best_s = min(best_s, time.perf_counter() - began)
-    return sum(map(len, few)) * method.config.local_epochs / best_s
+    return sum(samples_trained(len(each), method.config) for each in few) / best_s
 
 
 def _measure_here(job: _Job) -> dict[str, float]:
@@ -136,9 +135,7 @@ def _measure_here(job: _Job) -> dict[str, float]:
 
 def _step(files: Bench, device: str) -> Callable[[], int]:
     """Local training on the first batches of a device; gives how many samples it took."""
-    spec, samples = files.spec, files.train(device)
-    layout = spec.model.layout
-    method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
+    spec, samples, method = files.spec, files.train(device), files.method
     few = samples.take(slice(0, _BATCHES * method.config.batch_size))
     state, start = method.init_state(), get_model(spec.model.name, classes=len(spec.model.class_names)).init(0)
 
@@ -154,6 +151,6 @@ def _step(files: Bench, device: str) -> Callable[[], int]:
             noise=SeededNoise(0, 0, 0),
             make_optimizer=make_optimizer,
         )
-        return len(few) * method.config.local_epochs
+        return samples_trained(len(few), method.config)
 
     return step

@@ -45,6 +45,8 @@ class TrainingConfig:
     :param momentum: of `sgd`.
     :param batch_size: samples a step; the last batch of an epoch may be smaller. With privacy unit `record` batches
         are Poisson samples, and this is what their sums are divided by.
+    :param local_epochs: how often a device goes through its samples in a round.
+    :param local_steps: how many batches it trains on in a round instead, drawn as in epochs; 0: whole epochs.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -52,6 +54,7 @@ class TrainingConfig:
     momentum: float = 0.0
     batch_size: int = 16
     local_epochs: int = 1
+    local_steps: int = 0
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
@@ -59,6 +62,7 @@ class TrainingConfig:
         require(0 < self.learning_rate < 100, "learning_rate", self.learning_rate, "in (0, 100)")
         require(0 < self.batch_size <= 65536, "batch_size", self.batch_size, "1 to 65536")
         require(0 < self.local_epochs <= 1000, "local_epochs", self.local_epochs, "1 to 1000")
+        require(0 <= self.local_steps <= 1_000_000, "local_steps", self.local_steps, "0 (whole epochs) to 1000000")
 
 
 @dataclass(frozen=True)

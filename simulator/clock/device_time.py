@@ -130,6 +130,7 @@ def device_times(
     samples: int,
     batch_size: int,
     epochs: int,
+    local_steps: int = 0,
     costs: Costs,
     sizes: Sizes,
     task_memory_mib: int,
@@ -138,7 +139,7 @@ def device_times(
 ) -> DeviceTimes:
     """The times of a device of this kind.
 
-    :param samples: training samples of this device.
+    :param samples: training samples of this device; `epochs` or `local_steps`: as in `TrainingConfig`.
     :param task_memory_mib: what the task says that a round needs.
     :param write_mb_s: of its store, where a scenario slows it; :param memory_mib: where it takes memory away.
     """
@@ -161,7 +162,7 @@ def device_times(
         fetch_s=_fetch_s(sizes, latency_s=latency_s, down_s=down_s, write_s=write_s),
         model_s=sizes.blob_wire_bytes(sizes.model_bytes, down=True) * down_s,
         model_store_s=sizes.model_bytes * write_s,
-        steps=batches * epochs,
+        steps=local_steps or batches * epochs,
         step_s=epoch_s / max(batches, 1) / speed,
         release_s=costs.release_s / speed,
         write_s_per_byte=write_s,

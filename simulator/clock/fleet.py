@@ -53,6 +53,7 @@ def make_devices(
                 samples=count,
                 batch_size=config.batch_size,
                 epochs=config.local_epochs,
+                local_steps=config.local_steps,
                 costs=costs,
                 sizes=sizes,
                 task_memory_mib=prepared.spec.memory_mib,

@@ -45,12 +45,12 @@ _MOST_ROUNDS = 2 * (1 + 2 * _REPETITIONS)
 
 def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
     """:param machine_speed: one core of this machine, in cores of generic-x86."""
-    graph, load_s = _measured(lambda: _loaded(prepared))
+    graphs, load_s = _measured(lambda: _loaded(prepared))
     batch = prepared.method.config.batch_size
     small = max(1, batch // 4)
     with (
         tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder,
-        _Trial(prepared, graph, Path(folder)) as trial,
+        _Trial(prepared, *graphs, Path(folder)) as trial,
     ):
         step_s, release_s = trial.step_and_rest(batch)
         small_step_s = trial.step_and_rest(small)[0] if small < batch else 0.0
@@ -69,7 +69,9 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
 class _Trial:
     """A fleet of one device, in a folder."""
 
-    def __init__(self, prepared: PreparedTask, graph: GradientGraph, folder: Path) -> None:
+    def __init__(
+        self, prepared: PreparedTask, gradient: GradientGraph, inference: InferenceGraph, folder: Path
+    ) -> None:
         self.accept_s: list[float] = []
         self.close_s: list[float] = []
         # More rounds than the task may have, so that the trial never runs out of them.
@@ -79,7 +81,7 @@ class _Trial:
         self._prepared = replace(
             prepared, task=prepared.task.model_copy(update={"round": rules}), spec=spec, method=method
         )
-        self._graph = graph
+        self._gradient, self._inference = gradient, inference
         self._server = AggregatorStore(folder / "aggregator", durable=False)
         self._store = DeviceStore(folder / "store.sqlite", device="trial", durable=False)
         self._engine = RoundEngine(self._server, self._prepared)
@@ -110,8 +112,9 @@ class _Trial:
         trainer = Trainer(
             device="trial",
             store=self._store,
-            spec=replace(spec, method_config={**spec.method_config, "batch_size": batch_size}),
-            gradient=self._graph,
+            spec=replace(spec, method_config={**spec.method_config, "batch_size": batch_size, "local_steps": 0}),
+            gradient=self._gradient,
+            logits_of=self._inference,
             samples=_samples(self._prepared, batches * batch_size),
             randomness=SeededRandomness(0, 0),
             epsilon_limit=math.inf,
@@ -136,10 +139,10 @@ def _samples(prepared: PreparedTask, count: int) -> Samples:
     return Samples(images, rng.integers(0, len(model.class_names), count), model.mean, model.std)
 
 
-def _loaded(prepared: PreparedTask) -> GradientGraph:
-    model = prepared.spec.model
-    InferenceGraph(prepared.blobs[model.inference.digest], model.layout)
-    return GradientGraph(prepared.blobs[model.gradient.digest], model.layout)
+def _loaded(prepared: PreparedTask) -> tuple[GradientGraph, InferenceGraph]:
+    model, blobs = prepared.spec.model, prepared.blobs
+    inference = InferenceGraph(blobs[model.inference.digest], model.layout)
+    return GradientGraph(blobs[model.gradient.digest], model.layout), inference
 
 
 def _start_s() -> float:

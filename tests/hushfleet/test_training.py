@@ -14,7 +14,7 @@ from hushfleet.methods.base import PublicState
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.params import ParamLayout
 from hushfleet.spec import DropoutSpec, PrivacySpec
-from hushfleet.training import Recipe, draw_dropout, shuffled_batches, train_locally
+from hushfleet.training import Recipe, draw_dropout, samples_trained, shuffled_batches, train_locally
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
 LAYOUT = ParamLayout(("w",), ((1,),))
@@ -213,3 +213,15 @@ def test_no_rate_drops_nothing_and_no_dropout_gives_no_masks() -> None:
     (mask,) = draw_dropout((DropoutSpec((3,), 0.0),), 5, np.random.default_rng(0))
     assert mask.tolist() == [[1.0] * 3] * 5
     assert draw_dropout((), 5, np.random.default_rng(0)) == ()
+
+
+def test_steps_in_place_of_epochs_cut_the_last_epoch_short() -> None:
+    samples = samples_of([3, 50, 100, 150, 200, 250, 255])
+    _, loss, gradient = train(samples, seed=9, local_steps=4, local_epochs=5, batch_size=3)
+    rng = np.random.default_rng(9)
+    first, second = rng.permutation(7).tolist(), rng.permutation(7).tolist()
+    assert gradient.batches == [first[:3], first[3:6], first[6:], second[:3]]
+    assert np.isfinite(loss)
+    assert samples_trained(7, method(local_steps=4, batch_size=3).config) == 10
+    assert samples_trained(7, method(local_steps=2, batch_size=3).config) == 6
+    assert samples_trained(7, method(local_epochs=5, batch_size=3).config) == 35

@@ -1,0 +1,203 @@
+"""Proximal policy optimisation of a clip norm: the server's agent of ACDP-pFSD, Section 4.3 and Algorithm 2.
+
+Schulman, Wolski, Dhariwal, Radford, Klimov: "Proximal Policy Optimization Algorithms", 2017, Eq. (7), with the critic's
+one-step loss of ACDP-pFSD's Algorithm 2, line 32. An actor gives mean and deviation of a normal variable u, the action;
+the clip norm is C_0 k^tanh(u), between C_0 / k and C_0 k. The ratio of two policies is that of u's densities: what maps
+u to the clip norm cancels in it.
+
+All that the agent is lies in NumPy arrays by name, the networks as flat vectors: a killed server goes on with the same
+bits. The arithmetic is PyTorch's in float64 on one thread; PyTorch is imported where it is used, since devices, which
+have the device half of the same file, need not have it.
+
+Reading: nothing of the agent is in the paper beyond Algorithm 2. Networks of two hidden layers of 32 tanh units, the
+clipping of ratios at 0.2 and Adam are usual. The step size of 3e-3 and 20 passes are larger than usual, since there are
+as few experiences as rounds. The discount of 0.9 looks some ten rounds ahead.
+Reading: "sample experiences U" takes all of the full buffer, which is then emptied: PPO learns from what its own last
+policies did.
+Reading: the action range is not stated; C_0 is the task's clip norm, the paper's fixed one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HIDDEN = 32
+ACTOR, CRITIC = "actor", "critic"
+_SHAPES = ((HIDDEN, 2), (HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,), (1, HIDDEN), (1,))
+_INITIAL_STD = 0.6  # of u: tanh(u) is then within 0.54 of the middle in two of three cases
+_SEED_STREAM = 0x434C4950
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ClipAgent:
+    """:param clip_norm: C_0, the middle of the range. :param clip_range: k.
+    :param buffer: experiences between two updates, |D_P|.
+    :param passes: gradient steps of an update, M.
+    """
+
+    clip_norm: float
+    clip_range: float
+    buffer: int
+    passes: int = 20
+    learning_rate: float = 3e-3
+    discount: float = 0.9
+    ratio_bound: float = 0.2
+    random_rounds: int = 2  # Algorithm 2, line 1
+
+    def begin(self, seed: int) -> Arrays:
+        """The agent before round 1, with that round's action drawn."""
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED_STREAM,)))
+        arrays: Arrays = {"seed": np.int64(seed), "round": np.int64(1), "state": np.full(2, np.nan)}
+        for name in (ACTOR, CRITIC):
+            weights = _initial_weights(rng)
+            if name == ACTOR:  # the mean begins near the middle of the range, and the last entry is log std
+                weights[-HIDDEN - 1 :] *= 0.01
+                weights = np.append(weights, math.log(_INITIAL_STD))
+            arrays |= {name: weights, f"{name}.first": np.zeros_like(weights), f"{name}.second": np.zeros_like(weights)}
+        arrays |= {"updates": np.int64(0), "experiences": np.empty((0, 7))}
+        return self._act(arrays)
+
+    def clip_norm_of(self, arrays: Arrays) -> float:
+        """What the drawn action stands for."""
+        return self.clip_norm * self.clip_range ** math.tanh(float(arrays["action"]))
+
+    def observe(self, arrays: Arrays, accuracy: float, loss: float) -> Arrays:
+        """The agent after a round with these mean reports, with the next round's action drawn.
+
+        The experience is (s, u, log pi(u), r, s'); the reward r is what the loss fell and the accuracy rose by,
+        Eqs. (11) to (13).
+        """
+        after, arrays = np.array([accuracy, loss]), dict(arrays)
+        before = arrays["state"]
+        if arrays["round"] > self.random_rounds:
+            reward = (before[1] - after[1]) + (after[0] - before[0])
+            row = np.concatenate([before, [arrays["action"], arrays["log_density"], reward], after])
+            arrays["experiences"] = np.vstack([arrays["experiences"], row])
+        arrays["round"], arrays["state"] = arrays["round"] + 1, after
+        if len(arrays["experiences"]) >= self.buffer:
+            arrays = self._learn(arrays)
+        return self._act(arrays)
+
+    def _act(self, arrays: Arrays) -> Arrays:
+        """Draws u: at random in the first rounds, then by the policy."""
+        key = np.random.SeedSequence(int(arrays["seed"]), spawn_key=(_SEED_STREAM, int(arrays["round"])))
+        rng = np.random.default_rng(key)
+        if arrays["round"] <= self.random_rounds:
+            action, density = math.atanh(rng.uniform(-0.99, 0.99)), 0.0  # uniform in the logarithm of the clip norm
+        else:
+            import torch
+
+            with torch.no_grad(), _one_thread():
+                weights = torch.from_numpy(arrays[ACTOR])
+                mean = _network(weights, torch.from_numpy(arrays["state"][None]))[0]
+                std = torch.exp(weights[-1])
+                u = mean + std * rng.standard_normal()
+                action, density = float(u), float(_log_density(u, mean, std))
+        return arrays | {"action": np.float64(action), "log_density": np.float64(density)}
+
+    def _learn(self, arrays: Arrays) -> Arrays:
+        """Algorithm 2, lines 28 to 33, on the whole buffer."""
+        import torch
+
+        with _one_thread():
+            rows = torch.from_numpy(arrays["experiences"])
+            before, action, density, reward, after = rows[:, :2], rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5:]
+            actor, actor_adam = _trainable(arrays, ACTOR, self.learning_rate)
+            critic, critic_adam = _trainable(arrays, CRITIC, self.learning_rate)
+            with torch.no_grad():
+                ahead = reward + self.discount * _network(critic, after)
+                advantage = ahead - _network(critic, before)
+                # usual in PPO: rewards are small, and their size says nothing
+                advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+            for _ in range(self.passes):
+                ratio = torch.exp(_log_density(action, _network(actor, before), torch.exp(actor[-1])) - density)
+                bounded = ratio.clamp(1 - self.ratio_bound, 1 + self.ratio_bound)
+                _step(actor_adam, -torch.minimum(ratio * advantage, bounded * advantage).mean())
+                with torch.no_grad():
+                    target = reward + self.discount * _network(critic, after)
+                _step(critic_adam, ((target - _network(critic, before)) ** 2).mean())
+            learned = dict(arrays)
+            for name, weights, adam in ((ACTOR, actor, actor_adam), (CRITIC, critic, critic_adam)):
+                moments = adam.state[weights]
+                learned |= {
+                    name: weights.detach().numpy().copy(),
+                    f"{name}.first": moments["exp_avg"].numpy().copy(),
+                    f"{name}.second": moments["exp_avg_sq"].numpy().copy(),
+                }
+        return learned | {"updates": arrays["updates"] + self.passes, "experiences": np.empty((0, 7))}
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean of the values between the 10th and the 80th percentile; percentiles are the nearest values."""
+    low, high = np.percentile(values, [10, 80], method="nearest")
+    return float(np.mean([value for value in values if low <= value <= high]))
+
+
+def _initial_weights(rng: np.random.Generator) -> np.ndarray:
+    """PyTorch's default for a linear layer: uniform within one over the root of its inputs."""
+    parts = []
+    for shape in _SHAPES:
+        inputs = shape[1] if len(shape) == 2 else inputs
+        parts.append(rng.uniform(-1, 1, math.prod(shape)) / math.sqrt(inputs))
+    return np.concatenate(parts)
+
+
+def _network(weights: Tensor, states: Tensor) -> Tensor:
+    """Values `[n]` of states `[n, 2]` by a flat network; entries beyond it are left aside."""
+    layers, start = [], 0
+    for shape in _SHAPES:
+        layers.append(weights[start : start + math.prod(shape)].reshape(shape))
+        start += math.prod(shape)
+    hidden = (states @ layers[0].T + layers[1]).tanh()
+    hidden = (hidden @ layers[2].T + layers[3]).tanh()
+    return (hidden @ layers[4].T + layers[5])[:, 0]
+
+
+def _log_density(u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Of the normal distribution, without the constant."""
+    return -(((u - mean) / std) ** 2) / 2 - std.log()
+
+
+def _trainable(arrays: Arrays, name: str, learning_rate: float) -> tuple[Tensor, Any]:
+    """A copy of a network's weights, and an Adam that goes on where the last one stopped."""
+    import torch
+
+    weights = torch.tensor(arrays[name], requires_grad=True)
+    adam = torch.optim.Adam([weights], lr=learning_rate)
+    if arrays["updates"] > 0:
+        adam.state[weights] = {
+            "step": torch.tensor(float(arrays["updates"])),
+            "exp_avg": torch.tensor(arrays[f"{name}.first"]),
+            "exp_avg_sq": torch.tensor(arrays[f"{name}.second"]),
+        }
+    return weights, adam
+
+
+def _step(adam: Any, loss: Tensor) -> None:
+    adam.zero_grad()
+    loss.backward()
+    adam.step()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """With more threads sums may be taken in another order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
