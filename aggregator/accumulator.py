@@ -19,7 +19,7 @@ MAX_MAGNITUDE = 2.0**20
 _SCALE = 2.0**SCALE_BITS
 _LOW_BITS = 32
 _HEAD_ROOM = 1 << 62
-MAX_WEIGHT = 1024.0
+MAX_WEIGHT = 4.0  # times the largest value this still fits beside what is carried
 _WEIGHT_SCALE = 1 << 20
 
 
@@ -66,7 +66,7 @@ class ExactSum:
         if weight != 1 and self._weights is None:
             self._weights = self.counts.to(torch.float64)
         if self._weights is not None:
-            self._weights += senders * weight
+            self._weights += weight * (senders if shared is None else senders.to(torch.float64))
         self.counts += senders
         self.updates += 1
 

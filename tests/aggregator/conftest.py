@@ -41,6 +41,7 @@ def prepared_task(
     method: str = "fedglp-adp",
     devices: int = 3,
     multiplier: float = 2.0,
+    unit: dict[str, Any] | None = None,
     accounting: str = "as-published",
     wire: dict[str, Any] | None = None,
     evaluate: Callable[[np.ndarray], Evaluation] | None = None,
@@ -58,6 +59,7 @@ def prepared_task(
                 "noise_multiplier": multiplier,
                 "accounting": accounting,
                 "delta": 0.01,
+                **(unit or {}),
             },
             "data": {"name": "digits", "devices": devices},
             "round": {"rounds": 3, **rules},
@@ -135,12 +137,12 @@ class Devices:
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)
         release = prepared.method.release(
-            state, change, RoundTerms(plan.noise_split), noise=SeededNoise(seed, index, plan.round)
+            state, change, RoundTerms(plan.noise_split, plan.controls), noise=SeededNoise(seed, index, plan.round)
         )
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]
         wire = prepared.spec.wire
-        noisy = release.charge.noise_multiplier > 0
+        noisy = bool(np.any(release.noise_stds))
         steps = [wire.step * std if noisy else 1e-4 for std in release.noise_stds]
         header = UpdateHeader(
             task=plan.task,
@@ -156,6 +158,7 @@ class Devices:
             epsilon_server=0.0,
             multiplier_server=release.charge.noise_multiplier,
             noise_split=release.charge.noise_split,
+            report=release.report,
         )
         made = self.sign(name, header, release.values[shared], counts)
         if advance:

@@ -120,3 +120,44 @@ def test_long_vectors_are_walked_in_blocks() -> None:
         sums.add(row)
     expected = np.rint(values.astype(np.float64) * 2**40).astype(np.int64).sum(axis=0) / 2**40
     assert np.array_equal(sums.sums.numpy(), expected)
+
+
+weights_of = st.floats(min_value=2**-18, max_value=4.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(items=st.lists(st.tuples(updates.map(lambda u: u[:1]), weights_of), max_size=12), random=st.randoms())
+def test_weighted_sums_are_exact_in_every_order(items: list, random: object) -> None:
+    weighed = [(*update[0], round(weight * 2**20) / 2**20) for update, weight in items if update]
+
+    def total_of() -> ExactSum:
+        sums = ExactSum(WIDTH)
+        for values, shared, weight in weighed:
+            sums.add(values[shared], shared, weight=weight)
+        return sums
+
+    first = total_of()
+    random.shuffle(weighed)
+    second = total_of()
+    for sums in (first, second):
+        for i in range(WIDTH):
+            mine = [(v[i], Fraction(w)) for v, shared, w in weighed if shared[i]]
+            assert sums.exact(i) == sum(round(Fraction(float(v)) * w * 2**40) for v, w in mine)
+            assert sums.weights[i] == float(sum(w for _, w in mine))
+
+
+def test_a_weight_counts_what_came_before_it_once() -> None:
+    sums, one = ExactSum(2), np.array([1.0, 2.0], np.float32)
+    sums.add(one)
+    sums.add(one, weight=0.5)
+    assert sums.sums.tolist() == [1.5, 3.0]
+    assert sums.weights.tolist() == [1.5, 1.5]
+    assert sums.counts.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 2.0**-22, 4.5])
+def test_a_weight_out_of_range_is_refused(weight: float) -> None:
+    sums = ExactSum(1)
+    with pytest.raises(Malformed, match="weight"):
+        sums.add(np.ones(1, np.float32), weight=weight)
+    assert sums.updates == 0

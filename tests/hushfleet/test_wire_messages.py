@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -47,7 +48,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         RoundPlan, TASKS, st.integers(0, 9), st.integers(9, 1_000_000), st.just("open"), DIGESTS, SIZES,
         st.dictionaries(NAMES, st.binary(min_size=16, max_size=16), max_size=30), st.integers(1, 1 << 40),
-        st.floats(0, 1e12),
+        st.floats(0, 1e12), st.dictionaries(st.sampled_from(["clip_norm", "noise_multiplier"]), st.floats(-9, 9)),
     ),
     st.builds(
         Birth, NAMES, st.integers(0, (1 << 63) - 1), st.sampled_from(["ready", "training", "sleeping", "lost"]),
@@ -239,3 +240,13 @@ def test_ed25519_is_the_one_of_rfc_8032() -> None:
         "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
         "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
     )
+
+
+def test_what_a_plan_need_not_say_costs_no_byte_and_what_it_says_comes_back() -> None:
+    plain = RoundPlan("t", 1, 2, "open", bytes(32), 4, {}, 1, 1.0)
+    assert b"controls" not in encode_message(plain, DEVICE)
+    steered = replace(plain, controls={"clip_norm": 0.25, "noise_multiplier": 3.0})
+    assert decode_message(encode_message(steered, DEVICE), public_key=DEVICE.public_key) == steered
+    for controls in ({"clip norm": 1.0}, {"x" * 33: 1.0}, {"a": math.inf}, {f"c{i}": 1.0 for i in range(17)}):
+        with pytest.raises(ValueError, match="controls"):
+            replace(plain, controls=controls)

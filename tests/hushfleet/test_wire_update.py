@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import struct
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadSignature, Malformed, TooLarge
+from hushfleet.strict import to_plain
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.update import (
     MAX_HEADER_BYTES,
@@ -51,7 +51,7 @@ def blob(packed_header: bytes, values: bytes, public: bytes = b"", identity: Ide
 
 
 def packed(plain: UpdateHeader, **changes: Any) -> bytes:
-    return msgpack.packb({**dataclasses.asdict(plain), **changes})
+    return msgpack.packb({**to_plain(plain), **changes})
 
 
 @pytest.mark.parametrize("codec", ["quantized", "float32"])
@@ -205,3 +205,15 @@ def test_the_largest_header_fits_its_cap() -> None:
     data = encode_update(plain, VALUES[:0], counts=[0] * layers, identity=DEVICE).data
     assert read_header(data) == plain
     assert len(data) <= max_update_bytes(0)
+
+
+def test_a_report_is_left_out_where_there_is_none_and_comes_back_where_there_is() -> None:
+    values, counts = VALUES, COUNTS
+    plain = encode_update(header(), values, counts=counts, identity=DEVICE)
+    assert b"report" not in plain.data
+    told = header(report=[0.5, np.float32(-1)])
+    made = encode_update(told, values, counts=counts, identity=DEVICE)
+    assert read_header(made.data).report == (0.5, -1.0)
+    for report in ((math.nan,), (math.inf,), (0.0,) * 17):
+        with pytest.raises(ValueError, match="report"):
+            header(report=report)

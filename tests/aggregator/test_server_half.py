@@ -1,0 +1,129 @@
+"""What a method's server half decides, hears and weighs, through the round engine and its restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
+from hushfleet.errors import StoreError
+from hushfleet.methods import METHODS
+from hushfleet.methods.base import Method, Release, RoundOutcome, RoundTerms, ServerState
+
+MakeFleet = Callable[..., Any]
+
+
+class Steered(Method):
+    """Clips to half of the last round's clip norm plus a tenth of the reports' sum; weighs devices by what they send."""
+
+    name, source, summary = "steered", "these tests", "a server half that leaves traces"
+
+    def init_server(self, seed: int) -> ServerState:
+        return {"clip_norm": np.array(self.privacy.clip_norm), "seen": np.zeros((0, 2))}
+
+    def controls(self, server: ServerState, round: int) -> dict[str, float]:
+        return {"clip_norm": float(server["clip_norm"]), "noise_multiplier": 1.0 + round}
+
+    def protect(self, state: Any, update: Any, terms: RoundTerms, noise: Any) -> Release:
+        made = super().protect(state, update, terms, noise)
+        return Release(made.values, made.clip_norms, made.noise_stds, made.charge, report=(float(update[0] > 0), 0.5))
+
+    def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
+        return 1.5 if sent[0] > 0 else 0.5
+
+    def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
+        reports = np.array(outcome.reports)
+        moved = np.linalg.norm(outcome.after - outcome.before)
+        return {
+            "clip_norm": server["clip_norm"] / 2 + 0.1 * reports.sum() + 0 * moved,
+            "seen": np.concatenate([server["seen"], reports]),
+        }
+
+
+@pytest.fixture(autouse=True)
+def steered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "steered", Steered)
+
+
+def test_the_plan_says_what_the_server_chose_and_updates_are_held_to_it(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(method="steered")
+    plan = fleet.open()
+    assert plan.controls == {"clip_norm": 0.5, "noise_multiplier": 2.0}
+    update = fleet.update("dev-0")
+    assert update.header.clip_norms == (0.5, 0.5)
+    assert update.header.multiplier_server == pytest.approx(2.0 / 3**0.5)
+    louder = fleet.devices.sign("dev-0", update.header, update.values, update.counts, clip_norms=(0.6, 0.6))
+    assert fleet.engine.accept("dev-0", louder.data).code == "out-of-bounds"
+    fleet = make_fleet(method="steered")
+    summary = fleet.run_round()
+    assert summary.multiplier_release == pytest.approx(2.0)
+    assert [row.noise_multiplier for row in fleet.store.charges()] == [pytest.approx(2.0 / 3**0.5)] * 3
+
+
+def test_reports_move_the_server_and_weights_the_mean(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(method="steered", wire={"codec": "float32"})
+    before = fleet.engine.global_params.astype(np.float64)
+    fleet.open()
+    updates = [fleet.update(name) for name in fleet.names]
+    for name, update in zip(fleet.names, updates, strict=True):
+        assert fleet.engine.accept(name, update.data).code == "accepted"
+    fleet.engine.close()
+    weights = [1.5 if update.values[0] > 0 else 0.5 for update in updates]
+    assert len(set(weights)) == 2, "both weights must occur, or nothing is tested"
+    mean = sum(w * update.values.astype(np.float64) for w, update in zip(weights, updates, strict=True)) / sum(weights)
+    np.testing.assert_allclose(fleet.engine.global_params, before + mean, atol=1e-6)
+    told = sum(sum(update.header.report) for update in updates)
+    assert fleet.open().controls["clip_norm"] == pytest.approx(0.25 + 0.1 * told)
+
+
+def test_a_restart_at_every_step_ends_in_the_same_state(make_fleet: MakeFleet) -> None:
+    calm, restless = make_fleet(method="steered"), make_fleet(method="steered")
+    while not calm.engine.finished:
+        calm.run_round()
+    while not restless.engine.finished:
+        plan = restless.restart().open_round(restless.names)
+        for name in restless.names:
+            assert restless.restart().plan == plan
+            assert restless.engine.accept(name, restless.update(name).data).code == "accepted"
+        restless.restart()
+        restless.engine.close()
+    restless.restart()
+    assert restless.engine.global_digest == calm.engine.global_digest
+    ours, theirs = (server_state_from_bytes(f.store.get("server_state")) for f in (restless, calm))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_a_round_with_too_few_updates_moves_nothing(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(method="steered", min_updates=2, deadline_s=1.0)
+    fleet.open()
+    fleet.engine.accept("dev-0", fleet.update("dev-0").data)
+    fleet.engine.close()
+    assert fleet.open().controls == {"clip_norm": 0.5, "noise_multiplier": 3.0}
+
+
+def test_updates_of_the_unit_record_carry_their_noise_inside(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(method="dp-fedavg", unit={"unit": "record", "sample_rate": 0.1, "delta": 1e-5})
+    fleet.open()
+    update = fleet.update("dev-0")
+    assert update.header.noise_stds == (0.0, 0.0)
+    assert update.header.multiplier_server == 2.0
+    declared = fleet.devices.sign("dev-0", update.header, update.values, update.counts, noise_stds=(1.0, 1.0))
+    assert fleet.engine.accept("dev-0", declared.data).code == "out-of-bounds"
+    quieter = fleet.devices.sign("dev-1", update.header, update.values, update.counts, device="dev-1", multiplier_server=1.0)
+    assert fleet.engine.accept("dev-1", quieter.data).code == "out-of-bounds"
+    assert fleet.engine.accept("dev-2", fleet.update("dev-2").data).code == "accepted"
+    (charge,) = fleet.store.charges()
+    assert (charge.unit, charge.sample_rate, charge.steps) == ("record", 0.1, 10)
+
+
+def test_a_state_that_does_not_load_says_so() -> None:
+    whole = server_state_to_bytes({"a": np.arange(3)})
+    np.testing.assert_array_equal(server_state_from_bytes(whole)["a"], np.arange(3))
+    for broken in (b"", whole[:-30], b"x" * 100):
+        with pytest.raises(StoreError, match="server half"):
+            server_state_from_bytes(broken)
