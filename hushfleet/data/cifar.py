@@ -37,8 +37,7 @@ CIFAR10_CLASSES = (
     "ship",
     "truck",
 )
-CIFAR100_CLASSES = tuple(
-    """
+_FINE_LABELS = """
     apple aquarium-fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
     castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
     elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn-mower leopard lion lizard
@@ -46,8 +45,8 @@ CIFAR100_CLASSES = tuple(
     pickup-truck pine-tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
     shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet-pepper table tank telephone
     television tiger tractor train trout tulip turtle wardrobe whale willow-tree wolf woman worm
-    """.split()
-)
+"""
+CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
 TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_BATCHES = ("test_batch",)
 ORDER_SEED = 0

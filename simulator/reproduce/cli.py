@@ -24,9 +24,10 @@ from simulator.reproduce.cells import Cell, cells_of
 from simulator.reproduce.crew import Failure, Job, jobs_here, run_cells
 from simulator.reproduce.estimate import Estimator
 from simulator.reproduce.kept import Kept
+from simulator.reproduce.page import render_page
 from simulator.reproduce.recipe import Entry, load_entries, load_entry, load_paper, paper_names
 from simulator.reproduce.shown import listed, print_table
-from simulator.reproduce.table import PaperTable, make_table
+from simulator.reproduce.table import make_table
 
 INTERRUPTED, FAILED = 130, 1
 RUNS = Path("runs/reproduce-cells")
@@ -128,7 +129,11 @@ def _entry(paper: str, table: str | None, figure: str | None) -> Entry:
         if table is None and len(entries) == 1:
             return entries[0]
         raise BadInput(f"give one of --table and --figure; {paper} has {', '.join(e.label for e in entries)}")
-    return load_entry(paper, "table" if table else "figure", table or figure or "")
+    entry = load_entry(paper, "table" if table else "figure", table or figure or "")
+    if entry.recipe.open:
+        claim = f" The paper says: {entry.recipe.claim}" if entry.recipe.claim else ""
+        raise BadInput(f"{paper}, {entry.label} ({entry.recipe.title}) cannot be run: {entry.recipe.open}.{claim}")
+    return entry
 
 
 def _first(cells: Sequence[Cell]) -> Cell:
@@ -237,7 +242,8 @@ def _report(
     print_table(console, table, paper.name)
     path = out / entry.paper / (f"{entry.name}-quick" if wish.quick else entry.name)
     write_whole(path.with_suffix(".json"), json.dumps(table.to_plain(), indent=1, allow_nan=False) + "\n")
-    console.print(f"result  {path.with_suffix('.json')}", highlight=False)
+    write_whole(path.with_suffix(".html"), render_page(table, paper))
+    console.print(f"report  {path.with_suffix('.html')}\nresult  {path.with_suffix('.json')}", highlight=False)
 
 
 def _estimates(cells: Iterable[Cell], kept: Kept, missing: Mapping[str, str]) -> dict[str, float]:
@@ -281,6 +287,3 @@ def _line(entry: Entry, wish: Wish, kept: Kept, data_dir: Path | None) -> list[s
 
 def _short(reason: str) -> str:
     return reason if len(reason) <= 100 else reason[:97] + "..."
-
-
-__all__ = ["PaperTable", "register"]
