@@ -23,6 +23,7 @@ MakeOptimizer = Callable[[str, float, float], Optimizer]
 
 _FISHER_BATCH = 1  # squares of single gradients, one after the other: memory does not grow with the data
 _LOGITS_BATCH = 256
+_EACH = "each"  # in a batch's memory: rows for single samples' gradients
 
 
 class GradientFunction(Protocol):
@@ -175,6 +176,7 @@ def train_locally(
             losses = []
             for number in active:
                 part, optimizer = passes[number]
+                batch.pass_number = number
                 loss, grad = method.gradient(state, start, params, batch)
                 losses.append(loss)
                 method.local_gradient(state, anchor, params, grad)
@@ -268,6 +270,7 @@ class _Batch:
     taught: dict[str, np.ndarray]
     buffer: np.ndarray
     memory: dict[str, Any] = field(default_factory=dict)
+    pass_number: int = 0
 
     @property
     def sizes(self) -> np.ndarray:
@@ -277,7 +280,10 @@ class _Batch:
         return self.gradient(params, self.x, self.y, self.masks, out=self.buffer, **self.taught)
 
     def each(self, params: Array) -> tuple[Array, Array]:
-        out = np.empty((len(self.y), len(params)), params.dtype)
+        rows = self.memory.get(_EACH)
+        if rows is None or len(rows) < len(self.y):  # kept, since fresh pages take time
+            rows = self.memory[_EACH] = np.empty((len(self.y), len(params)), params.dtype)
+        out = rows[: len(self.y)]
         losses = np.array([loss for loss, _ in self.one_by_one(params, out)], np.float32)
         return losses, out
 
@@ -302,6 +308,7 @@ class _RecordBatch:
     batch: _Batch
     record: RecordMechanism
     noise: NoiseSource
+    pass_number: int = 0
 
     @property
     def memory(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hushfleet.methods.fedper import FedPer
 from hushfleet.methods.fedprox import FedProx
 from hushfleet.methods.fedrep import FedRep
 from hushfleet.methods.lg_fedavg import LGFedAvg
+from hushfleet.methods.perfreezeclip import PerFreezeClip
 from hushfleet.params import ParamLayout
 from hushfleet.spec import PrivacySpec
 from hushfleet.strict import from_plain
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Method]] = {
         LGFedAvg,
         FedRep,
         Ditto,
+        PerFreezeClip,
     )
 }
 

@@ -179,9 +179,11 @@ class BatchGradient(Protocol):
     """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
 
     :param memory: lives as long as one local training; a method may keep arrays `[..., n]` in it.
+    :param pass_number: which of the method's `passes` it is that asks.
     """
 
     memory: dict[str, Any]
+    pass_number: int
 
     def mean(self, params: Array) -> tuple[Any, Array]:
         """Mean loss and its gradient `[..., d]`, in memory that the next call overwrites. With privacy unit `record`

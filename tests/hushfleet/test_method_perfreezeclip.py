@@ -1,0 +1,146 @@
+"""PerFreezeClip: thresholds and clipped means by hand, freezing on the loss a b, whose gradient is (b, a)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hushfleet.data.samples import Samples
+from hushfleet.errors import Malformed
+from hushfleet.methods import make_method
+from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.params import ParamLayout
+from hushfleet.spec import PrivacySpec
+from hushfleet.training import Recipe, train_locally
+
+LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (2,)))  # the head is the last two entries
+PAIR = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))
+SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 2}
+
+
+def method_of(
+    *, layout: ParamLayout = LAYOUT, unit: str = "device", clip_norm: float = np.inf, **config: Any
+) -> Method:
+    spec = PrivacySpec(unit, accounting="as-published", clip_norm=clip_norm, noise_multiplier=0.0, delta=0.1)
+    return make_method("perfreezeclip", {**SETTINGS, **config}, spec, layout, rounds=3)
+
+
+class Given:
+    """A batch whose samples have the gradients that a test says; every loss is 1."""
+
+    def __init__(self, xp: Any = np) -> None:
+        self.memory: dict[str, Any] = {}
+        self.pass_number = 0
+        self.xp = xp
+
+    def now(self, each: Any, sizes: Any, pass_number: int = 0) -> Given:
+        self.given, self.sizes, self.pass_number = self.xp.asarray(each, dtype=self.xp.float32), sizes, pass_number
+        return self
+
+    def each(self, params: Any) -> tuple[Any, Any]:
+        return self.xp.ones(self.given.shape[:-1]), self.given
+
+    def mean(self, params: Any) -> tuple[Any, Any]:
+        return 1.0, self.given.mean(axis=-2)
+
+
+def step(method: Method, batch: Given) -> np.ndarray:
+    return method.gradient(method.init_state(), np.zeros(3), np.zeros(3, np.float32), batch)[1].copy()
+
+
+def test_the_threshold_is_the_percentile_of_the_mean_norms_so_far() -> None:
+    method, batch = method_of(percentile=90.0), Given()
+    # Norms 5 and 1 of the head (99 is frozen): P_0 = C_0 = 3. The first is scaled by 3/5, the second stays.
+    gradient = step(method, batch.now([[99, 3, 4], [99, 0, 1]], 2))
+    np.testing.assert_allclose(gradient[1:], [0.9, 1.7], rtol=1e-6)
+    # P_1 = 1: nine tenths of the way from 1 to 3 is 2.8; norms of 1 are left alone.
+    gradient = step(method, batch.now([[99, 1, 0], [99, 0, 1]], 2))
+    np.testing.assert_allclose(gradient[1:], [0.5, 0.5], rtol=1e-6)
+    # The backbone: P_2 = 7. Of 1, 3 and 7, 0.8 of the way from 3 to 7 is 6.2; 10 is cut to it, 4 is not.
+    gradient = step(method, batch.now([[10, 99, 99], [-4, 99, 99]], 2, pass_number=1))
+    np.testing.assert_allclose(gradient[0], 1.1, rtol=1e-6)
+
+
+def test_psi_bounds_the_threshold_and_is_it_for_clipping_by_value() -> None:
+    each = [[0, 3, 4], [0, 0, 1]]
+    for settings in ({"max_norm": 2.0}, {"max_norm": 2.0, "clipping": "value"}):
+        gradient = step(method_of(**settings), Given().now(each, 2))
+        np.testing.assert_allclose(gradient[1:], [0.6, 1.3], rtol=1e-6)  # 2/5 (3, 4) + (0, 1), halved
+    # adap_clip has 3, by value nothing is above 35
+    gradient = step(method_of(clipping="value"), Given().now(each, 2))
+    np.testing.assert_allclose(gradient[1:], [1.5, 2.5], rtol=1e-6)
+
+
+def test_gradients_of_zero_have_a_mean_of_zero() -> None:
+    np.testing.assert_array_equal(step(method_of(), Given().now(np.zeros((2, 3)), 2)), 0)
+
+
+def test_clients_at_once_are_clipped_as_one_by_one() -> None:
+    """Three batches; the second client's last has one sample less, a row of zeros."""
+    rng = np.random.default_rng(2)
+    each = rng.normal(size=(3, 2, 4, 3)).astype(np.float32) * 10
+    each[2, 1, 3] = 0
+    sizes = [[4, 4], [4, 4], [4, 3]]
+    method, together, alone = method_of(max_norm=18.0), Given(torch), [Given(), Given()]
+    params = torch.zeros(2, 3)
+    for turn, number in enumerate((0, 0, 1)):
+        batch = together.now(each[turn], torch.tensor(sizes[turn]), number)
+        losses, gradients = method.gradient(method.init_state(), params, params, batch)
+        trains = slice(1, 3) if number == 0 else slice(1)
+        for client in range(2):
+            count = sizes[turn][client]
+            one = step(method, alone[client].now(each[turn, client, :count], count, number))
+            np.testing.assert_allclose(gradients[client, trains].numpy(), one[trains], rtol=1e-5)
+        assert losses.shape == (2,)
+
+
+def product(params, x, y, dropout=(), out=None):
+    out[:] = params[::-1]
+    return float(params.prod()), out
+
+
+def trained(start: list[float], **config: Any) -> list[float]:
+    method = method_of(layout=PAIR, **config)
+    samples = Samples(np.zeros((2, 1, 1, 1), np.uint8), np.zeros(2, np.int64), (0.0,), (1.0,))
+    begin, rng = np.array(start, np.float32), np.random.default_rng(0)
+    return train_locally(method, method.init_state(), begin, product, samples, recipe=Recipe(), rng=rng)[0].tolist()
+
+
+def test_the_head_trains_first_and_the_backbone_after_tau() -> None:
+    for clipping in ("adaptive", "value", "none"):
+        # head: 1 - 4/2 = -1, then -3; backbone: 4 + 3/2, then 5.5 + 3/2
+        assert trained([4.0, 1.0], freeze_ratio=0.5, local_epochs=4, clipping=clipping) == [7.0, -3.0]
+        assert trained([4.0, 1.0], freeze_ratio=0.9, local_epochs=2, clipping=clipping) == [4.5, -1.0]
+    # each sample's 4 is cut to 1: 1 - 1/2 = 1/2; backbone: 4 - 1/4
+    assert trained([4.0, 1.0], freeze_ratio=0.5, local_epochs=2, clipping="value", max_norm=1.0) == [3.75, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("tau", "epochs", "head"), [(0.9, 10, 9), (0.7, 10, 7), (0.5, 10, 5), (0.9, 2, 1), (0.07, 100, 7), (0.55, 10, 6)]
+)
+def test_the_number_of_epochs_with_a_frozen_backbone(tau: float, epochs: int, head: int) -> None:
+    assert method_of(freeze_ratio=tau, local_epochs=epochs).head_epochs == head
+
+
+def test_only_the_backbone_is_sent() -> None:
+    method = method_of()
+    release = method.release(method.init_state(), np.ones(3, np.float32), RoundTerms(), None)
+    assert release.values.tolist() == [1, 0, 0]
+
+
+def test_with_noise_on_records_the_threshold_is_fixed() -> None:
+    assert method_of(unit="record", clip_norm=50.0, max_norm=35.0).clip_norm(RoundTerms()) == 35.0
+    assert method_of(unit="record", clip_norm=5.0).clip_norm(RoundTerms()) == 5.0
+    assert method_of(unit="record", clip_norm=50.0, clipping="none").clip_norm(RoundTerms()) == 50.0
+    assert method_of(clip_norm=50.0).clip_norm(RoundTerms()) == 50.0  # the update's, not a sample's
+    batch = Given().now([[1, 2, 3], [3, 2, 1]], 2)
+    batch.each = None  # raw gradients are not asked for
+    np.testing.assert_array_equal(step(method_of(unit="record", clip_norm=5.0), batch), [2, 2, 2])
+
+
+def test_one_epoch_is_refused() -> None:
+    with pytest.raises(Malformed, match="local_epochs"):
+        method_of(local_epochs=1)
