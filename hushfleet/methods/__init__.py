@@ -8,6 +8,7 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.base import Method
 from hushfleet.methods.ditto import Ditto
 from hushfleet.methods.dp_fedavg import DPFedAvg
+from hushfleet.methods.dp_fedsim import DPFedSim
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.methods.fedglp_adp import FedGLPADP
 from hushfleet.methods.fedper import FedPer
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
     for m in (
         FedAvg,
         DPFedAvg,
+        DPFedSim,
         FedGLPADP,
         FedProx,
         FedPer,

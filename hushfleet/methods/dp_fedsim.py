@@ -1,0 +1,173 @@
+"""DP-FedSim: a start kept by Fisher values, clip norms by each layer's spread, a mean weighed by similarity.
+
+"Efficient Personalized Federated Learning Method with Adaptive Differential Privacy and Similarity Model
+Aggregation". Equations (5)-(17), Algorithm 1.
+
+Fisher: each round the device starts with its own values where their normalised Fisher value reaches `fisher_threshold`
+and with the global ones elsewhere; all parameters are trained and all are sent. AGC (adaptive gradient clipping): layer
+s is clipped to T_s = b (1 + std_s / (|mean_s| + delta)), b = privacy.clip_norm, with noise sigma b / sqrt(N) on each
+parameter. MSA: an update weighs as much as the model that it makes resembles the global one.
+
+Reading: Eq. (5) is taken at the device's own model of its last round, as in FedDPA's public code, whose scheme this is.
+Reading: Eq. (6) divides by a layer's sum; of its values at most two can then reach the paper's threshold of 0.4, and
+almost nothing is personal. FedDPA's code, with the same threshold, stretches a layer to 0..1 (`min-max`, the default
+here); `sum` is the equation as printed.
+Reading: the gradient g of Eqs. (9)-(12) is the update of the round, Delta w of Algorithm 1.
+Reading: delta of Eq. (9) is not stated; it is 1e-8 here. That of Eq. (10) is not needed: a zero update is not scaled.
+Reading: without AGC the whole update is clipped, to c = privacy.clip_norm.
+Reading: similarity is that of models, Eq. (15) and Algorithm 1; the text speaks of update directions as well. The
+client's model is what the server can form of it: the global one plus the noised update.
+Reading: Eq. (16) needs positive similarities; one below 0.001 counts as 0.001.
+Deviation: T_s has no bound, and without one there is nothing to charge for. Under `accounting = "as-published"` no T_s
+exceeds b times `max_stretch`, and the charge is for that: noise sigma b / sqrt(N) against L layers of up to
+b max_stretch has the multiplier sigma / (max_stretch sqrt(L N)). The multiplier sigma that the paper accounts for
+would need T_s = b and one layer.
+Deviation: `accounting = "strict"` caps T_s at b times `strict_stretch`, scales the noise to that bound, and divides
+nothing: its multiplier against the server is sigma.
+Deviation: with MSA no device is promised more by the aggregate than by its own noise. Its weight may be the largest,
+and weights follow the noised values, so the noise of others does not add up as in a plain mean.
+Deviation: with the unit `record`, Fisher values of raw data would be an uncharged look at it. Squares of the device's
+last update, which DP-SGD has noised, take their place, and AGC has no part: records are clipped one by one.
+
+With the unit `device`, Fisher values, start and training all lie before the clipping and the noise: the charge covers
+whatever they did with the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import array_api_compat
+import numpy as np
+
+from hushfleet.blocks import blocks
+from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
+from hushfleet.methods.fisher import PERSONAL, Normalisation, normalised, started, with_private
+from hushfleet.privacy.clipping import clip_layers, layer_norms
+from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.spec import require
+
+_DELTA = 1e-8
+_LEAST_WEIGHT = 1e-3
+_MOVED = "moved"  # in `private` with the unit `record`: float32 `[..., d]`, the last update
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPFedSimConfig(TrainingConfig):
+    """Settings of the paper's Section V.
+
+    :param fisher_threshold: lambda of Eq. (7).
+    :param normalisation: of the Fisher values of a layer: `min-max` or `sum`.
+    :param agc: adaptive clipping; off clips the whole update to the clip norm (Table II).
+    :param msa: weigh updates by similarity; off takes the plain mean (Table II).
+    :param max_stretch: as published, most that a layer's clip norm may be in units of the base clip norm.
+    :param strict_stretch: the same under strict accounting, where the noise grows with it.
+    """
+
+    fisher_threshold: float = 0.4
+    normalisation: Normalisation = "min-max"
+    agc: bool = True
+    msa: bool = True
+    max_stretch: float = 1000.0
+    strict_stretch: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.fisher_threshold <= 1, "fisher_threshold", self.fisher_threshold, "in (0, 1]")
+        require(1 <= self.max_stretch <= 1e6, "max_stretch", self.max_stretch, "in [1, 1000000]")
+        require(1 <= self.strict_stretch <= 1e6, "strict_stretch", self.strict_stretch, "in [1, 1000000]")
+
+
+class DPFedSim(Method):
+    name = "dp-fedsim"
+    source = "DP-FedSim: adaptive differential privacy and similarity model aggregation"
+    summary = "start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity"
+    config_class = DPFedSimConfig
+    config: DPFedSimConfig
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether updates are clipped by layers."""
+        return self.config.agc and self.privacy.unit == "device"
+
+    @property
+    def stretch(self) -> float:
+        """What T_s / b may be at most; public."""
+        strict = self.privacy.accounting == "strict"
+        return self.config.strict_stretch if strict else self.config.max_stretch
+
+    def prepare(self, state: DeviceState, global_params: Array, data: OwnData) -> DeviceState:
+        """Eqs. (5)-(7)."""
+        if state.own is None:
+            return state
+        record = self.privacy.unit == "record"
+        fisher = state.private[_MOVED] ** 2 if record else data.squared_gradient(state.own)
+        layers = [slice(layer.start, layer.stop) for layer in self.layout.layers]
+        share = normalised(fisher, layers, self.config.normalisation)
+        return with_private(state, **{PERSONAL: share >= self.config.fisher_threshold})
+
+    def start(self, state: DeviceState, global_params: Array) -> Array:
+        """Eq. (8)."""
+        return started(state, global_params)
+
+    def thresholds(self, update: Array) -> Array:
+        """T_s of Eq. (9), float64 `[..., L]`, capped."""
+        xp = array_api_compat.array_namespace(update)
+        norms = layer_norms(update, self.layout)
+        bounds = xp.empty_like(norms)
+        for index, layer in enumerate(self.layout.layers):
+            values, total = update[..., layer.start : layer.stop], 0.0
+            for part in blocks(values):
+                total = total + xp.sum(xp.astype(values[..., part], xp.float64), axis=-1)
+            mean = total / layer.size
+            std = xp.clip(norms[..., index] ** 2 / layer.size - mean**2, min=0.0) ** 0.5
+            bounds[..., index] = 1 + std / (xp.abs(mean) + _DELTA)
+        return self.privacy.clip_norm * xp.clip(bounds, max=self.stretch)
+
+    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
+        """Eqs. (9)-(14). What is declared is the cap, not T_s, which is a function of the data."""
+        if not self.adaptive:
+            return super().protect(state, update, terms, noise)
+        xp = array_api_compat.array_namespace(update)
+        mechanism = self.mechanism(terms)
+        clipped = clip_layers(update, self.layout, self.thresholds(update))
+        bounds = xp.full_like(layer_norms(update, self.layout), self.privacy.clip_norm * self.stretch)
+        stds = mechanism.layer_stds(bounds)
+        values = mechanism.add_noise(clipped, stds, noise, layout=self.layout)
+        return Release(values, bounds, stds, self.charge(terms))
+
+    def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
+        private = {_MOVED: update} if self.privacy.unit == "record" else {}
+        return DeviceState(self.advance_public(state.public, sent), trained, private)
+
+    def clip_norm(self, terms: RoundTerms) -> float:
+        """The bound of the whole update: with AGC, that of L layers at the cap."""
+        whole = super().clip_norm(terms)
+        return whole * self.stretch * math.sqrt(len(self.layout.layers)) if self.adaptive else whole
+
+    def mechanism(self, terms: RoundTerms) -> GaussianMechanism:
+        """As published the noise is scaled to b alone, and so it is so much less of what it has to hide."""
+        plain = super().mechanism(terms)
+        if not self.adaptive or self.privacy.accounting == "strict":
+            return plain
+        hidden = self.stretch * math.sqrt(len(self.layout.layers))
+        return GaussianMechanism(plain.noise_multiplier / hidden, noise_split=plain.noise_split)
+
+    def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
+        """Eq. (15): the mean over the layers of the cosine between the global and the client's model."""
+        if not self.config.msa:
+            return 1.0
+        cosines = []
+        for layer in self.layout.layers:
+            theirs = global_params[layer.start : layer.stop].astype(np.float64)
+            client = theirs + sent[layer.start : layer.stop]
+            norms = math.sqrt(theirs @ theirs) * math.sqrt(client @ client)
+            cosines.append(float(theirs @ client) / norms if norms > 0 else 0.0)
+        return min(1.0, max(_LEAST_WEIGHT, math.fsum(cosines) / len(cosines)))
+
+    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
+        if self.config.msa:
+            return self.charge(terms).noise_multiplier
+        return super().multiplier_release(terms, participants=participants)

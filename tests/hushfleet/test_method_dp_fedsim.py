@@ -1,0 +1,212 @@
+"""DP-FedSim against Eqs. (5) to (17) worked out by hand, and what it may claim about privacy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hushfleet.errors import Malformed
+from hushfleet.methods import make_method
+from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.fisher import PERSONAL, normalised
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.spec import PrivacySpec
+
+LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
+LAYERS = [slice(0, 6), slice(6, 10)]
+ZEROS = np.zeros(10, np.float32)
+
+
+class Ones:
+    def normal(self, size: int) -> np.ndarray:
+        return np.ones(size)
+
+
+class Fisher:
+    """A device's data, of which nothing but these squared gradients is asked."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.asked_at = values, None
+
+    def squared_gradient(self, params: np.ndarray) -> np.ndarray:
+        self.asked_at = params
+        return self.values
+
+
+def privacy(**changes: object) -> PrivacySpec:
+    usual = PrivacySpec("device", accounting="as-published", clip_norm=0.5, noise_multiplier=2.0, delta=0.1)
+    return replace(usual, **changes)
+
+
+def fedsim(*, spec: PrivacySpec | None = None, **config: object):
+    return make_method("dp-fedsim", config, spec or privacy(), LAYOUT, rounds=4)
+
+
+def vector(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def test_both_normalisations_by_hand() -> None:
+    fisher = vector(1, 2, 3, 4, 5, 5, 7, 7, 7, 7)
+    np.testing.assert_allclose(normalised(fisher, LAYERS, "min-max"), [0, 0.25, 0.5, 0.75, 1, 1, 0, 0, 0, 0])
+    np.testing.assert_allclose(normalised(fisher, LAYERS, "sum")[:6], np.array([1, 2, 3, 4, 5, 5]) / 20)
+    np.testing.assert_array_equal(normalised(ZEROS, LAYERS, "sum"), 0)
+    both = normalised(torch.from_numpy(np.stack([fisher, 3 * fisher])), LAYERS, "min-max")
+    np.testing.assert_allclose(both[1].numpy(), normalised(fisher, LAYERS, "min-max"))
+
+
+def test_the_start_keeps_own_values_where_the_fisher_value_reaches_the_threshold() -> None:
+    own, theirs = vector(*range(10)), vector(*[-1] * 10)
+    state = DeviceState(PublicState.initial(10), own)
+    data = Fisher(vector(0, 1, 2, 3, 4, 5, 0, 0, 0, 9))
+    method = fedsim()
+    ready = method.prepare(state, theirs, data)
+    assert data.asked_at is own  # Eq. (5) at the device's own model
+    # shares of layer a: 0, 0.2, 0.4, 0.6, 0.8, 1; a value equal to the threshold is kept
+    np.testing.assert_array_equal(method.start(ready, theirs), [-1, -1, 2, 3, 4, 5, -1, -1, -1, 9])
+    printed = fedsim(normalisation="sum")  # Eq. (6): of layer a not one reaches 0.4, 5 of 15
+    ready = printed.prepare(state, theirs, data)
+    np.testing.assert_array_equal(printed.start(ready, theirs), [-1] * 9 + [9])
+
+
+def test_a_device_that_has_no_model_starts_with_the_global_one() -> None:
+    method, theirs = fedsim(), vector(*range(10))
+    data = Fisher(vector(*range(10)))
+    ready = method.prepare(method.init_state(), theirs, data)
+    start = method.start(ready, theirs)
+    np.testing.assert_array_equal(start, theirs)
+    assert start is not theirs
+    assert data.asked_at is None
+
+
+def test_thresholds_follow_each_layers_spread() -> None:
+    # layer a: mean 1, standard deviation sqrt(6/6) = 1, T = 0.5 (1 + 1); layer b: all 2, T = 0.5
+    update = vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 2)
+    np.testing.assert_allclose(fedsim().thresholds(update), [1.0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(fedsim(max_stretch=1.5).thresholds(update), [0.75, 0.5], rtol=1e-6)
+    np.testing.assert_array_equal(fedsim().thresholds(ZEROS), 0.5)
+    balanced = vector(1, -1, 1, -1, 1, -1, 0, 0, 0, 0)  # no mean: Eq. (9) has no bound of its own
+    np.testing.assert_allclose(fedsim().thresholds(balanced), [500.0, 0.5])
+
+
+def test_as_published_release_by_hand() -> None:
+    update = vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 2)  # norms sqrt(12) and 4
+    release = fedsim().release(fedsim().init_state(), update, RoundTerms(4), noise=Ones())
+    noise = 0.5 * 2.0 / math.sqrt(4)  # b sigma / sqrt(N), Eq. (13)
+    np.testing.assert_allclose(release.values[:3], 2 / math.sqrt(12) + noise, rtol=1e-5)
+    np.testing.assert_allclose(release.values[6:], 2 * 0.5 / 4 + noise, rtol=1e-5)
+    np.testing.assert_allclose(release.noise_stds, noise)
+    np.testing.assert_allclose(release.clip_norms, 500.0)  # the cap, whatever T_s was
+
+
+@pytest.mark.parametrize("accounting", ["as-published", "strict"])
+def test_the_charge_covers_the_largest_release(accounting: str) -> None:
+    """The multiplier that is charged is noise over the norm of the worst update that passes the clipping."""
+    method = fedsim(spec=privacy(accounting=accounting), max_stretch=30.0, strict_stretch=3.0)
+    terms, rng = RoundTerms(4), np.random.default_rng(0)
+    release = method.release(method.init_state(), ZEROS, terms, noise=Ones())
+    quiet = method.release(method.init_state(), ZEROS, terms, noise=_Silent()).values
+    worst = 0.0
+    for _ in range(300):
+        update = (1e4 * rng.normal(size=10)).astype(np.float32)
+        update[:6] -= update[:6].mean()
+        update[6:] -= update[6:].mean()
+        sent = method.release(method.init_state(), update, terms, noise=_Silent()).values
+        worst = max(worst, float(np.linalg.norm((sent - quiet).astype(np.float64))))
+    assert release.noise_stds.min() >= release.charge.noise_multiplier * worst
+    assert worst > 0.99 * release.noise_stds.min() / release.charge.noise_multiplier  # and no less is charged for
+    assert worst <= method.clip_norm(terms)
+
+
+class _Silent:
+    def normal(self, size: int) -> np.ndarray:
+        return np.zeros(size)
+
+
+def test_strict_promises_sigma_to_the_server_and_as_published_what_is_left_of_it() -> None:
+    strict = fedsim(spec=privacy(accounting="strict"))
+    assert strict.charge(RoundTerms(4)).noise_multiplier == 2.0
+    assert strict.charge(RoundTerms(4)).noise_split == 1
+    published = fedsim(max_stretch=10.0)
+    assert published.charge(RoundTerms(4)).noise_multiplier == pytest.approx(2 / (10 * math.sqrt(2) * math.sqrt(4)))
+    fixed = fedsim(agc=False)
+    assert fixed.charge(RoundTerms(4)).noise_multiplier == 1.0
+
+
+def test_weights_promise_nothing_beyond_a_devices_own_noise() -> None:
+    for accounting in ("as-published", "strict"):
+        spec = privacy(accounting=accounting)
+        weighed, plain = fedsim(spec=spec, agc=False), fedsim(spec=spec, agc=False, msa=False)
+        own = weighed.charge(RoundTerms(4)).noise_multiplier
+        assert weighed.multiplier_release(RoundTerms(4), participants=9) == own
+        assert plain.multiplier_release(RoundTerms(4), participants=9) == pytest.approx(3 * own)
+
+
+def test_without_agc_the_whole_update_is_clipped() -> None:
+    method = fedsim(agc=False)
+    update = vector(3, 0, 0, 0, 0, 0, 0, 0, 0, 4)
+    release = method.release(method.init_state(), update, RoundTerms(4), noise=_Silent())
+    np.testing.assert_allclose(release.values[[0, 9]], [0.3, 0.4], rtol=1e-5)
+    np.testing.assert_allclose(release.noise_stds, 0.5)
+    assert method.clip_norm(RoundTerms(4)) == 0.5
+
+
+def test_similarity_is_the_mean_cosine_of_the_layers_models() -> None:
+    theirs = vector(3, 0, 0, 0, 0, 0, 1, 0, 0, 0)
+    sent = vector(0, 4, 0, 0, 0, 0, 0, 1, 0, 0)  # models (3, 4) and (1, 1) against (3, 0) and (1, 0)
+    assert fedsim().weight(theirs, sent) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
+    assert fedsim().weight(theirs, ZEROS) == pytest.approx(1.0)
+    assert fedsim().weight(theirs, -2 * theirs) == 1e-3  # the other way round: the least weight, not a negative one
+    assert fedsim().weight(ZEROS, sent) == 1e-3  # a model of zeros resembles nothing
+    assert fedsim(msa=False).weight(theirs, -2 * theirs) == 1.0
+
+
+def test_with_the_unit_record_no_fisher_values_of_raw_data_are_asked() -> None:
+    spec = privacy(unit="record", sample_rate=0.1, batches=3)
+    method, own, theirs = fedsim(spec=spec), vector(*range(10)), vector(*[-1] * 10)
+    moved = vector(0, 0, 0, 0, 0, -3, 1, 2, 3, 4)
+    state = method.advance(method.init_state(), update=moved, trained=own, sent=moved)
+    data = Fisher(ZEROS)
+    ready = method.prepare(state, theirs, data)
+    assert data.asked_at is None
+    # squares of layer b: 1, 4, 9, 16, so 0, 0.2, 0.53, 1
+    np.testing.assert_array_equal(method.start(ready, theirs), [-1] * 5 + [5, -1, -1, 8, 9])
+    release = method.release(ready, moved, RoundTerms(4), noise=Ones())
+    np.testing.assert_array_equal(release.values, moved)
+    assert release.charge.unit == "record"
+    assert method.clip_norm(RoundTerms(4)) == 0.5
+    assert PERSONAL not in method.advance(ready, update=moved, trained=own, sent=moved).private
+
+
+@pytest.mark.parametrize("config", [{}, {"agc": False}, {"normalisation": "sum"}])
+def test_numpy_one_by_one_equals_torch_all_at_once(config: dict[str, object]) -> None:
+    clients, method, rng = 3, fedsim(**config), np.random.default_rng(3)
+    own, theirs, moves = (rng.normal(size=(clients, 10)).astype(np.float32) for _ in range(3))
+    states = [
+        method.prepare(DeviceState(PublicState.initial(10), own[i]), theirs[0], Fisher(moves[i] ** 2))
+        for i in range(clients)
+    ]
+    stacked = DeviceState(
+        PublicState(torch.zeros(clients, 10, dtype=torch.bool), torch.zeros(clients)),
+        torch.from_numpy(own),
+        {PERSONAL: torch.from_numpy(np.stack([state.private[PERSONAL] for state in states]))},
+    )
+    starts = method.start(stacked, torch.from_numpy(theirs[0]))
+    noise = [SeededNoise(1, i, 1) for i in range(clients)]
+    release = method.release(stacked, torch.from_numpy(moves), RoundTerms(clients), noise=noise)
+    for i in range(clients):
+        np.testing.assert_array_equal(starts[i].numpy(), method.start(states[i], theirs[0]))
+        alone = method.release(states[i], moves[i], RoundTerms(clients), noise=SeededNoise(1, i, 1))
+        np.testing.assert_allclose(release.values[i].numpy(), alone.values, rtol=1e-5, atol=1e-6)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(Malformed, match="max_stretch"):
+        fedsim(max_stretch=0.5)
+    with pytest.raises(Malformed, match="normalisation"):
+        fedsim(normalisation="max")
