@@ -23,7 +23,7 @@ from hushfleet.scenario import ScenarioSection
 from hushfleet.spec import Augment, PrivacySpec, WireSpec
 from hushfleet.strict import from_plain
 
-DATA_SETS = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "svhn", "folder")
+DATA_SETS = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder")
 RECORD_DELTA = 1e-5
 PARTITIONS = ("iid", "dirichlet-class", "dirichlet-device", "pathological")
 
@@ -76,6 +76,10 @@ class PrivacySection(_Section):
     a record with probability `sample_rate` (by default the batch size over an even share of the training records),
     a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` is against the server, over all
     rounds.
+
+    In the field a device's budget and preference are its owner's (DEVICE.toml, `[limits]`). In a simulation each
+    device allows `budget` against the server, and where the method lets devices choose their noise each wants it
+    1 plus a normal deviation of `preference_std` times the standard, within 0.2 to 5.
     """
 
     unit: Literal["device", "record"] = "device"
@@ -86,6 +90,8 @@ class PrivacySection(_Section):
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     sample_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
+    budget: Annotated[float, Field(gt=0)] = math.inf
+    preference_std: Annotated[float, Field(ge=0, le=10)] = 0.0
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySection:
@@ -193,6 +199,15 @@ class Task(_Section):
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", value):
             raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 63")
         return value
+
+    @model_validator(mode="after")
+    def _may_choose(self) -> Task:
+        if self.privacy.preference_std > 0 and not method_class(self.method.name).personal_noise:
+            raise ValueError(
+                f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
+                "all devices add the same noise"
+            )
+        return self
 
     @model_validator(mode="after")
     def _delta_is_small(self) -> Task:

@@ -8,6 +8,7 @@ the same global model as the live engine.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from aggregator.events import EventLog
 from aggregator.round_events import run_fields, update_fields
@@ -21,13 +22,24 @@ from simulator.run_folder import Simulation
 from simulator.runtimes import AT_ONCE
 from simulator.workers import Crew
 
+ALL_SPENT = "every device has spent its privacy budget"
+
 
 def run_rounds(
-    simulation: Simulation, workers: Crew, events: EventLog, *, runtime: str = "onnx", evaluate_every: int = 1
+    simulation: Simulation,
+    workers: Crew,
+    events: EventLog,
+    *,
+    runtime: str = "onnx",
+    evaluate_every: int = 1,
+    evaluate_last: int = 1,
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
 
-    :param evaluate_every: devices' own models are tested every so many rounds, and after the last one.
+    A device may decline a round, and the fleet goes on; once every device has spent its privacy budget, the run is at
+    its end. Raises `HushfleetError` where a whole cohort declines for another reason.
+
+    :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
     """
     names = [device.name for device in simulation.fleet.devices]
     with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
@@ -35,20 +47,50 @@ def run_rounds(
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
-        while not engine.finished:
+        spent = all_have_spent(store, names)
+        while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names)
             events.write("round_open", round=plan.round, cohort=sorted(plan.cohort))
             for answer in train_cohort(
-                simulation, workers, plan, plan.cohort, runtime=runtime, evaluate_every=evaluate_every
+                simulation,
+                workers,
+                plan,
+                plan.cohort,
+                runtime=runtime,
+                evaluate_every=evaluate_every,
+                evaluate_last=evaluate_last,
             ):
                 deliver(answer, engine, plan, events)
-            events.write("round_close", **engine.close().to_dict())
-    events.write("finished")
+            check_participation(engine, plan)
+            summary = engine.close()
+            events.write("round_close", **summary.to_dict())
+            spent = summary.participants == 0 and all_have_spent(store, names)
+    events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
+
+
+def check_participation(engine: RoundEngine, plan: RoundPlan) -> None:
+    """Raises `HushfleetError` for an open round that a whole cohort declined, unless budgets are why."""
+    why = [(code, reason) for _, _, code, reason in engine.store.declines(plan.round) if code != "budget"]
+    if not engine.accepted and why:
+        code, reason = why[0]
+        raise HushfleetError(f"round {plan.round}: no device takes part ({code}), since {reason}")
+
+
+def all_have_spent(store: AggregatorStore, devices: Collection[str]) -> bool:
+    """Whether the last that was heard of each device is that its privacy budget does not allow another round."""
+    refused = {device: round for round, device, code, _ in store.declines() if code == "budget"}
+    if not refused:
+        return False
+    sent = {charge.device: charge.round for charge in store.charges()}
+    return all(refused.get(device, 0) > sent.get(device, 0) for device in devices)
 
 
 def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
-    """Hands an update to the aggregator, without a network. Raises `HushfleetError` if it is refused."""
+    """Hands an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
     engine.store.add_device(answer.device, public_key=answer.public_key)
+    if answer.refusal is not None:
+        events.write("decline", **hear_decline(answer, engine, plan))
+        return
     verdict = engine.accept(answer.device, answer.update)
     if not verdict.acknowledged:
         raise HushfleetError(
@@ -56,6 +98,13 @@ def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventL
         )
     fields = update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(answer.update))
     events.write("update", **fields)
+
+
+def hear_decline(answer: Answer, engine: RoundEngine, plan: RoundPlan) -> dict[str, Any]:
+    """Tells the aggregator that a device declines; gives the fields of its `decline` event."""
+    code, reason = answer.refusal
+    engine.decline(answer.device, code, reason, round=plan.round)
+    return {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
 
 
 def train_cohort(
@@ -66,8 +115,9 @@ def train_cohort(
     *,
     runtime: str = "onnx",
     evaluate_every: int = 1,
+    evaluate_last: int = 1,
 ) -> Iterator[Answer]:
-    """Trains `devices` of the plan's cohort; their updates come in the fleet's order."""
+    """Trains `devices` of the plan's cohort; their answers come in the fleet's order."""
     jobs = [
         Job(
             path=simulation.folder.path,
@@ -76,7 +126,9 @@ def train_cohort(
             index=device.index,
             seed=simulation.seed,
             plan=plan,
-            evaluate=plan.round >= plan.rounds or plan.round % evaluate_every == 0,
+            evaluate=plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0,
+            epsilon_limit=device.epsilon_limit,
+            preference=device.preference,
         )
         for device in simulation.fleet.devices
         if device.name in devices

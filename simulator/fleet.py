@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,8 @@ from hushfleet.errors import BadInput
 from hushfleet.task import Task
 
 _LIMIT_STREAM = 0x4C494D54
+_PREFERENCE_STREAM = 0x50524546
+_PREFERENCES = (0.2, 5.0)
 _LOCAL_TEST_STREAM = 0x4C544553
 
 
@@ -48,6 +51,8 @@ class SimulatedDevice:
     :param board: a profile of `firmware_profiles`.
     :param train: what it trains on.
     :param local_test: test images with its own distribution of labels.
+    :param epsilon_limit: its privacy budget against the server, at the task's delta.
+    :param preference: how many times the standard noise its owner wants.
     """
 
     index: int
@@ -55,6 +60,8 @@ class SimulatedDevice:
     board: str
     train: Part
     local_test: Part
+    epsilon_limit: float = math.inf
+    preference: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +110,21 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
                 board=boards[index % len(boards)],
                 train=Part(train, partial(np.asarray, own)),
                 local_test=local_test,
+                epsilon_limit=task.privacy.budget,
+                preference=_preference(task, index),
             )
         )
     counts = label_counts(train.labels, parts, dataset.classes)
     return Fleet(tuple(devices), dataset.test, counts)
+
+
+def _preference(task: Task, index: int) -> float:
+    """R_i / L of APDP-FL: normal with mean 1, within 0.2 to 5."""
+    spread = task.privacy.preference_std
+    if spread == 0:
+        return 1.0
+    rng = np.random.default_rng(np.random.SeedSequence(task.seed, spawn_key=(_PREFERENCE_STREAM, index)))
+    return float(np.clip(rng.normal(1.0, spread), *_PREFERENCES))
 
 
 def _check_testable(held: np.ndarray, dataset: DataSet) -> None:

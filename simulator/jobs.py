@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_client.metrics import MetricsFile
+from edge_client.refusals import Declined, Refusal, refusal_of
 from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.errors import PrivacyError
 from hushfleet.training import Trained
 from hushfleet.wire.messages import RoundPlan
 from simulator.bench import Bench, bench
@@ -26,6 +28,8 @@ class Job:
     """What a worker must know; all else is in the run folder.
 
     :param evaluate: whether the device's own model is tested after training.
+    :param epsilon_limit: what the device allows against the server, at the task's delta.
+    :param preference: how many times the standard noise it adds, where the method allows it.
     """
 
     path: Path
@@ -35,6 +39,8 @@ class Job:
     seed: int
     plan: RoundPlan
     evaluate: bool
+    epsilon_limit: float = math.inf
+    preference: float = 1.0
 
     @property
     def files(self) -> JobFiles:
@@ -62,18 +68,30 @@ class TrainedJob:
 
 
 class Answer(NamedTuple):
-    """What a device sends."""
+    """What a device sends.
+
+    :param update: empty where it declines the round.
+    :param refusal: why it declines.
+    """
 
     device: str
     public_key: bytes
     update: bytes
+    refusal: Refusal | None = None
+
+
+# What a device may say about a round. Anything else is a fault of this program, and ends the run.
+REFUSALS = (PrivacyError, Declined)
 
 
 def train(job: Job) -> Answer:
     """Trains and commits; a round that the device has committed before is answered as it was then."""
     files = bench(job.path, job.runtime)
     with device_of(job, files) as trainer:
-        entry = trainer.run_round(job.plan, files.global_params(job.plan))
+        try:
+            entry = trainer.run_round(job.plan, files.global_params(job.plan))
+        except REFUSALS as error:
+            return declined(job, trainer, error)
         return Answer(job.device, trainer.store.identity.public_key, entry.data)
 
 
@@ -82,8 +100,15 @@ def commit(done: TrainedJob) -> Answer:
     job = done.job
     files = bench(job.path, job.runtime)
     with device_of(job, files) as trainer:
-        entry = trainer.commit(job.plan, done.trained)
+        try:
+            entry = trainer.commit(job.plan, done.trained)
+        except REFUSALS as error:
+            return declined(job, trainer, error)
         return Answer(job.device, trainer.store.identity.public_key, entry.data)
+
+
+def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
+    return Answer(job.device, trainer.store.identity.public_key, b"", refusal_of(error))
 
 
 @contextmanager
@@ -108,8 +133,9 @@ def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
             logits_of=files.inference,
             samples=files.train(job.device),
             randomness=SeededRandomness(job.seed, job.index),
-            epsilon_limit=math.inf,
+            epsilon_limit=job.epsilon_limit,
             delta=delta,
+            preference=job.preference,
             observer=observe,
             make_optimizer=make_optimizer,
         )

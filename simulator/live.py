@@ -311,7 +311,7 @@ def device_toml(
     write_mb_s: float | None = None,
     memory_mib: int = 0,
 ) -> str:
-    """The DEVICE.toml of a simulated device. A simulation's budget has no limit: the ledger still counts.
+    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices.
 
     :param slowdown: see `edge_client.config.SimulationSection`, likewise `write_mb_s`.
     :param memory_mib: for training; 0: the board's share.
@@ -333,9 +333,10 @@ kind = "arrays"
 path = {text(str(files.train.resolve()))}
 
 [limits]
-epsilon_server = inf
+epsilon_server = {device.epsilon_limit!r}
 delta = {simulation.prepared.spec.privacy.delta!r}
 memory_mib = {memory_mib}
+noise_preference = {device.preference!r}
 
 [simulation]
 seed = {simulation.seed}

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 
 from aggregator.checkpoints import Checkpoints
+from aggregator.store import AggregatorStore
 from edge_client.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from models.export import bake
@@ -33,7 +34,9 @@ def write_models(simulation: Simulation) -> list[Path]:
 def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     spec, folder = simulation.prepared.spec, simulation.folder
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
-    yield "global", checkpoints.read(spec.rounds)
+    with AggregatorStore(folder.aggregator, durable=False) as store:
+        closed = max(row.round for row in store.rounds() if row.phase == "closed")
+    yield "global", checkpoints.read(closed)
     took_part = [device for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
     for device in took_part[:MOST_DEVICES]:
         with DeviceStore(folder.device(device.name).store, device=device.name, inspect=True) as store:

@@ -28,7 +28,7 @@ from simulator.clock.measure import measure_costs
 from simulator.clock.outcome import Note, RoundOutcome
 from simulator.clock.sizes import sizes_of
 from simulator.emulation import machine_speed
-from simulator.fast import Answer, train_cohort
+from simulator.fast import Answer, check_participation, hear_decline, train_cohort
 from simulator.live import RECONNECT_S
 from simulator.run_folder import Simulation
 from simulator.schedule import schedule_of
@@ -37,6 +37,7 @@ from simulator.workers import Crew
 _AT_ONCE = 8  # devices a worker: enough to keep them busy, and few updates in memory
 
 Train = Callable[[RoundPlan, Sequence[str]], Iterator[Answer]]
+Heard = tuple[str, dict[str, Any]]  # an event and its fields
 
 
 class VirtualTime:
@@ -171,23 +172,29 @@ class VirtualRounds:
         while left:
             part, left = left[: self._at_once], left[self._at_once :]
             answers = {answer.device: answer for answer in train(plan, [each.device for each in part])}
-            fields = {}
+            heard = {}
             for arrival in part:
                 time.now = arrival.at_s
-                fields[arrival.device] = self._accept(plan, answers[arrival.device])
-            self._write_notes(notes, fields, last=part[-1].device)
+                heard[arrival.device] = self._hear(plan, answers[arrival.device])
+            self._write_notes(notes, heard, last=part[-1].device)
         for first in range(0, len(outcome.late), self._at_once):
             for answer in train(plan, outcome.late[first : first + self._at_once]):
                 # it is charged and has moved on; its bytes come too late for the aggregator
                 engine.store.add_device(answer.device, public_key=answer.public_key, board=self._boards[answer.device])
         self._write_notes(notes, {}, last=None)
+        check_participation(engine, plan)
         time.now = outcome.closed_s
         self._write("round_close", **engine.close().to_dict())
 
-    def _accept(self, plan: RoundPlan, answer: Answer) -> dict[str, Any]:
-        """The fields of its `update` event. An aggregator that lacks the device's public state is given it."""
+    def _hear(self, plan: RoundPlan, answer: Answer) -> Heard:
+        """The aggregator takes an answer; one that lacks the device's public state is given it.
+
+        A device that declines is heard when its update would have come: the clock knows nothing of budgets.
+        """
         engine, data = self._engine, answer.update
         engine.store.add_device(answer.device, public_key=answer.public_key, board=self._boards[answer.device])
+        if answer.refusal is not None:
+            return "decline", hear_decline(answer, engine, plan)
         verdict = engine.accept(answer.device, data)
         if verdict.code == "state-unknown":
             data = self._with_public(plan, answer)
@@ -196,7 +203,7 @@ class VirtualRounds:
             raise HushfleetError(
                 f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}): {verdict.reason}"
             )
-        return update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(data))
+        return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(data))
 
     def _with_public(self, plan: RoundPlan, answer: Answer) -> bytes:
         """As `edge_client.sending` does for a device whose last update came too late."""
@@ -216,7 +223,7 @@ class VirtualRounds:
         row = next(row for row in self._engine.store.rounds() if row.round == outcome.round)
         self._write("round_close", **(row.metrics or {}))
 
-    def _write_notes(self, notes: Iterator[Note], updates: dict[str, dict[str, Any]], *, last: str | None) -> None:
+    def _write_notes(self, notes: Iterator[Note], heard: dict[str, Heard], *, last: str | None) -> None:
         """Writes notes up to the update of the device `last`, or all that are left."""
         for note in notes:
             self._time.now = note.at_s
@@ -231,7 +238,8 @@ class VirtualRounds:
                 self._write(note.event, **note.fields)
             elif note.event == "update":
                 device = note.fields["device"]
-                self._write(note.event, **(updates.get(device) or note.fields))
+                event, fields = heard.get(device, (note.event, note.fields))
+                self._write(event, **fields)
                 if device == last:
                     return
             else:
