@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hushfleet.errors import BadInput
+from hushfleet.methods.acdp_pfsd import ACDPpFSD
 from hushfleet.methods.base import Method
 from hushfleet.methods.ditto import Ditto
 from hushfleet.methods.dp_fedavg import DPFedAvg
@@ -16,6 +17,7 @@ from hushfleet.methods.fedprox import FedProx
 from hushfleet.methods.fedrep import FedRep
 from hushfleet.methods.lg_fedavg import LGFedAvg
 from hushfleet.methods.perfreezeclip import PerFreezeClip
+from hushfleet.methods.pfedsd import PFedSD
 from hushfleet.params import ParamLayout
 from hushfleet.spec import PrivacySpec
 from hushfleet.strict import from_plain
@@ -32,6 +34,8 @@ METHODS: dict[str, type[Method]] = {
         LGFedAvg,
         FedRep,
         Ditto,
+        ACDPpFSD,
+        PFedSD,
         PerFreezeClip,
     )
 }
