@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from hushfleet.methods import make_method
+from hushfleet.training import Recipe
 from models import get_model
 from models.torch_gradient import TorchGradient
 from simulator.bench import bench
 from simulator.cohort import CohortTrainer, Member
-from simulator.jobs import Answer, Job, TrainedJob, commit, device_of
+from simulator.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
 from simulator.workers import Crew
 
 
@@ -48,11 +49,11 @@ def _group_size(job: Job) -> int:
     spec = files.spec
     method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
     member = Member(method.init_state(), files.train(job.device), np.random.default_rng(0))
-    return cohort_trainer(job.path).clients_at_once(method, [member], dropout=spec.model.dropout)
+    return cohort_trainer(job.path).clients_at_once(method, [member], recipe=Recipe(spec.model.dropout, spec.augment))
 
 
 def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
-    """Answers of the devices that have committed this round before, and the others, trained."""
+    """Answers of the devices that have committed this round before or decline it, and the others, trained."""
     known: dict[str, Answer] = {}
     jobs: list[Job] = []
     members: list[Member] = []
@@ -62,14 +63,22 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
             stored = trainer.store.outbox(job.plan.task, job.plan.round)
             if stored is not None:
                 known[job.device] = Answer(job.device, trainer.store.identity.public_key, stored.data)
-            else:
-                rng = trainer.randomness.order(job.plan.round)
-                jobs.append(job)
-                members.append(Member(trainer.state_for(job.plan), trainer.samples, rng))
+                continue
+            try:
+                state = trainer.state_for(job.plan)
+            except REFUSALS as error:
+                known[job.device] = declined(job, trainer, error)
+                continue
+            jobs.append(job)
+            rng, noise = trainer.randomness.order(job.plan.round), trainer.randomness.noise(job.plan.round)
+            members.append(Member(state, trainer.samples, rng, trainer.terms_of(job.plan), noise))
     if not jobs:
         return known, []
     results = cohort_trainer(jobs[0].path).train(
-        trainer.method, members, files.global_params(jobs[0].plan), dropout=files.spec.model.dropout
+        trainer.method,
+        members,
+        files.global_params(jobs[0].plan),
+        recipe=Recipe(files.spec.model.dropout, files.spec.augment),
     )
     return known, [TrainedJob(job, result) for job, result in zip(jobs, results, strict=True)]
 

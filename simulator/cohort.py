@@ -1,8 +1,12 @@
 """Local training of many clients at once: arrays `[c, d]` in one vmapped step, on the processor or on CUDA.
 
-It equals `hushfleet.training.train_locally`, client by client, up to the rounding of float32: the same methods, the
-same order of samples, the same dropout masks, each client's own count of steps. What follows in a round (noise, codec,
-ledger, store) stays with the device's own code.
+It equals `hushfleet.training.train_round`, client by client, up to the rounding of float32: the same methods, the same
+order of samples, augmentation and dropout masks, each client's own count of steps, with the privacy unit `record` each
+client's own noise. What a method asks of a device's own data before and after the training is answered client by
+client. What follows in a round (noise, codec, ledger, store) stays with the device's own code.
+
+Clients of a group are in step, not in the same epoch, since an epoch of many samples has more batches. Where epochs
+make different passes, groups are of clients whose epochs end together.
 
 What dominates, on CUDA by counting and not by timing, since none was at hand: a step of `mnist-cnn` under DP-FedAvg is
 some hundred operations besides views. For a compact network each is a launch that takes longer than its arithmetic,
@@ -21,9 +25,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Literal
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,11 +35,13 @@ from torch import Tensor
 
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
-from hushfleet.methods.base import DeviceState, Method, PublicState
-from hushfleet.spec import DropoutSpec
-from hushfleet.training import Trained
+from hushfleet.methods.base import DeviceState, Method, PublicState, RoundTerms, Teacher
+from hushfleet.privacy.noise import NoiseSource, SecureNoise
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.training import LocalData, Recipe, Trained, epochs
 from models.torch_gradient import TorchGradient
-from simulator.cohort_memory import bytes_per_client
+from simulator.cohort_batch import CohortBatch, CohortRecordBatch, first_rows
+from simulator.cohort_memory import bytes_per_client, what_is_asked
 from simulator.cohort_optim import make_cohort_optimizer
 from simulator.resident import GroupBatches, ResidentSamples, step_count
 
@@ -51,12 +57,16 @@ class Member:
     """A client of a round.
 
     :param state: what it begins the round with.
-    :param rng: draws the order of its samples and its dropout masks.
+    :param rng: draws the order of its samples, or which are in a batch, the augmentation and its dropout masks.
+    :param terms: what the round asks of it.
+    :param noise: of its gradients, with privacy unit `record`.
     """
 
     state: DeviceState
     samples: Samples
     rng: np.random.Generator
+    terms: RoundTerms = field(default_factory=RoundTerms)
+    noise: NoiseSource = field(default_factory=SecureNoise)
 
 
 @dataclass(frozen=True)
@@ -84,12 +94,12 @@ def train_cohort(
     global_params: np.ndarray,
     gradient: TorchGradient,
     *,
-    dropout: Sequence[DropoutSpec],
+    recipe: Recipe,
     on_step: OnStep | None = None,
 ) -> list[Trained]:
     """Trains `members` once, on the gradient's device; see `CohortTrainer.train`."""
     trainer = CohortTrainer(gradient, gradient.device)
-    return trainer.train(method, members, global_params, dropout=dropout, on_step=on_step)
+    return trainer.train(method, members, global_params, recipe=recipe, on_step=on_step)
 
 
 class CohortTrainer:
@@ -123,14 +133,14 @@ class CohortTrainer:
         members: Sequence[Member],
         global_params: np.ndarray,
         *,
-        dropout: Sequence[DropoutSpec],
+        recipe: Recipe,
         on_step: OnStep | None = None,
     ) -> list[Trained]:
         """Local training of a round, of all members, in their order.
 
-        The members' states must have private arrays of like shapes where they share a group; those that do not are
-        put in groups of their own. The method sees a stacked state: `mask` and `own` `[c, d]`, `participations`
-        `[c]`, private arrays `[c, ...]`, all on the device.
+        Members that cannot be trained together (private arrays of other shapes, another number of passes) are put in
+        groups of their own. The method sees a stacked state: `mask` and `own` `[c, d]`, `participations` `[c]`,
+        private arrays `[c, ...]`, all on the device.
 
         :param global_params: float32 `[d]`, read-only.
         :param on_step: called before each step with (steps done, steps in all); may raise to give up.
@@ -140,14 +150,15 @@ class CohortTrainer:
             return []
         if any(len(member.samples) == 0 for member in members):
             raise BadInput("a device of the cohort has no training samples; give each at least one")
-        needed, budget = self._memory(method, members, dropout)
+        members = [self._prepared(method, member, global_params) for member in members]
+        needed, budget = self._memory(method, members, global_params, recipe)
         pending = deque(self._groups(method, members, self._fitting(needed, budget)))
         progress = _Progress(on_step, sum(_steps(method, members[group[0]]) for group in pending))
         results: dict[int, Trained] = {}
         sizes = []
         while pending:
             group = pending.popleft()
-            trained = self._attempt(method, [members[i] for i in group], global_params, dropout, progress)
+            trained = self._attempt(method, [members[i] for i in group], global_params, recipe, progress)
             if trained is None:
                 self._most_clients = -(-len(group) // 2)
                 first, second = group[: self._most_clients], group[self._most_clients :]
@@ -159,20 +170,41 @@ class CohortTrainer:
         self.grouping = Grouping(tuple(sizes), needed, budget)
         return [results[index] for index in range(len(members))]
 
-    def clients_at_once(self, method: Method, members: Sequence[Member], *, dropout: Sequence[DropoutSpec]) -> int:
+    def clients_at_once(self, method: Method, members: Sequence[Member], *, recipe: Recipe) -> int:
         """How many such clients fit the memory together now, at least 1."""
-        return self._fitting(*self._memory(method, members, dropout))
+        params = self.gradient.model.init(0)
+        # One sample each tells what a method measures, though not with which result.
+        few = [self._prepared(method, replace(each, samples=_first(each.samples)), params) for each in members]
+        few = [replace(one, samples=each.samples) for one, each in zip(few, members, strict=True)]
+        return self._fitting(*self._memory(method, few, params, recipe))
 
-    def _memory(self, method: Method, members: Sequence[Member], dropout: Sequence[DropoutSpec]) -> tuple[int, int]:
-        """Bytes that a client needs, and bytes that there are."""
-        config = method.config
-        needed = bytes_per_client(
-            self.gradient,
-            batch_size=min(config.batch_size, max(len(member.samples) for member in members)),
-            dropout=tuple(dropout),
-            optimizer=config.optimizer,
-            passes=max(len(method.passes(member.state)) for member in members),
-            image_bytes=max(member.samples.images.nbytes for member in members),
+    def _prepared(self, method: Method, member: Member, global_params: np.ndarray) -> Member:
+        return replace(member, state=method.prepare(member.state, global_params, self._data(member.samples)))
+
+    def _data(self, samples: Samples) -> LocalData:
+        return LocalData(samples, self.gradient, self.gradient.logits)
+
+    def _memory(
+        self, method: Method, members: Sequence[Member], global_params: np.ndarray, recipe: Recipe
+    ) -> tuple[int, int]:
+        """Bytes that a client needs, and bytes that there are. States are those after `prepare`."""
+        trainings = [method] if method.companion is None else [method, method.companion]
+        most = max(len(member.samples) for member in members)
+        needed = max(
+            bytes_per_client(
+                self.gradient,
+                batch_size=min(training.config.batch_size, most),
+                dropout=tuple(recipe.dropout),
+                optimizer=training.config.optimizer,
+                momentum=training.config.momentum > 0,
+                passes=max(len(training.passes(member.state)) for member in members),
+                image_bytes=max(member.samples.images.nbytes for member in members),
+                samples=most,
+                asked=what_is_asked(training, members[0].state, global_params),
+                record=_record(training, members[0]),
+                augments=recipe.augment != "none",
+            )
+            for training in trainings
         )
         return needed, self._budget()
 
@@ -180,12 +212,13 @@ class CohortTrainer:
         return int(min(max(1, budget // needed), self._most_clients))
 
     def _groups(self, method: Method, members: Sequence[Member], most: int) -> list[list[int]]:
-        """Indices of members, like with like, those with most steps first, in groups of nearly one size."""
+        """Indices of members, like with like, those with most samples first, in groups of nearly one size."""
         if most < len(members):
             self.resident.keep_only({member.samples for member in members})
         alike: dict[object, list[int]] = {}
-        for index in sorted(range(len(members)), key=lambda i: -_steps(method, members[i])):
-            alike.setdefault(_kind(members[index].state), []).append(index)
+        # Most samples are most steps too, whatever the batch size of a second training.
+        for index in sorted(range(len(members)), key=lambda i: -len(members[i].samples)):
+            alike.setdefault(_kind(method, members[index]), []).append(index)
         return [
             part.tolist() for indices in alike.values() for part in np.array_split(indices, -(-len(indices) // most))
         ]
@@ -204,14 +237,16 @@ class CohortTrainer:
         method: Method,
         group: Sequence[Member],
         global_params: np.ndarray,
-        dropout: Sequence[DropoutSpec],
+        recipe: Recipe,
         progress: _Progress,
     ) -> list[Trained] | None:
         """The group's training; None if memory ran out, with generators and progress as they were before."""
         generators = [member.rng.bit_generator.state for member in group]
         done = progress.done
+        # Noise has no state that could be put back, so all but the last attempt draw from copies.
+        tried = group if len(group) == 1 else [replace(each, noise=deepcopy(each.noise)) for each in group]
         try:
-            return self._train_group(method, group, global_params, dropout, progress)
+            return self._train_group(method, tried, global_params, recipe, progress)
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
@@ -227,60 +262,86 @@ class CohortTrainer:
         method: Method,
         group: Sequence[Member],
         global_params: np.ndarray,
-        dropout: Sequence[DropoutSpec],
+        recipe: Recipe,
         progress: _Progress,
     ) -> list[Trained]:
+        """As `train_round`, of prepared states."""
+        data = [self._data(member.samples) for member in group]
         starts = np.stack([method.start(member.state, global_params) for member in group])
-        start = self._upload(starts)
+        teachers = [method.teacher(member.state, own) for member, own in zip(group, data, strict=True)]
+        state, start = self._stacked([member.state for member in group]), self._upload(starts)
+        common = {"recipe": recipe, "progress": progress}
+        companion = method.companion
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            params, loss_sums = self._loop(method, group, start, dropout, progress)
-        own, sums = params.cpu().numpy(), loss_sums.cpu().numpy()
-        seen = [len(member.samples) * method.config.local_epochs for member in group]
+            end, losses = self._loop(method, group, state, start, teachers=teachers, **common)
+            own = end
+            if companion is not None:
+                begin = self._upload(np.stack([companion.start(member.state, global_params) for member in group]))
+                anchor = self._upload(global_params.copy()).expand(len(group), -1)
+                own, _ = self._loop(companion, group, state, begin, anchor=anchor, **common)
+        ends, loss = end.cpu().numpy(), losses.cpu().numpy()
+        owns = ends if own is end else own.cpu().numpy()
         return [
-            Trained(member.state, starts[row], own[row], own[row], float(sums[row]) / count)
-            for row, (member, count) in enumerate(zip(group, seen, strict=True))
+            Trained(
+                method.measure(member.state, owns[row], data[row]), starts[row], ends[row], owns[row], float(loss[row])
+            )
+            for row, member in enumerate(group)
         ]
 
     def _loop(
         self,
         method: Method,
         group: Sequence[Member],
+        state: DeviceState,
         start: Tensor,
-        dropout: Sequence[DropoutSpec],
+        *,
+        recipe: Recipe,
         progress: _Progress,
+        teachers: Sequence[Teacher | None] = (),
+        anchor: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The loop: from `start [c, d]` to parameters `[c, d]` and sums of losses float64 `[c]`, on the device."""
+        """As `train_locally`: from `start [c, d]` to parameters `[c, d]` and mean losses float64 `[c]`."""
         config = method.config
+        anchor = start if anchor is None else anchor
+        mechanisms = [_record(method, member) for member in group]
         batches = GroupBatches(
             [member.samples for member in group],
             [member.rng for member in group],
             self.resident,
-            batch_size=config.batch_size,
-            local_epochs=config.local_epochs,
-            dropout=dropout,
+            config=config,
+            recipe=recipe,
+            record=mechanisms[0],
+            teachers=teachers if method.objective.distills else (),
         )
-        state = self._stacked([member.state for member in group])
         passes = [(part, make_cohort_optimizer(config)) for part in method.passes(state)]
         params, gradient = start.clone(), torch.empty_like(start)
+        scratch = torch.empty_like(start) if mechanisms[0] is not None else None
         loss_sums = torch.zeros(len(group), dtype=torch.float64, device=self.device)
-        reduced = self.precision == "bfloat16"
-        autocast = torch.autocast(self.device.type, torch.bfloat16) if reduced else nullcontext()
+        seen = torch.zeros(len(group), dtype=torch.int64, device=self.device)
+        memory: dict[str, Any] = {}
+        training = len(group)
         for batch in batches:
             progress.step()
             rows = slice(batch.active)
-            current, grad, living = params[rows], gradient[rows], _first_rows(state, batch.active)
-            for number, (part, optimizer) in enumerate(passes):
-                with autocast:
-                    losses, _ = self.gradient.clients(
-                        current, batch.x, batch.y, batch.masks, out=grad, weights=batch.weights
-                    )
-                if number == 0:
+            if batch.active < training:
+                memory, training = first_rows(memory, batch.active), batch.active
+            current, living = params[rows], _first_rows(state, batch.active)
+            asked = CohortBatch(self.gradient, batch, gradient[rows], memory, self.precision == "bfloat16")
+            if scratch is not None:
+                noises = [member.noise for member in group[rows]]
+                asked = CohortRecordBatch(asked, mechanisms[rows], noises, scratch[rows])
+            for turn, number in enumerate(method.active_passes(batch.epoch, len(passes))):
+                part, optimizer = passes[number]
+                asked.pass_number = number
+                losses, grad = method.gradient(living, start[rows], current, asked)
+                if turn == 0:
                     loss_sums[rows] += losses.double() * batch.sizes
-                method.local_gradient(living, start[rows], current, grad)
+                method.local_gradient(living, anchor[rows], current, grad)
                 if part is not None:
                     grad *= part[rows]
                 optimizer.step(current, grad)
-        return params, loss_sums
+            seen[rows] += batch.sizes
+        return params, loss_sums / seen.clamp(min=1)
 
     def _stacked(self, states: Sequence[DeviceState]) -> DeviceState:
         participations = np.array([state.public.participations for state in states])
@@ -308,13 +369,32 @@ class _Progress:
 
 
 def _steps(method: Method, member: Member) -> int:
-    return step_count(member.samples, method.config.batch_size, method.config.local_epochs)
+    own = step_count(len(member.samples), method.config, _record(method, member))
+    return own if method.companion is None else own + _steps(method.companion, member)
 
 
-def _kind(state: DeviceState) -> tuple[object, ...]:
-    """States of one kind can be stacked."""
+def _record(method: Method, member: Member) -> RecordMechanism | None:
+    return method.record_mechanism(member.terms) if method.privacy.unit == "record" else None
+
+
+def _kind(method: Method, member: Member) -> tuple[object, ...]:
+    """Members of one kind can be trained together: their states can be stacked, and each step is the same passes."""
+    state = member.state
     arrays = sorted((name, np.shape(value)) for name, value in state.private.items())
-    return state.own is None, tuple(arrays)
+    trainings = [method] if method.companion is None else [method, method.companion]
+    return state.own is None, tuple(arrays), *(_rhythm(training, member) for training in trainings)
+
+
+def _rhythm(method: Method, member: Member) -> tuple[object, ...]:
+    record, passes = _record(method, member), len(method.passes(member.state))
+    ends = tuple(epochs(len(member.samples), method.config, record))
+    active = {tuple(method.active_passes(epoch, passes)) for epoch in range(len(ends))}
+    clip_norm = None if record is None else record.clip_norm
+    return passes, ends if len(active) > 1 else None, clip_norm
+
+
+def _first(samples: Samples) -> Samples:
+    return samples.take(slice(0, 1))
 
 
 def _first_rows(state: DeviceState, count: int) -> DeviceState:

@@ -107,7 +107,7 @@ def _rate_at_once(simulation: Simulation) -> float:
 
     def train() -> None:
         members = [Member(method.init_state(), samples, np.random.default_rng(0)) for samples in few]
-        trainer.train(method, members, start, dropout=spec.model.dropout)
+        trainer.train(method, members, start, recipe=Recipe(spec.model.dropout, spec.augment))
 
     train()
     best_s = math.inf

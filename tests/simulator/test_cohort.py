@@ -109,7 +109,7 @@ def check(method: Method, gradient: TorchGradient = DIGITS, tolerance: float = 1
     start = gradient.model.init(1)
     start.flags.writeable = False
     together, alone = cohort_of(method, gradient, **cohort), cohort_of(method, gradient, **cohort)
-    got = train_cohort(method, together, start, gradient, dropout=gradient.model.dropout)
+    got = train_cohort(method, together, start, gradient, recipe=Recipe(gradient.model.dropout))
     assert_same(got, one_by_one(method, alone, start, gradient), tolerance)
     for one, other in zip(together, alone, strict=True):
         assert one.rng.bit_generator.state == other.rng.bit_generator.state
@@ -138,7 +138,7 @@ def test_two_passes_a_batch_for_members_with_and_without_personal_parameters() -
     for index in (0, 3):
         for member in (together[index], alone[index]):
             member.state.public.mask[:] = False
-    got = train_cohort(method, together, start, DIGITS, dropout=())
+    got = train_cohort(method, together, start, DIGITS, recipe=Recipe())
     assert_same(got, one_by_one(method, alone, start, DIGITS))
 
 
@@ -157,7 +157,7 @@ def test_newcomers_and_returning_devices_share_a_round() -> None:
 
 def test_a_member_alone_is_a_cohort_too_and_so_is_nobody() -> None:
     check(method_of("fedavg"), counts=(7,))
-    assert train_cohort(method_of("fedavg"), [], DIGITS.model.init(1), DIGITS, dropout=()) == []
+    assert train_cohort(method_of("fedavg"), [], DIGITS.model.init(1), DIGITS, recipe=Recipe()) == []
 
 
 class Poisoned(TorchGradient):
@@ -181,8 +181,8 @@ class Poisoned(TorchGradient):
 def test_who_has_finished_stays_to_the_bit(optimizer: str) -> None:
     method, start = method_of("fedglp-adp", optimizer=optimizer), DIGITS.model.init(1)
     healthy, poisoned = Poisoned(np.inf), Poisoned(4)
-    calm = train_cohort(method, cohort_of(method), start, healthy, dropout=())
-    ill = train_cohort(method, cohort_of(method), start, poisoned, dropout=())
+    calm = train_cohort(method, cohort_of(method), start, healthy, recipe=Recipe())
+    ill = train_cohort(method, cohort_of(method), start, poisoned, recipe=Recipe())
     # 9 samples in batches of 4 are 3 steps an epoch, and so on: 6, 2, 4 and 8 steps.
     assert healthy.clients_at == poisoned.clients_at == [4, 4, 3, 3, 2, 2, 1, 1]
     for index in (1, 2):
@@ -196,7 +196,7 @@ def test_the_size_of_groups_changes_no_result_and_is_shown() -> None:
     method, start = method_of("fedglp-adp", optimizer="adam", learning_rate=1e-3), DIGITS.model.init(1)
     counts = (9, 3, 8, 14, 5, 4, 12)
     whole = CohortTrainer(DIGITS, "cpu")
-    expected = whole.train(method, cohort_of(method, counts=counts), start, dropout=())
+    expected = whole.train(method, cohort_of(method, counts=counts), start, recipe=Recipe())
     assert whole.grouping.sizes == (7,)
     assert "7 clients in one group" in str(whole.grouping)
     assert whole.grouping.budget_bytes == 1 << 30
@@ -204,8 +204,8 @@ def test_the_size_of_groups_changes_no_result_and_is_shown() -> None:
         budget = at_once * whole.grouping.bytes_per_client + 1
         split = CohortTrainer(DIGITS, "cpu", memory_bytes=budget)
         members = cohort_of(method, counts=counts)
-        assert split.clients_at_once(method, members, dropout=()) == at_once
-        assert_same(split.train(method, members, start, dropout=()), expected, tolerance=1e-4)
+        assert split.clients_at_once(method, members, recipe=Recipe()) == at_once
+        assert_same(split.train(method, members, start, recipe=Recipe()), expected, tolerance=1e-4)
         assert split.grouping.sizes == sizes
         assert f"{len(sizes)} groups of up to {at_once}" in str(split.grouping)
 
@@ -228,18 +228,18 @@ def test_a_group_that_is_too_large_after_all_is_halved_and_begun_again() -> None
     method, start = method_of("fedavg"), DIGITS.model.init(1)
     told: list[tuple[int, int]] = []
     trainer, members = CohortTrainer(Narrow(1), "cpu"), cohort_of(method)
-    got = trainer.train(method, members, start, dropout=(), on_step=lambda *at: told.append(at))
+    got = trainer.train(method, members, start, recipe=Recipe(), on_step=lambda *at: told.append(at))
     assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS))
     assert trainer.grouping.sizes == (1, 1, 1, 1)
     assert told[-1] == (19, 20)  # 8 + 6 + 4 + 2 steps
-    assert trainer.clients_at_once(method, members, dropout=()) == 1
+    assert trainer.clients_at_once(method, members, recipe=Recipe()) == 1
     with pytest.raises(torch.OutOfMemoryError):
-        train_cohort(method, cohort_of(method), start, Narrow(0), dropout=())
+        train_cohort(method, cohort_of(method), start, Narrow(0), recipe=Recipe())
 
 
 def test_progress_is_told_before_each_step_and_may_stop_the_training() -> None:
     method, start, told = method_of("fedavg"), DIGITS.model.init(1), []
-    train_cohort(method, cohort_of(method), start, DIGITS, dropout=(), on_step=lambda *at: told.append(at))
+    train_cohort(method, cohort_of(method), start, DIGITS, recipe=Recipe(), on_step=lambda *at: told.append(at))
     assert told == [(done, 8) for done in range(8)]
 
     class Enough(Exception):
@@ -250,13 +250,13 @@ def test_progress_is_told_before_each_step_and_may_stop_the_training() -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        train_cohort(method, cohort_of(method), start, DIGITS, dropout=(), on_step=stop)
+        train_cohort(method, cohort_of(method), start, DIGITS, recipe=Recipe(), on_step=stop)
 
 
 def test_a_member_without_samples_is_refused_before_any_training() -> None:
     method = method_of("fedavg")
     with pytest.raises(BadInput, match="no training samples"):
-        train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, dropout=())
+        train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, recipe=Recipe())
 
 
 class Watching(FedAvg):
@@ -272,7 +272,7 @@ def test_a_method_sees_the_stacked_state_of_those_who_train() -> None:
     members = cohort_of(method)
     for index, member in enumerate(members):
         member.state.private["x"] = np.array([index, 10.0 * index])
-    train_cohort(method, members, DIGITS.model.init(1), DIGITS, dropout=())
+    train_cohort(method, members, DIGITS.model.init(1), DIGITS, recipe=Recipe())
     order = [3, 0, 2, 1]  # most steps first
     for state, count in zip(method.seen, [4, 4, 3, 3, 2, 2, 1, 1], strict=True):
         shown = order[:count]
@@ -286,8 +286,8 @@ def test_a_method_sees_the_stacked_state_of_those_who_train() -> None:
 
 def test_bfloat16_is_close_and_not_the_same() -> None:
     method, start = method_of("fedavg", local_epochs=1, learning_rate=0.01), DIGITS.model.init(1)
-    exact = train_cohort(method, cohort_of(method), start, DIGITS, dropout=())
-    rough = CohortTrainer(DIGITS, "cpu", precision="bfloat16").train(method, cohort_of(method), start, dropout=())
+    exact = train_cohort(method, cohort_of(method), start, DIGITS, recipe=Recipe())
+    rough = CohortTrainer(DIGITS, "cpu", precision="bfloat16").train(method, cohort_of(method), start, recipe=Recipe())
     for one, other in zip(rough, exact, strict=True):
         moved = np.linalg.norm(other.own - other.start)
         error = np.linalg.norm(one.own - other.own)
@@ -323,7 +323,7 @@ def test_on_an_accelerator_no_step_waits_for_a_number(name: str, optimizer: str)
     transfers = Transfers()
     with transfers, pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
         CohortTrainer(DIGITS, "meta").train(
-            method, cohort_of(method), DIGITS.model.init(1), dropout=(), on_step=transfers.step
+            method, cohort_of(method), DIGITS.model.init(1), recipe=Recipe(), on_step=transfers.step
         )
     steps = transfers.made[1:]
     assert len(steps) == 8
@@ -335,7 +335,7 @@ def test_on_an_accelerator_no_step_waits_for_a_number(name: str, optimizer: str)
 def test_the_same_cohort_trains_to_the_same_bits_again() -> None:
     method, start = method_of("fedglp-adp"), DIGITS.model.init(1)
     trainer: Callable[..., list[Trained]] = CohortTrainer(DIGITS, "cpu").train
-    first, again = (trainer(method, cohort_of(method), start, dropout=()) for _ in range(2))
+    first, again = (trainer(method, cohort_of(method), start, recipe=Recipe()) for _ in range(2))
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.own, other.own)
         assert one.loss == other.loss

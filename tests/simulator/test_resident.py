@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hushfleet.data.samples import Samples
+from hushfleet.methods.base import TrainingConfig
 from hushfleet.spec import DropoutSpec
-from hushfleet.training import draw_dropout, shuffled_batches
+from hushfleet.training import Recipe, draw_dropout, shuffled_batches
 from simulator.resident import GroupBatches, ResidentSamples, step_count
 
 CPU = torch.device("cpu")
@@ -29,9 +30,8 @@ def batches_of(counts: list[int], *, epochs: int = 2, dropout: tuple[DropoutSpec
         [samples_of(count, seed) for seed, count in enumerate(counts)],
         [np.random.default_rng(seed) for seed in range(len(counts))],
         ResidentSamples(CPU),
-        batch_size=4,
-        local_epochs=epochs,
-        dropout=dropout,
+        config=TrainingConfig(batch_size=4, local_epochs=epochs),
+        recipe=Recipe(dropout),
     )
 
 
@@ -78,7 +78,7 @@ def test_clients_come_with_most_steps_first() -> None:
 
 
 def test_steps_are_counted_by_epochs_of_whole_and_partial_batches() -> None:
-    assert [step_count(samples_of(count, 0), 4, 3) for count in (1, 4, 5, 12)] == [3, 3, 6, 9]
+    assert [step_count(count, TrainingConfig(batch_size=4, local_epochs=3)) for count in (1, 4, 5, 12)] == [3, 3, 6, 9]
 
 
 def test_data_stays_on_the_device_as_long_as_somebody_has_it() -> None:
