@@ -7,11 +7,11 @@ noise, Fisher information) is then not in it, so the recipe says how many gradie
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -54,12 +54,14 @@ def work_of(task: Task, *, evaluate_last: int) -> tuple[float, float]:
 
 
 class Estimator:
-    """:param finished: cells from which rates are taken."""
+    """:param finished: cells from which rates are taken.
+    :param trial: samples a second by network and batch size, where there are none.
+    """
 
     def __init__(
-        self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None, cache: Path | None = None
+        self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None
     ) -> None:
-        self._trial = trial or (lambda model, batch: measured_rate(model, batch, cache=cache))
+        self._trial = trial or measured_rate
         here = processor()
         rates: dict[tuple[str, str, int], list[float]] = {}
         for one in finished:
@@ -86,9 +88,9 @@ class Estimator:
 
 
 @cache
-def measured_rate(model: str, batch: int, *, cache: Path | None = None) -> float:
+def measured_rate(model: str, batch: int) -> float:
     """Samples a second of one core: half a second of gradients of random images, kept in the user's cache folder."""
-    path = (cache or user_cache_dir()) / "reproduce-rates.json"
+    path = user_cache_dir() / "reproduce-rates.json"
     runtime = best_runtime(model)
     key = f"{processor()}; {model}; {runtime}; {batch}"
     try:
@@ -97,10 +99,8 @@ def measured_rate(model: str, batch: int, *, cache: Path | None = None) -> float
         rates = {}
     if key not in rates:
         rates[key] = _measure(model, batch, runtime)
-        try:
+        with contextlib.suppress(StoreError):  # it is measured again next time
             write_whole(path, json.dumps(rates, indent=1))
-        except StoreError:
-            pass  # it is measured again next time
     return float(rates[key])
 
 

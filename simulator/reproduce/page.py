@@ -93,7 +93,7 @@ def _table(block: Block) -> str:
     lines = []
     for row in block.rows:
         squares = [
-            (column, block.squares[row.id, column.id]) for column in block.columns if (row.id, column.id) in block.squares
+            (column, square) for column in block.columns if (square := block.squares.get((row.id, column.id)))
         ]
         for place, (column, square) in enumerate(squares):
             gap = square.difference
@@ -109,7 +109,7 @@ def _table(block: Block) -> str:
                 (epsilon(square.epsilon_release), ""),
                 (f"{len(square.seeds)} of {square.asked}", "" if shown else "open"),
             ]
-            tds = "".join(f'<td class="{css}">{escape(text)}</td>' if css else f"<td>{escape(text)}</td>" for text, css in cells)
+            tds = "".join(f'<td{css and f" class={css}"}>{escape(text)}</td>' for text, css in cells)
             lines.append(f'<tr class="first">{tds}</tr>' if place == 0 else f"<tr>{tds}</tr>")
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _HEAD)
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
@@ -134,7 +134,8 @@ def _open(table: PaperTable) -> Sequence[Section]:
         more = f" and {len(names) - 6} more" if len(names) > 6 else ""
         time = f" Estimated: {shown_time(left[reason])} on one core." if left[reason] else ""
         facts.append((f"{len(names)} cells", f"{reason}.{time} {'; '.join(names[:6])}{more}."))
-    return (Section("open", "What is open", "Cells without a number or with fewer seeds, and why.", definitions(facts)),)
+    lead = "Cells without a number or with fewer seeds, and why."
+    return (Section("open", "What is open", lead, definitions(facts)),)
 
 
 def _about(table: PaperTable) -> Section:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -27,27 +28,27 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
         console.print(f"  {measured_as(table.entry, block.metric)}", style="bright_black", highlight=False)
         for ranking in block.rankings:
             console.print(_ranking(block, ranking), highlight=False)
-    notes = {}
+    notes: dict[str, list[str]] = {}
     for square in table.squares:
         if square.open and square.open != "not run yet":
             notes.setdefault(square.open, []).append(square.row)
     for reason, rows in notes.items():
-        console.print(f"  open ({escape(', '.join(sorted(set(rows))))}): {escape(reason)}", style="bright_black", highlight=False)
+        names = escape(", ".join(sorted(set(rows))))
+        console.print(f"  open ({names}): {escape(reason)}", style="bright_black", highlight=False)
     console.print(f"{table.done} of {table.asked} cells are finished", highlight=False)
 
 
 def _block(block: Block) -> Table:
-    table = Table(title=escape(block.title), title_justify="left", title_style="bold")
-    table.add_column("method")
-    table.add_column("")
-    for heading in ("paper", "ours", "difference", "paper's ε", "ε server", "ε release"):
+    table = Table(title=escape(block.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.add_column("method", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in ("paper", "ours", "diff.", "paper's ε", "ε server", "ε release"):
         table.add_column(heading, justify="right")
     for row in block.rows:
         for column in block.columns:
             square = block.squares.get((row.id, column.id))
             if square is not None:
                 table.add_row(escape(row.title), escape(column.title), *_figures(square))
-        table.add_section()
     return table
 
 
@@ -104,7 +105,7 @@ def listed(lines: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> Group:
     """:param lines: for each paper its name and its lines: label, title, done, time, what is missing."""
     tables = []
     for paper, rows in lines:
-        table = Table(title=escape(paper), title_justify="left", title_style="bold", expand=True)
+        table = Table(title=escape(paper), title_justify="left", title_style="bold", expand=True, box=SIMPLE_HEAD)
         table.add_column("", no_wrap=True)
         table.add_column("what", ratio=3)
         table.add_column("cells", justify="right", no_wrap=True)

@@ -106,7 +106,7 @@ class PaperTable:
                 "reading": block.reading.id if block.reading else None,
                 "metric": block.metric,
                 "substitutions": list(block.group.substitutions),
-                "cells": [_plain(asdict(square) | {"difference": square.difference}) for square in block.squares.values()],
+                "cells": [_plain(asdict(each) | {"difference": each.difference}) for each in block.squares.values()],
                 "rankings": [asdict(ranking) for ranking in block.rankings],
             }
             for block in self.blocks
@@ -169,7 +169,9 @@ def _block(
         for column in entry.recipe.columns_of(group):
             these = [cell for cell in here if cell.row == row and cell.column in (column, None)]
             if these and (column.id in shown or not shown):
-                squares[row.id, column.id] = _square(entry, group, row, column, these, kept, missing, estimates, failures)
+                squares[row.id, column.id] = _square(
+                    entry, group, row, column, these, kept, missing, estimates, failures
+                )
     rows = tuple(row for row in entry.recipe.rows if any(key[0] == row.id for key in squares))
     columns = tuple(column for column in entry.recipe.columns if any(key[1] == column.id for key in squares))
     metric = entry.recipe.metric_of(group)

@@ -1,0 +1,296 @@
+"""`hushfleet reproduce` on a table of our own: cells run, resumed, kept, failed, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import simulator.fast
+from hushfleet.errors import BadInput
+from simulator.reproduce import recipe as recipes
+from simulator.reproduce.cells import Cell, cells_of
+from simulator.reproduce.cli import register, to_run
+from simulator.reproduce.crew import jobs_here
+from simulator.reproduce.estimate import Estimator, work_of
+from simulator.reproduce.kept import Kept, KeptCell, cell_path
+from simulator.reproduce.page import render_page
+from simulator.reproduce.recipe import load_entry, load_paper
+from simulator.reproduce.run_cell import RUN, run_cell
+from simulator.reproduce.table import kendall, make_table
+
+PAPER = 'name = "Our own"\nsource = "Nobody, nowhere"\n'
+TABLE = """
+title = "Two methods and a noise"
+claim = "Noise costs something."
+metric = "accuracy_own_common"
+window = "mean-last-10"
+readings_text = "Nothing is left open."
+first = ["digits/dp-fedavg/sigma-2"]
+[task]
+[task.model]
+name = "digits-cnn"
+[task.method]
+learning_rate = 0.003
+[task.privacy]
+clip_norm = 1.0
+delta = 0.1
+[task.data]
+name = "digits"
+devices = 2
+limit = 300
+[task.round]
+rounds = 2
+[quick]
+label = "quick: one round instead of two"
+set = { "round.rounds" = 1 }
+[[column]]
+id = "sigma-1"
+title = "σ = 1"
+paper_epsilon = 3.5
+set = { "privacy.noise_multiplier" = 1.0 }
+[[column]]
+id = "sigma-2"
+title = "σ = 2"
+set = { "privacy.noise_multiplier" = 2.0 }
+[[row]]
+id = "fedavg"
+title = "FedAvg"
+same_in_all_columns = true
+set = { "method.name" = "fedavg", "privacy.noise_multiplier" = 0.0 }
+[[row]]
+id = "dp-fedavg"
+title = "DP-FedAvg"
+set = { "method.name" = "dp-fedavg" }
+[[row]]
+id = "too-many"
+title = "Impossible"
+set = { "method.name" = "dp-fedavg", "data.min_samples" = 200 }
+[[row]]
+id = "unheard-of"
+title = "Unheard of"
+set = { "method.name" = "unheard-of" }
+[[row]]
+id = "named"
+title = "Only named"
+open = "only named by the paper"
+[[group]]
+id = "digits"
+title = "Digits"
+substitutions = ["digits instead of something larger"]
+[group.values]
+fedavg = [91.0, 91.0]
+dp-fedavg = [80.5, 70.25]
+too-many = [nan, 1.0]
+"""
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "recipes"
+    (folder / "own").mkdir(parents=True)
+    (folder / "own" / "paper.toml").write_text(PAPER)
+    (folder / "own" / "table-1.toml").write_text(TABLE)
+    (folder / "own" / "figure-2.toml").write_text('title = "Curves"\nopen = "curves only"\n')
+    monkeypatch.setattr(recipes, "recipes_folder", lambda: folder)
+    monkeypatch.setattr("simulator.reproduce.estimate.measured_rate", lambda model, batch: 1000.0)
+    return folder
+
+
+def cells(*, seeds: int = 1, quick: bool = False, **only: list[str]) -> list[Cell]:
+    return cells_of(load_entry("own", "table", "1"), seeds=seeds, quick=quick, **only)
+
+
+def typed(*words: str) -> tuple[int, str]:
+    app = typer.Typer()
+    register(app)
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "150"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_most_telling_cell_comes_first_and_seeds_last(book: Path) -> None:
+    ordered = [(cell.seed, cell.row.id, cell.column_id) for cell in cells(seeds=2) if not cell.open]
+    one = [("dp-fedavg", "sigma-2"), ("fedavg", "all"), ("dp-fedavg", "sigma-1")]
+    one += [("too-many", "sigma-1"), ("too-many", "sigma-2")]
+    assert ordered == [(seed, *cell) for seed in (0, 1) for cell in one]
+    assert [cell.row.id for cell in cells(methods=["fedavg"])] == ["fedavg"]
+    with pytest.raises(BadInput, match="--method nothing: this table has fedavg, dp-fedavg, too-many"):
+        cells(methods=["nothing"])
+    reasons = {cell.row.id: cell.open for cell in cells() if cell.open}
+    assert reasons["named"] == "only named by the paper"
+    assert reasons["unheard-of"] == "the method unheard-of is not in this version of Hushfleet"
+
+
+def test_an_interrupted_cell_goes_on_to_the_same_result(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    whole = run_cell(cell, tmp_path / "whole", data_dir=None, runtime="onnx")
+    train_cohort, rounds = simulator.fast.train_cohort, []
+
+    def until_the_second(simulation, workers, plan, *rest, **options):  # noqa: ANN001, ANN202
+        rounds.append(plan.round)
+        if len(rounds) == 2:
+            raise KeyboardInterrupt
+        return train_cohort(simulation, workers, plan, *rest, **options)
+
+    monkeypatch.setattr(simulator.fast, "train_cohort", until_the_second)
+    folder = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, folder, data_dir=None, runtime="onnx")
+    resumed = run_cell(cell, folder, data_dir=None, runtime="onnx")
+    assert rounds == [1, 2, 2]  # the first round was not run again
+    assert resumed.accuracies == whole.accuracies
+    assert resumed.rounds == 2
+    assert all(value is not None for value in resumed.accuracies["accuracy_own_common"])  # both of the last ten
+    # what a cell is worth: mean of the last rounds, the last one, the best one
+    own = resumed.accuracies["accuracy_own_common"]
+    assert resumed.value("accuracy_own_common", "mean-last-10") == pytest.approx(sum(own) / 2)
+    assert resumed.value("accuracy_own_common", "last") == own[-1]
+    assert resumed.value("accuracy_own_common", "best") == max(own)
+    # the ledger's numbers: two rounds at multiplier 2, against the server at 2 / sqrt(2)
+    assert 0 < resumed.epsilon_release < resumed.epsilon_server < 10
+    assert json.loads((folder / RUN / "task.json").read_text())["method"]["name"] == "dp-fedavg"
+
+
+def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Path, tmp_path: Path) -> None:
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    words = ["own", "--table", "1", "--seeds", "1", "--out", str(out), "--runs", str(runs), "--results", str(book)]
+    words += ["--column", "sigma-2", "--runtime", "onnx", "--jobs", "2"]
+    code, said = typed(*words)
+    assert code == 1
+    assert "failed Digits, Impossible, σ = 2, seed 0: no iid split of 300 samples over 2 devices" in said
+    assert "DP-FedAvg, σ = 2, seed 0:" in said
+    assert "2 of 5 cells are finished" in said
+    # the same cell in this process is the same to the bit
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    kept = KeptCell.load(cell_path(out, cell.key))
+    assert kept.accuracies == run_cell(cell, tmp_path / "here", data_dir=None, runtime="onnx").accuracies
+    assert not (runs / cell.key).exists()  # nothing heavy stays
+    # finished cells are found again, wherever they are published, and by another name too
+    both = Kept(tmp_path / "empty", out)
+    assert [cell.row.id for cell in to_run(cells(columns=["sigma-2"]), both, {})] == ["too-many"]
+    assert to_run(cells(columns=["sigma-2"]), Kept(out), {"digits": "gone"}) == []
+    renamed = (book / "own" / "table-1.toml").read_text().replace('id = "dp-fedavg"', 'id = "other"')
+    (book / "own" / "table-1.toml").write_text(renamed.replace("dp-fedavg = [", "other = ["))
+    assert both.of(cells(methods=["other"], columns=["sigma-2"])[0]) is not None
+    # other settings, and quick ones, are other cells
+    assert both.of(cells(quick=True, methods=["other"], columns=["sigma-2"])[0]) is None
+    assert both.of(cells(methods=["other"], columns=["sigma-1"])[0]) is None
+
+
+def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
+    for cell in [*cells(seeds=2, methods=["dp-fedavg"], columns=["sigma-1"]), *cells(methods=["fedavg"])]:
+        common = [0.5, 0.9] if cell.row.id == "fedavg" else [0.7, 0.75 + cell.seed / 10]
+        pretended(cell, common, epsilon=float("inf") if cell.row.id == "fedavg" else 4.0).save(tmp_path)
+    entry, asked = load_entry("own", "Table", "1"), cells(seeds=2)
+    kept = Kept(tmp_path)
+    estimates = {cell.digest: 100.0 for cell in asked if not cell.open and kept.of(cell) is None}
+    table = make_table(entry, asked, kept, quick=False, missing={}, estimates=estimates)
+    (block,) = table.blocks
+    noisy = block.squares["dp-fedavg", "sigma-1"]
+    assert (noisy.paper, noisy.ours, noisy.seeds) == (80.5, pytest.approx(77.5 - 2.5 / 2 + 1.25), (0, 1))
+    assert noisy.values == pytest.approx((72.5, 77.5 + 0.0)) or noisy.values == pytest.approx((72.5, 82.5 - 5.0))
+    assert noisy.spread == pytest.approx(5 / 2**0.5)
+    assert noisy.difference == pytest.approx(75.0 - 80.5)
+    assert (noisy.paper_epsilon, noisy.epsilon_server, noisy.epsilon_release) == (3.5, 4.0, 2.0)
+    plain = block.squares["fedavg", "sigma-1"]
+    assert plain.ours == block.squares["fedavg", "sigma-2"].ours == pytest.approx(70.0)
+    assert (plain.seeds, plain.asked, plain.paper_epsilon) == ((0,), 2, None)
+    assert block.squares["too-many", "sigma-1"].paper is None
+    assert block.squares["dp-fedavg", "sigma-2"].open == "not run yet"
+    assert block.squares["dp-fedavg", "sigma-2"].estimate_s == 200.0
+    (ranking,) = block.rankings
+    assert (ranking.paper, ranking.ours) == (("FedAvg", "DP-FedAvg"), ("DP-FedAvg", "FedAvg"))
+    assert ranking.agreement == -1
+    page = render_page(table, load_paper("own"))
+    for words in ("80.50", "75.00 ± 3.54", "-5.50", "digits instead of something larger", "only named by the paper"):
+        assert words in page
+    for words in ("Noise costs something.", "Nothing is left open.", "up to 2 seeds", "paper FedAvg &gt; DP-FedAvg"):
+        assert words in page
+    assert not re.search(r"(src|href)=\"(?!#)", page)  # self-contained
+    assert page.count("<svg") == 1
+    plain_table = json.loads(json.dumps(table.to_plain(), allow_nan=False))
+    assert plain_table["blocks"][0]["cells"][0]["epsilon_server"] == "inf"
+
+
+def pretended(cell: Cell, common: list[float], *, epsilon: float) -> KeptCell:
+    return KeptCell(
+        cell=cell.key,
+        digest=cell.digest,
+        quick=cell.quick,
+        task=cell.plain,
+        accuracies={"accuracy_own_common": list(common), "accuracy_global": [0.1, 0.2]},
+        epsilon_server=epsilon,
+        epsilon_release=epsilon / 2,
+        noise_multiplier=1.0,
+        rounds=2,
+        uplink_bytes=10,
+        seconds=2.0,
+        samples=480.0,
+        tested=60.0,
+        runtime="onnx",
+        processor="nobody's",
+        versions={},
+    )
+
+
+def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out"), "--results", str(tmp_path)]
+    code, said = typed("own", "--table", "1", "--quick", "--max-cells", "0", *out)
+    assert code == 0
+    assert "quick: one round instead of two" in said
+    page = (tmp_path / "out" / "own" / "table-1-quick.html").read_text()
+    assert "quick: one round instead of two" in page
+    assert json.loads((tmp_path / "out" / "own" / "table-1-quick.json").read_text())["quick"] is True
+    assert not (tmp_path / "out" / "own" / "table-1.json").exists()
+    assert all(cell.key.endswith("-quick") and cell.plain["round"]["rounds"] == 1 for cell in cells(quick=True))
+    with pytest.raises(BadInput, match="Figure 2.*cannot be run: curves only"):
+        typed("own", "--figure", "2", *out)
+    with pytest.raises(BadInput, match="own has Table 1, Figure 2"):
+        typed("own", *out)
+    with pytest.raises(BadInput, match="own has no table 7 here; it has Table 1, Figure 2"):
+        typed("own", "--table", "VII", *out) if False else typed("own", "--table", "7", *out)
+    with pytest.raises(BadInput, match="there is no paper 'others'; there are own"):
+        typed("others", "--table", "1", *out)
+    code, said = typed("--list", *out)
+    assert code == 0
+    assert "0/24" in said
+    assert "curves only" in said
+
+
+def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    # two rounds of two devices with 120 samples each; own and common tests in both rounds, 360 images and 30 of one's own
+    trained, tested = work_of(cell.task(), evaluate_last=10)
+    assert (trained, tested) == (2 * 240, 2 * 2 * (360 + 30) + 2 * 360)
+    assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx((480 + 2280 / 3) / 100)
+    monkeypatch.setattr("simulator.reproduce.estimate.processor", lambda: "nobody's")
+    known = Estimator([pretended(cell, [0.1, 0.2], epsilon=1.0)])
+    assert known.seconds(cell) == pytest.approx((480 + 2280 / 3) / ((480 + 60 / 3) / 2.0))
+    assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
+    assert jobs_here(3) == 3
+    assert jobs_here() >= 1
+
+
+def test_kendall_by_hand() -> None:
+    assert kendall([1, 2, 3], [10, 20, 30]) == 1
+    assert kendall([1, 2, 3], [30, 20, 10]) == -1
+    assert kendall([1, 2, 3], [10, 30, 20]) == pytest.approx(1 / 3)
+    assert kendall([1, 1], [1, 2]) is None
+
+
+def test_a_kept_cell_that_is_broken_is_named(tmp_path: Path) -> None:
+    path = cell_path(tmp_path, "own/table-1/digits/fedavg/all/seed0")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema": 1, "cell"')
+    with pytest.raises(BadInput, match="seed0.json is no finished cell"):
+        Kept(tmp_path)

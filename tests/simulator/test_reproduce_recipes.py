@@ -1,0 +1,156 @@
+"""The recipes: every one parses, every cell is a task, and the papers' numbers are the papers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from hushfleet.data.sets import load
+from hushfleet.errors import BadInput
+from hushfleet.methods import METHODS
+from models import get_model
+from simulator.fleet import make_fleet
+from simulator.reproduce.at_hand import missing_data
+from simulator.reproduce.cells import cells_of
+from simulator.reproduce.recipe import Entry, load_entries, load_entry, load_recipe, paper_names
+
+PAPERS = ["acdp-pfsd", "apdp-fl", "dp-fedsim", "fedglp-adp", "perfreezeclip"]
+ENTRIES = [entry for paper in paper_names() for entry in load_entries(paper)]
+RUNNABLE = [entry for entry in ENTRIES if not entry.recipe.open]
+
+
+def test_every_table_and_figure_is_listed() -> None:
+    assert paper_names() == sorted([*PAPERS, "equal-privacy"])
+    listed = {(entry.paper, entry.name) for entry in ENTRIES}
+    # as the papers number them; FedGLP-ADP's first figure and the others' first ones draw the method
+    tables = {"fedglp-adp": 6, "dp-fedsim": 2, "apdp-fl": 3, "acdp-pfsd": 3, "perfreezeclip": 4}
+    figures = {"fedglp-adp": (2, 3), "dp-fedsim": (3, 7), "apdp-fl": (4, 11), "acdp-pfsd": (3, 4), "perfreezeclip": (2, 7)}
+    for paper in PAPERS:
+        assert {(paper, f"table-{n}") for n in range(1, tables[paper] + 1)} <= listed
+        first, last = figures[paper]
+        assert {(paper, f"figure-{n}") for n in range(first, last + 1)} <= listed
+
+
+@pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: f"{entry.paper}-{entry.name}")
+def test_every_cell_whose_method_exists_is_a_task(entry: Entry) -> None:
+    for quick in (False, True):
+        for cell in cells_of(entry, seeds=1, quick=quick):
+            if cell.plain["method"].get("name") not in METHODS or cell.row.open:
+                assert cell.open
+                continue
+            task = cell.task()
+            assert task.seed == 0
+            assert task.privacy.clip_norm > 0
+            classes = {"emnist": 26, "cifar100": 100}.get(task.data.name, 10)
+            model = get_model(task.model.name, classes=classes)
+            grey = task.data.name in ("mnist", "fashion-mnist", "emnist")
+            assert model.input_shape == ((1, 28, 28) if grey else (3, 32, 32))
+            if quick:
+                assert entry.recipe.quick is not None
+                assert entry.recipe.quick.label.startswith("quick: ")
+
+
+@pytest.mark.parametrize(
+    ("paper", "table", "group", "row", "column", "printed", "epsilon"),
+    [
+        ("fedglp-adp", "1", "fashion-mnist", "fedglp-adp", "eps-2", 80.33, 2),
+        ("fedglp-adp", "1", "svhn", "fedaddp", "eps-6", 64.02, 6),
+        ("fedglp-adp", "2", "cifar10", "feddpa", "iid", 44.05, None),
+        ("fedglp-adp", "3", "svhn", "fixed", "eps-16", 68.48, 16),
+        ("fedglp-adp", "4", "svhn", "gamma-0.8", "eps-16", 69.60, None),
+        ("fedglp-adp", "5", "fashion-mnist", "glp", "eps-8", 51.67, 8),
+        ("dp-fedsim", "I", "fashion-mnist", "dp-fedsam-top-k", "alpha-0.1", 66.51, 2),
+        ("dp-fedsim", "II", "cifar10", "acg", "eps-4", 63.84, 4),
+        ("apdp-fl", "1", "cifar10", "nodp-fl", "sigma-10", 75.62, 2.0),
+        ("acdp-pfsd", "3", "emnist-global", "acdp-pfsd", "sigma-1.3", 38.49, 50.01),
+        ("acdp-pfsd", "3", "svhn-personalized", "aqc", "sigma-2.1", 80.21, 23.55),
+        ("perfreezeclip", "2", "cifar100", "lg-fedavg", "c-20", 38.76, None),
+        ("perfreezeclip", "3", "cifar10-c-5", "fedrep", "tau-0.5", 83.58, None),
+        ("perfreezeclip", "4", "cifar100-c-5", "perfreezeclip", "tau-0.7", 88.19, None),
+    ],
+)
+def test_numbers_as_the_papers_print_them(
+    paper: str, table: str, group: str, row: str, column: str, printed: float, epsilon: float | None
+) -> None:
+    recipe = load_entry(paper, "table", table).recipe
+    (its,) = [each for each in recipe.groups if each.id == group]
+    assert recipe.paper_value(its, row, column) == printed
+    (place,) = [each for each in recipe.columns if each.id == column]
+    assert place.paper_epsilon == epsilon
+
+
+def test_multipliers_are_those_that_the_printed_budgets_stand_for() -> None:
+    def multipliers(paper: str, table: str, **only: list[str]) -> list[float]:
+        asked = cells_of(load_entry(paper, "table", table), seeds=1, quick=False, **only)
+        return sorted(cell.task().privacy_spec(train_samples=60_000).noise_multiplier for cell in asked)
+
+    fedglp = multipliers("fedglp-adp", "3", datasets=["fashion-mnist"], methods=["fixed"], readings=["user-level"])
+    assert fedglp == pytest.approx([1.062, 2.549, 3.975], abs=0.006)
+    (fedsim,) = multipliers("dp-fedsim", "1", datasets=["fashion-mnist"], methods=["dp-fedavg"], columns=["alpha-0.1"])
+    assert fedsim == pytest.approx(2.432, abs=0.015)
+
+
+def test_tables_share_the_cells_that_are_the_same_run() -> None:
+    def digest(table: str, row: str, column: str, reading: str) -> str:
+        entry = load_entry("fedglp-adp", "table", table)
+        (cell,) = cells_of(
+            entry, seeds=1, quick=False, datasets=["fashion-mnist"], methods=[row], columns=[column], readings=[reading]
+        )
+        return cell.digest
+
+    for reading in ("user-level", "pooled-sampling"):
+        same = {
+            digest("1", "fedglp-adp", "eps-16", reading),
+            digest("3", "dynamic", "eps-16", reading),
+            digest("4", "gamma-0.2", "eps-16", reading),
+            digest("5", "glp-acndp", "eps-16", reading),
+        }
+        assert len(same) == 1
+        assert digest("3", "fixed", "eps-16", reading) not in same
+        assert digest("1", "dp-fedavg", "eps-2", reading) == digest("5", "dp-fedavg", "eps-2", reading)
+    assert len({digest("1", "fedglp-adp", "eps-2", r) for r in ("user-level", "user-level-alpha-100")}) == 2
+
+
+def test_data_that_is_not_at_hand_is_named_with_its_origin_and_its_place(tmp_path: Path) -> None:
+    missing = missing_data({"svhn", "cifar100", "digits"}, tmp_path)
+    assert set(missing) == {"svhn", "cifar100"}
+    assert "fetch it from http://ufldl.stanford.edu/housenumbers/" in missing["svhn"]
+    assert f"put it into {tmp_path}: train_32x32.mat and test_32x32.mat" in missing["svhn"]
+    assert "cifar-100-python" in missing["cifar100"]
+
+
+def test_svhn_and_its_recipe_fit_together(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 200), ("test", 60)):
+        labels = np.tile(np.arange(1, 11, dtype=np.uint8), count // 10)[:, None]
+        images = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": images, "y": labels})
+    assert not missing_data({"svhn"}, tmp_path)
+    (cell,) = cells_of(
+        load_entry("fedglp-adp", "table", "1"),
+        seeds=1,
+        quick=False,
+        datasets=["SVHN"],
+        methods=["dp-fedavg"],
+        columns=["eps-16"],
+        readings=["user-level"],
+    )
+    task = cell.task()
+    data = load("svhn", data_dir=tmp_path)
+    few = task.model_copy(update={"data": task.data.model_copy(update={"alpha": 100.0})})
+    fleet = make_fleet(few, data)
+    model = get_model(task.model.name, classes=data.classes)
+    assert model.input_shape == data.input_shape
+    assert sum(len(device.train) for device in fleet.devices) == 200
+
+
+def test_a_recipe_with_a_mistake_says_where(tmp_path: Path) -> None:
+    (tmp_path / "table-1.toml").write_text('title = "x"\n[task]\nname = "a"\n[[row]]\nid = "a"\ntitle = "A"\nsett = {}\n')
+    with pytest.raises(BadInput, match=r"table-1.toml: row.0.sett: Extra inputs"):
+        load_recipe(tmp_path, "table-1")
+    (tmp_path / "table-2.toml").write_text('title = "x"\n')
+    with pytest.raises(BadInput, match="either a .task. with rows and columns, or `open`"):
+        load_recipe(tmp_path, "table-2")
