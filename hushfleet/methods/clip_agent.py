@@ -23,9 +23,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from hushfleet.optim import Adam
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +115,8 @@ class ClipAgent:
         with _one_thread():
             rows = torch.from_numpy(arrays["experiences"])
             before, action, density, reward, after = rows[:, :2], rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5:]
-            actor, actor_adam = _trainable(arrays, ACTOR, self.learning_rate)
-            critic, critic_adam = _trainable(arrays, CRITIC, self.learning_rate)
+            nets = {name: _Trainable(arrays, name, self.learning_rate) for name in (ACTOR, CRITIC)}
+            actor, critic = nets[ACTOR].weights, nets[CRITIC].weights
             with torch.no_grad():
                 ahead = reward + self.discount * _network(critic, after)
                 advantage = ahead - _network(critic, before)
@@ -123,19 +125,14 @@ class ClipAgent:
             for _ in range(self.passes):
                 ratio = torch.exp(_log_density(action, _network(actor, before), torch.exp(actor[-1])) - density)
                 bounded = ratio.clamp(1 - self.ratio_bound, 1 + self.ratio_bound)
-                _step(actor_adam, -torch.minimum(ratio * advantage, bounded * advantage).mean())
+                nets[ACTOR].step(-torch.minimum(ratio * advantage, bounded * advantage).mean())
                 with torch.no_grad():
                     target = reward + self.discount * _network(critic, after)
-                _step(critic_adam, ((target - _network(critic, before)) ** 2).mean())
-            learned = dict(arrays)
-            for name, weights, adam in ((ACTOR, actor, actor_adam), (CRITIC, critic, critic_adam)):
-                moments = adam.state[weights]
-                learned |= {
-                    name: weights.detach().numpy().copy(),
-                    f"{name}.first": moments["exp_avg"].numpy().copy(),
-                    f"{name}.second": moments["exp_avg_sq"].numpy().copy(),
-                }
-        return learned | {"updates": arrays["updates"] + self.passes, "experiences": np.empty((0, 7))}
+                nets[CRITIC].step(((target - _network(critic, before)) ** 2).mean())
+        learned = arrays | {"updates": arrays["updates"] + self.passes, "experiences": np.empty((0, 7))}
+        for name, net in nets.items():
+            learned |= {name: net.array, f"{name}.first": net.adam.first, f"{name}.second": net.adam.second}
+        return learned
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -169,25 +166,26 @@ def _log_density(u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return -(((u - mean) / std) ** 2) / 2 - std.log()
 
 
-def _trainable(arrays: Arrays, name: str, learning_rate: float) -> tuple[Tensor, Any]:
-    """A copy of a network's weights, and an Adam that goes on where the last one stopped."""
-    import torch
+class _Trainable:
+    """A copy of a network's weights, as array and tensor in one memory, and an Adam that goes on where it stopped.
 
-    weights = torch.tensor(arrays[name], requires_grad=True)
-    adam = torch.optim.Adam([weights], lr=learning_rate)
-    if arrays["updates"] > 0:
-        adam.state[weights] = {
-            "step": torch.tensor(float(arrays["updates"])),
-            "exp_avg": torch.tensor(arrays[f"{name}.first"]),
-            "exp_avg_sq": torch.tensor(arrays[f"{name}.second"]),
-        }
-    return weights, adam
+    The devices' Adam: importing PyTorch's optimizers takes seconds.
+    """
 
+    def __init__(self, arrays: Arrays, name: str, learning_rate: float) -> None:
+        import torch
 
-def _step(adam: Any, loss: Tensor) -> None:
-    adam.zero_grad()
-    loss.backward()
-    adam.step()
+        self.array = arrays[name].copy()
+        self.weights = torch.from_numpy(self.array).requires_grad_()
+        self.adam = Adam(learning_rate)
+        self.adam.steps = int(arrays["updates"])
+        self.adam.first, self.adam.second = arrays[f"{name}.first"].copy(), arrays[f"{name}.second"].copy()
+
+    def step(self, loss: Tensor) -> None:
+        import torch
+
+        (gradient,) = torch.autograd.grad(loss, self.weights)
+        self.adam.step(self.array, gradient.numpy())
 
 
 @contextmanager
