@@ -94,5 +94,6 @@ def _means_by_layer(
     table = []
     for round in rounds:
         rows = [m[round][key] for m in metrics.values() if round in m and m[round].get(key)]
+        rows = [row for row in rows if None not in row]  # a clip norm of inf has no parts
         table.append(np.mean(rows, axis=0).tolist() if rows else [None] * layers)
     return table if any(value is not None for row in table for value in row) else []

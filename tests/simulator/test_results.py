@@ -132,6 +132,15 @@ def test_what_was_not_measured_is_none(copy: Simulation) -> None:
     assert result.rounds[2].accuracy_own_common == table[2][2]
 
 
+def test_without_a_bound_there_are_no_clip_weights(copy: Simulation) -> None:
+    for name in NAMES:
+        path = copy.folder.device(name).metrics
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        unbounded = [{**line, "clip_weights": [None] * len(line["clip_weights"])} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in unbounded))
+    assert assemble(copy, engine="fast").details.clip_weights == []
+
+
 def test_the_last_line_of_a_round_counts_and_a_torn_one_does_not(copy: Simulation) -> None:
     path = copy.folder.device("device-0").metrics
     path.write_text('{"round": 1, "loss": 3.0}\n{"round": 1, "loss": 2.0}\nnoise\n{"round": "x"}\n{"round": 2, "lo')
