@@ -11,6 +11,7 @@ from hushfleet.methods.ditto import Ditto
 from hushfleet.methods.dp_fedavg import DPFedAvg
 from hushfleet.methods.dp_fedsim import DPFedSim
 from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.feddpa import FedDPA
 from hushfleet.methods.fedglp_adp import FedGLPADP
 from hushfleet.methods.fedper import FedPer
 from hushfleet.methods.fedprox import FedProx
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         DPFedAvg,
         DPFedSim,
+        FedDPA,
         FedGLPADP,
         FedProx,
         FedPer,

@@ -43,7 +43,15 @@ import numpy as np
 
 from hushfleet.blocks import blocks
 from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
-from hushfleet.methods.fisher import PERSONAL, Normalisation, normalised, started, with_private
+from hushfleet.methods.fisher import (
+    MOVED,
+    PERSONAL,
+    Normalisation,
+    normalised,
+    squared_gradient,
+    started,
+    with_private,
+)
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
@@ -51,7 +59,6 @@ from hushfleet.spec import require
 
 _DELTA = 1e-8
 _LEAST_WEIGHT = 1e-3
-_MOVED = "moved"  # in `private` with the unit `record`: float32 `[..., d]`, the last update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +109,7 @@ class DPFedSim(Method):
         """Eqs. (5)-(7)."""
         if state.own is None:
             return state
-        record = self.privacy.unit == "record"
-        fisher = state.private[_MOVED] ** 2 if record else data.squared_gradient(state.own)
+        fisher = squared_gradient(state, state.own, data, unit=self.privacy.unit)
         layers = [slice(layer.start, layer.stop) for layer in self.layout.layers]
         share = normalised(fisher, layers, self.config.normalisation)
         return with_private(state, **{PERSONAL: share >= self.config.fisher_threshold})
@@ -139,7 +145,7 @@ class DPFedSim(Method):
         return Release(values, bounds, stds, self.charge(terms))
 
     def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        private = {_MOVED: update} if self.privacy.unit == "record" else {}
+        private = {MOVED: update} if self.privacy.unit == "record" else {}
         return DeviceState(self.advance_public(state.public, sent), trained, private)
 
     def clip_norm(self, terms: RoundTerms) -> float:

@@ -11,11 +11,14 @@ from typing import Literal
 
 import array_api_compat
 
-from hushfleet.methods.base import Array, DeviceState
+from hushfleet.methods.base import Array, DeviceState, OwnData
 
 Normalisation = Literal["min-max", "sum"]
 
-PERSONAL = "personal"  # in `private` from `prepare` to `advance`: bool `[..., d]`, what is kept of the own model
+# What methods keep in `private`, each `[..., d]`.
+PERSONAL = "personal"  # bool, from `prepare` to `advance`: what is kept of the own model
+GLOBAL = "global"  # float32, from `prepare` to `advance`: the model that the round began with
+MOVED = "moved"  # float32, with the unit `record`: the last update
 
 
 def normalised(fisher: Array, parts: Iterable[slice], how: Normalisation) -> Array:
@@ -23,20 +26,30 @@ def normalised(fisher: Array, parts: Iterable[slice], how: Normalisation) -> Arr
 
     :param parts: layers or tensors; together they cover the vector.
     :param how: `min-max` sends a part's smallest value to 0 and its largest to 1; `sum` divides by the part's sum.
-        A part whose values are all alike, or all zero, becomes 0.
+        A part whose values are all alike, or all zero, becomes 0 by the first; by the second only the latter does.
     """
     xp = array_api_compat.array_namespace(fisher)
     out = xp.empty_like(fisher)
     for part in parts:
         values = fisher[..., part]
         if how == "min-max":
-            least = xp.min(values, axis=-1, keepdims=True)
-            values, scale = values - least, xp.max(values, axis=-1, keepdims=True) - least
+            values = values - xp.min(values, axis=-1, keepdims=True)
+            scale = xp.max(values, axis=-1, keepdims=True)
         else:
             scale = xp.sum(values, axis=-1, keepdims=True)
-        known = scale > 0
-        out[..., part] = xp.where(known, values, 0.0) / xp.where(known, scale, 1.0)
+        out[..., part] = values / xp.where(scale > 0, scale, 1.0)
     return out
+
+
+def squared_gradient(state: DeviceState, at: Array, data: OwnData, *, unit: str) -> Array:
+    """Fisher values at `at [d]`; with the unit `record`, squares of the last update, which is noised already.
+
+    A device without a last update has zeros.
+    """
+    if unit == "device":
+        return data.squared_gradient(at)
+    xp = array_api_compat.array_namespace(at)
+    return state.private.get(MOVED, xp.zeros_like(at)) ** 2
 
 
 def personal_of(state: DeviceState, like: Array) -> Array:
