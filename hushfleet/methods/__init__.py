@@ -7,8 +7,10 @@ from typing import Any
 from hushfleet.errors import BadInput
 from hushfleet.methods.acdp_pfsd import ACDPpFSD
 from hushfleet.methods.base import Method
+from hushfleet.methods.blur_lus import BlurLus
 from hushfleet.methods.ditto import Ditto
 from hushfleet.methods.dp_fedavg import DPFedAvg
+from hushfleet.methods.dp_fedsam import DPFedSAM
 from hushfleet.methods.dp_fedsim import DPFedSim
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.methods.feddpa import FedDPA
@@ -39,6 +41,8 @@ METHODS: dict[str, type[Method]] = {
         ACDPpFSD,
         PFedSD,
         PerFreezeClip,
+        BlurLus,
+        DPFedSAM,
     )
 }
 

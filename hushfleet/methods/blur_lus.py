@@ -1,0 +1,70 @@
+"""BLUR + LUS: updates that are short and sparse by themselves lose less to the clip norm.
+
+Cheng, Wang, Zhang, Cheng: "Differentially Private Federated Learning with Local Regularization and Sparsification",
+CVPR 2022. BLUR (bounded local update regularization) adds a penalty for an update longer than the bound S, here the
+clip norm, to the local objective; LUS (local update sparsification) zeroes the entries of an update that matter least,
+before it is clipped. Clip and noise are those of DP-FedAvg: noise goes on every entry, the zeroed ones too, so that
+the choice of entries, which depends on the data, is hidden as well.
+
+The text was not at hand while this was written: what follows rests on its abstract and on what other papers say of it.
+
+Reading: the penalty is (lambda / 2) max(0, |w - w^t|^2 - S^2): its gradient is lambda (w - w^t) beyond S, else 0.
+Reading: entries matter by their magnitude, and the share that is kept is one of the whole vector, not of each layer.
+Reading: defaults of lambda and of the share are not the paper's, which are not known here.
+Deviation: with privacy unit `record` the clip norm bounds gradients and not updates, so there is no penalty, and what
+is sent is the sparse update as trained; its noise is that of the gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import array_api_compat
+
+from hushfleet.blocks import blocks
+from hushfleet.methods.base import Array, DeviceState, Method, Release, RoundTerms, TrainingConfig
+from hushfleet.methods.sparsify import keep_largest
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.spec import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlurLusConfig(TrainingConfig):
+    """:param bound_weight: lambda of BLUR; 0 leaves it out.
+    :param keep_share: the share of an update's entries that LUS keeps; 1 leaves it out.
+    """
+
+    bound_weight: float = 0.1
+    keep_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.bound_weight <= 1000, "bound_weight", self.bound_weight, "in [0, 1000]")
+        require(0 < self.keep_share <= 1, "keep_share", self.keep_share, "in (0, 1]")
+
+
+class BlurLus(Method):
+    name = "blur-lus"
+    source = "Cheng et al., CVPR 2022"
+    summary = "DP-FedAvg with updates held near the clip norm in training, and their small entries zeroed"
+    config_class = BlurLusConfig
+    config: BlurLusConfig
+
+    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
+        """BLUR: a pull back to the start, for those beyond the bound."""
+        if self.config.bound_weight == 0 or self.privacy.unit == "record":
+            return
+        xp = array_api_compat.array_namespace(params)
+        squares = 0.0
+        for part in blocks(params):
+            moved = params[..., part] - start[..., part]
+            squares = squares + xp.vecdot(moved, moved)
+        beyond = xp.astype(squares > self.privacy.clip_norm**2, params.dtype)
+        pull = (self.config.bound_weight * beyond)[..., None]
+        for part in blocks(params):
+            gradient[..., part] += pull * (params[..., part] - start[..., part])
+
+    def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
+        """LUS, then DP-FedAvg's clip and noise, or with the unit `record` nothing more."""
+        sparse = keep_largest(update, self.config.keep_share, ~state.public.mask)
+        return super().release(state, sparse, terms, noise)

@@ -1,0 +1,91 @@
+"""DP-FedSAM: local steps look for flat minima, which suffer less from clipping and noise.
+
+Shi, Liu, Wei, Shen, Wang, Tao: "Make Landscape Flatter in Differentially Private Federated Learning", CVPR 2023,
+Algorithm 1: a step of sharpness-aware minimisation goes along the gradient at w + rho g / |g|, where g is the gradient
+at w. Clip and noise are those of DP-FedAvg. `keep_share` below 1 is DP-FedSAM-top-k: an update's largest entries alone
+are left before it is clipped.
+
+Reading: rho is 0.5, the default of the published code; the top-k variant is not in that code.
+Reading: top-k is of the whole vector; noise goes on every entry, the zeroed ones too. Were it left off those, where
+the zeros are would tell something of the data that the noise does not cover. Zeros are thus sent, noised: a saving
+of bytes is not what the sparsity is for.
+Deviation: the code clips each tensor to C alone, so that an update of L tensors may have the norm sqrt(L) C, and it
+scales each perturbation by the squared weight (ASAM); the paper clips the update to C and says nothing of ASAM.
+Deviation: learning rates do not decay by round, there is no weight decay, and every device has the same weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+
+from hushfleet.blocks import blocks
+from hushfleet.methods.base import (
+    Array,
+    BatchGradient,
+    DeviceState,
+    Method,
+    Release,
+    RoundTerms,
+    TrainingConfig,
+)
+from hushfleet.methods.sparsify import keep_largest
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.spec import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPFedSAMConfig(TrainingConfig):
+    """:param rho: how far from w the gradient is taken; 0 is DP-FedAvg's step, of one gradient.
+    :param keep_share: the share of an update's entries that is kept; 1 leaves sparsification out.
+    """
+
+    rho: float = 0.5
+    keep_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.rho <= 100, "rho", self.rho, "in [0, 100]")
+        require(0 < self.keep_share <= 1, "keep_share", self.keep_share, "in (0, 1]")
+
+
+class DPFedSAM(Method):
+    name = "dp-fedsam"
+    source = "Shi et al., CVPR 2023"
+    summary = "DP-FedAvg with sharpness-aware local steps, and top-k of the update if wanted"
+    config_class = DPFedSAMConfig
+    config: DPFedSAMConfig
+
+    @classmethod
+    def gradients_per_batch(cls, config: DPFedSAMConfig) -> int:
+        return 2 if config.rho > 0 else 1
+
+    def gradient(self, state: DeviceState, start: Array, params: Array, batch: BatchGradient) -> tuple[Any, Array]:
+        """The loss at `params`, and the gradient at the point that is rho uphill of it."""
+        loss, uphill = batch.mean(params)
+        if self.config.rho == 0:
+            return loss, uphill
+        _, gradient = batch.mean(_climbed(params, uphill, self.config.rho))
+        return loss, gradient
+
+    def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
+        """Top-k, then DP-FedAvg's clip and noise, or with the unit `record` nothing more."""
+        sparse = keep_largest(update, self.config.keep_share, ~state.public.mask)
+        return super().release(state, sparse, terms, noise)
+
+
+def _climbed(params: Array, gradient: Array, rho: float) -> Array:
+    """params + rho gradient / |gradient|, `[..., d]`; params itself for a gradient of zero."""
+    xp = array_api_compat.array_namespace(params)
+    squares = 0.0
+    for part in blocks(gradient):
+        squares = squares + xp.vecdot(gradient[..., part], gradient[..., part])
+    norm = squares**0.5
+    step = xp.where(norm > 0, rho / xp.where(norm > 0, norm, xp.ones_like(norm)), xp.zeros_like(norm))
+    step = xp.astype(step, params.dtype)[..., None]
+    there = xp.empty_like(params)
+    for part in blocks(params):
+        there[..., part] = params[..., part] + step * gradient[..., part]
+    return there

@@ -1,0 +1,196 @@
+"""BLUR + LUS and DP-FedSAM against numbers computed by hand, and top-k against sorting by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushfleet.data.samples import Samples
+from hushfleet.methods import make_method
+from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.sparsify import keep_largest
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.spec import PrivacySpec
+from hushfleet.training import Recipe, train_locally
+
+LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
+SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1}
+
+
+class Ones:
+    def normal(self, size: int) -> np.ndarray:
+        return np.ones(size)
+
+
+def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 2.0, **config: Any) -> Method:
+    spec = PrivacySpec(
+        unit, accounting="as-published", clip_norm=1.0, noise_multiplier=noise_multiplier, delta=0.1, batches=3
+    )
+    return make_method(name, {**SETTINGS, **config}, spec, LAYOUT, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [(1.0, [1, -3, 2, 0, 3]), (0.6, [0, -3, 2, 0, 3]), (0.2, [0, -3, 0, 0, 0]), (0.21, [0, -3, 0, 0, 3])],
+)
+def test_the_largest_entries_are_kept_and_the_first_of_equals(share: float, kept: list[float]) -> None:
+    update = np.array([1, -3, 2, 0, 3], np.float32)
+    assert keep_largest(update, share, np.ones(5, bool)).tolist() == kept
+    assert update.tolist() == [1, -3, 2, 0, 3]
+
+
+def test_what_is_personal_is_neither_kept_nor_counted() -> None:
+    update = np.array([9, 1, 2, 3, 4], np.float32)
+    shared = np.array([False, True, True, True, True])
+    assert keep_largest(update, 0.5, shared).tolist() == [0, 0, 0, 3, 4]
+    assert keep_largest(update, 1.0, shared).tolist() == [0, 1, 2, 3, 4]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 30), st.sampled_from([0.01, 0.1, 0.5, 0.55, 0.9, 1.0]))
+def test_clients_at_once_keep_what_each_keeps_alone(seed: int, clients: int, size: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    updates = rng.integers(-4, 5, (clients, size)).astype(np.float32)  # with ties
+    where = rng.random((clients, size)) < 0.7
+    together = keep_largest(torch.from_numpy(updates), share, torch.from_numpy(where)).numpy()
+    for row in range(clients):
+        alone = keep_largest(updates[row], share, where[row])
+        np.testing.assert_array_equal(together[row], alone)
+        entries = sorted(abs(updates[row][where[row]]), reverse=True)
+        count = -(-round(share * 100) * len(entries) // 100)
+        assert sorted(abs(alone), reverse=True)[:count] == entries[:count]
+        assert not alone[~where[row]].any()
+        assert np.count_nonzero(alone) <= count
+
+
+@pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])
+def test_the_update_is_thinned_then_clipped_and_every_entry_noised(name: str) -> None:
+    method = method_of(name, keep_share=0.5)
+    update = np.array([3.0, 1.0, -1.0, -4.0], np.float32)  # thinned to (3, 0, 0, -4), of norm 5
+    release = method.release(method.init_state(), update, RoundTerms(4), Ones())
+    # noise: sigma C / sqrt(n) = 1
+    np.testing.assert_allclose(release.values, [1.6, 1.0, 1.0, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(release.noise_stds, 1.0)
+    assert release.charge.noise_multiplier == 1.0
+
+
+@pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])
+def test_with_noise_on_records_the_update_is_thinned_and_sent(name: str) -> None:
+    method = method_of(name, keep_share=0.5, unit="record")
+    update = np.array([3.0, 1.0, -1.0, -4.0], np.float32)
+    assert method.release(method.init_state(), update, RoundTerms(), Ones()).values.tolist() == [3, 0, 0, -4]
+
+
+def test_blur_pulls_only_what_has_moved_beyond_the_clip_norm() -> None:
+    method = method_of("blur-lus", bound_weight=0.5)
+    start = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
+    for moved, pull in (([3, 0, 0, -4], [1.5, 0, 0, -2]), ([0.6, 0, 0, -0.8], [0, 0, 0, 0]), ([0] * 4, [0] * 4)):
+        gradient = np.full(4, 7.0, np.float32)
+        method.local_gradient(method.init_state(), start, start + np.array(moved, np.float32), gradient)
+        np.testing.assert_allclose(gradient - 7, pull, rtol=1e-6)
+
+
+def test_blur_is_the_same_for_clients_at_once() -> None:
+    rng = np.random.default_rng(4)
+    layout = ParamLayout(("w",), ((70_001,),))
+    spec = PrivacySpec("device", accounting="strict", clip_norm=200.0, noise_multiplier=0.0, delta=0.1)
+    method = make_method("blur-lus", {"bound_weight": 0.25}, spec, layout, rounds=1)
+    start, gradient = rng.normal(size=(2, 3, 70_001)).astype(np.float32)
+    params = start + rng.normal(size=start.shape).astype(np.float32) * np.array([[0.5], [1], [2]], np.float32)
+    together, alone = torch.from_numpy(gradient.copy()), gradient.copy()
+    method.local_gradient(method.init_state(), torch.from_numpy(start), torch.from_numpy(params), together)
+    for row in range(3):
+        method.local_gradient(method.init_state(), start[row], params[row], alone[row])
+    np.testing.assert_allclose(together.numpy(), alone, rtol=1e-6, atol=1e-6)
+    assert [bool((alone[row] != gradient[row]).any()) for row in range(3)] == [False, True, True]
+
+
+def test_blur_has_no_bound_where_the_clip_norm_is_a_gradients() -> None:
+    method = method_of("blur-lus", unit="record")
+    gradient = np.zeros(4, np.float32)
+    method.local_gradient(method.init_state(), np.zeros(4, np.float32), np.full(4, 9, np.float32), gradient)
+    assert not gradient.any()
+
+
+class Product:
+    """loss = a b on the first two entries, so the gradient is (b, a, 0, 0). Remembers where it was asked."""
+
+    def __init__(self) -> None:
+        self.points: list[list[float]] = []
+
+    def __call__(self, params, x, y, dropout=(), out=None):
+        self.points.append(params.tolist())
+        out[:] = 0
+        out[0], out[1] = params[1], params[0]
+        return float(params[0] * params[1]), out
+
+
+def trained(method: Method, gradient: Product, start: list[float]) -> tuple[list[float], float]:
+    samples = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
+    common = {"recipe": Recipe(), "rng": np.random.default_rng(0), "noise": SeededNoise(0, 0, 0)}
+    end, loss = train_locally(
+        method, method.init_state(), np.array(start, np.float32), gradient, samples, terms=RoundTerms(), **common
+    )
+    return end.tolist(), loss
+
+
+def test_sam_steps_along_the_gradient_uphill() -> None:
+    gradient = Product()
+    # at (4, 3) the gradient is (3, 4), of norm 5: rho = 5 leads to (7, 7), whose gradient is (7, 7)
+    assert trained(method_of("dp-fedsam", rho=5.0), gradient, [4, 3, 1, 1]) == ([0.5, -0.5, 1, 1], 12.0)
+    assert gradient.points == [[4, 3, 1, 1], [7, 7, 1, 1]]
+
+
+def test_sam_without_a_radius_or_a_gradient_is_sgd() -> None:
+    gradient = Product()
+    assert trained(method_of("dp-fedsam", rho=0.0), gradient, [4, 3, 1, 1])[0] == [2.5, 1, 1, 1]
+    assert len(gradient.points) == 1
+    assert trained(method_of("dp-fedsam"), Product(), [0, 0, 1, 1])[0] == [0, 0, 1, 1]
+
+
+def test_both_gradients_of_a_batch_are_charged() -> None:
+    charge = method_of("dp-fedsam", unit="record").charge(RoundTerms())
+    assert charge.steps == 6
+    assert method_of("dp-fedsam", unit="record", rho=0.0).charge(RoundTerms()).steps == 3
+
+
+def test_sam_sees_noised_gradients_only_with_noise_on_records() -> None:
+    gradient = Product()
+    method = method_of("dp-fedsam", unit="record", noise_multiplier=0.0, rho=5.0)
+    # three batches, each gradient clipped to 1: (0.6, 0.8) uphill, then (7, 7) to (0.7, 0.7)
+    trained(method, gradient, [4, 3, 1, 1])
+    assert len(gradient.points) == 6
+    np.testing.assert_allclose(gradient.points[1], [7, 7, 1, 1], rtol=1e-5)
+    np.testing.assert_allclose(gradient.points[2][:2], [4 - 0.5 / 2**0.5, 3 - 0.5 / 2**0.5], rtol=1e-5)
+
+
+class Both:
+    """A batch of clients, each with its own gradient at every point."""
+
+    def __init__(self, gradient: Any) -> None:
+        self.gradient, self.points = gradient, []
+
+    def mean(self, params: Any) -> tuple[Any, Any]:
+        self.points.append(params)
+        return params.sum(-1), self.gradient
+
+
+def test_clients_at_once_climb_as_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    params, gradient = rng.normal(size=(2, 3, 70_001)).astype(np.float32)
+    gradient[1] = 0
+    method = method_of("dp-fedsam", rho=0.5)
+    together = Both(torch.from_numpy(gradient))
+    method.gradient(method.init_state(), None, torch.from_numpy(params), together)
+    for row in range(3):
+        alone = Both(gradient[row])
+        method.gradient(method.init_state(), None, params[row], alone)
+        np.testing.assert_allclose(together.points[1][row].numpy(), alone.points[1], rtol=1e-6, atol=1e-6)
+        climbed = np.linalg.norm(alone.points[1] - params[row])
+        assert climbed == pytest.approx(0 if row == 1 else 0.5, rel=1e-4)
