@@ -9,6 +9,7 @@ are exact integers, so re-adding the stored updates of an open round in any orde
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -351,7 +352,7 @@ class RoundEngine:
         cohort_size, participants = len(row.cohort), len(updates) if enough else 0
         release = None
         if participants:
-            release = self.method.multiplier_release(terms_of(self._plan), participants=participants)
+            release = self._release_multiplier(row.round, participants)
         evaluate = self.prepared.evaluate_global
         accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
         return RoundSummary(
@@ -368,6 +369,14 @@ class RoundEngine:
             eq20_bytes=eq20_bytes([update.shared for update in updates], self.layout.size),
             float32_bytes=4 * self.layout.size * len(updates),
         )
+
+    def _release_multiplier(self, round: int, participants: int) -> float:
+        """Of the aggregate. Where devices choose their own noise, what they say of it is added up."""
+        terms = terms_of(self._plan)
+        if self.method.personal_noise and self.method.charge(terms).unit == "device":
+            added = [charge.noise_multiplier for charge in self.store.charges() if charge.round == round]
+            return math.hypot(*added)
+        return self.method.multiplier_release(terms, participants=participants)
 
     def _set_global(self, params: np.ndarray, digest: bytes) -> None:
         params.setflags(write=False)

@@ -11,6 +11,7 @@ import numpy as np
 
 from hushfleet.data.augment import black, flip_crop
 from hushfleet.data.samples import Samples
+from hushfleet.errors import PrivacyError
 from hushfleet.evaluation import Evaluation, LogitsOf, evaluate
 from hushfleet.methods.base import Array, BatchGradient, DeviceState, Method, RoundTerms, Teacher
 from hushfleet.optim import Optimizer, make_optimizer
@@ -319,15 +320,33 @@ class _RecordBatch:
         return self.batch.sizes
 
     def mean(self, params: Array) -> tuple[float, Array]:
+        loss, total = self._clipped_batch(params) if self.record.clips == "batch" else self._clipped_sum(params)
+        return loss, self.record.noised_mean(total, self.noise)
+
+    def _clipped_batch(self, params: Array) -> tuple[float, Array]:
+        if not len(self.batch.y):
+            return 0.0, np.zeros_like(params)
+        loss, mean = self.batch.mean(params)
+        return loss, self.record.clipped_batch(mean)
+
+    def _clipped_sum(self, params: Array) -> tuple[float, Array]:
+        batch, total = self.batch, np.empty_like(params)
+        at_once = getattr(batch.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
+        if at_once is not None:
+            bound = self.record.clip_norm
+            each, norms = at_once(params, batch.x, batch.y, batch.masks, clip_norm=bound, out=total, **batch.taught)
+            if not np.isfinite(norms).all():
+                raise PrivacyError("a record's gradient is not finite; training has diverged: lower the learning rate")
+            return float(each.mean()) if len(each) else 0.0, total
         losses: list[float] = []
 
         def gradients() -> Iterator[Array]:
-            for loss, gradient in self.batch.one_by_one(params):
+            for loss, gradient in batch.one_by_one(params):
                 losses.append(loss)
                 yield gradient
 
-        total = clipped_sum(gradients(), self.record.clip_norm, np.empty_like(params))
-        return float(np.mean(losses)) if losses else 0.0, self.record.noised_mean(total, self.noise)
+        clipped_sum(gradients(), self.record.clip_norm, total)
+        return float(np.mean(losses)) if losses else 0.0, total
 
     def each(self, params: Array) -> tuple[Array, Array]:
         raise TypeError("with privacy unit 'record' a method sees noised gradients only")

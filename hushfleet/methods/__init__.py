@@ -6,6 +6,7 @@ from typing import Any
 
 from hushfleet.errors import BadInput
 from hushfleet.methods.acdp_pfsd import ACDPpFSD
+from hushfleet.methods.apdp_fl import APDPFL
 from hushfleet.methods.base import Method
 from hushfleet.methods.blur_lus import BlurLus
 from hushfleet.methods.ditto import Ditto
@@ -41,6 +42,7 @@ METHODS: dict[str, type[Method]] = {
         ACDPpFSD,
         PFedSD,
         PerFreezeClip,
+        APDPFL,
         BlurLus,
         DPFedSAM,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import array_api_compat as array_api
 import numpy as np
@@ -34,6 +34,8 @@ class RecordMechanism:
     :param batches: how many batches a round has.
     :param gradients_per_batch: how many gradients are taken of each.
     :param batch_size: what sums are divided by.
+    :param clips: what is clipped to C: each record's gradient; or the mean gradient of a batch, as APDP-FL has it,
+        which one record can turn round: it then gets noise of 2 C sigma / batch_size, against a sensitivity of 2 C.
     """
 
     clip_norm: float
@@ -42,6 +44,12 @@ class RecordMechanism:
     batches: int
     gradients_per_batch: int
     batch_size: int
+    clips: Literal["record", "batch"] = "record"
+
+    @property
+    def multiplier(self) -> float:
+        """Noise over sensitivity of one gradient."""
+        return self.noise_multiplier / (self.batch_size if self.clips == "batch" else 1)
 
     def charge(self) -> Charge:
         """What one round costs, against the server as against anybody else."""
@@ -49,7 +57,7 @@ class RecordMechanism:
             unit="record",
             adjacency=RECORD_ADJACENCY,
             mechanism="gaussian" if self.noise_multiplier > 0 else "none",
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=self.multiplier,
             sample_rate=self.sample_rate,
             steps=self.batches * self.gradients_per_batch,
         )
@@ -58,11 +66,18 @@ class RecordMechanism:
         """The records of one batch among `count`: int64, rising, perhaps none."""
         return np.flatnonzero(rng.random(count) < self.sample_rate)
 
+    def clipped_batch(self, mean: Any) -> Any:
+        """A batch's mean gradient `[..., d]`, clipped, in the place of a sum of `batch_size` gradients."""
+        return (mean if math.isinf(self.clip_norm) else clip(mean, self.clip_norm)) * self.batch_size
+
     def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
-        """`(sum + sigma C z) / batch_size`, in place: float32 `[d]`. Raises `PrivacyError` if it is not finite."""
+        """`(sum + sigma C z) / batch_size`, in place: float32 `[d]`. Raises `PrivacyError` if it is not finite.
+
+        Where batches are clipped, the sum is `clipped_batch`, and the noise twice that.
+        """
         xp = array_api.array_namespace(clipped_sum)
         if self.noise_multiplier > 0:
-            std = self.clip_norm * self.noise_multiplier
+            std = self.clip_norm * self.noise_multiplier * (2 if self.clips == "batch" else 1)
             normal = noise.normal(clipped_sum.shape[-1])
             normal *= std
             clipped_sum += xp.astype(xp.asarray(normal, device=array_api.device(clipped_sum)), clipped_sum.dtype)

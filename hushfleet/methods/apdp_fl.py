@@ -1,0 +1,143 @@
+"""APDP-FL: the server lowers the noise as training goes on, and each device scales it by its own preference.
+
+Guo, Wang, Wang, Yang, Liu, Li: "APDP-FL: Personalized Federated Learning Based on Adaptive Differential Privacy",
+Symmetry 17(12), 2023 (2025). Section 4, Algorithms 1 and 2.
+
+After each round a score of up to 100 is made of the length of the model's step, its loss and accuracy on the server's
+validation set, and the round's number; above 50, sigma becomes p sigma. Device i noises its gradients with
+sigma_i = (R_i / L) sigma. The server sees noised updates and its own, public, validation images only, so the score
+costs no privacy; the ledger of each device counts the noise that it added, and its budget stops it (section 4.2 counts
+one standard device and stops all).
+
+DP-FL of the paper's tables is `decay = 1` without preferences; DP-FedProx is the same with `mu` above 0.
+
+Reading: the score of the step's length is taken as 2 (1 - 2 g_t / g_max), held in [0, 1]: signs and brackets of the
+formula did not survive in the copy at hand, and with this one both limits matter. g_max is the largest step so far, as
+in the formula; the text speaks of a mean once.
+Reading: the third weight is 25 in the formula and 35 in the text; only 25 makes the weights add up to 100.
+Reading: the accuracy's condition sums four accuracies and divides by five; the one of round t - 2, which is left out,
+is put back, as the text says "the last five times". Before five rounds that part is 0.
+Reading: without a validation set the parts of loss and accuracy are 0, and noise falls by the other two alone.
+Reading: L is 1, so a preference is R_i / L. "Normal distributions" of R_i are not given further; a simulation draws
+them around 1 (`privacy.preference_std`).
+Reading: r of the noise 2 C / r N(0, sigma_i^2) is "the sample size": `batch_size` here, whatever share of the data
+`privacy.sample_rate` puts into a batch. Algorithm 2 as it is printed makes one step an iteration on all the data:
+sample_rate = 1, local_steps = E, batch_size = the records of a device. Theorem 1 counts q, E steps a round.
+Reading: no accountant that the paper states gives its rounds (63 at sigma 5 and epsilon 2.5): neither the sampling
+parameter q of Theorem 1 nor delta is printed, and "q" in section 6 is the noise reduction p of section 4.
+
+With privacy unit `record`:
+Deviation: batches are Poisson samples and their number is the same for all devices, so that the charge is known.
+Deviation: `accounting = "as-published"` clips the gradient of a whole batch, as Algorithm 2, line 7. One record can
+turn that gradient round, by 2 C and not 2 C / r: the multiplier is sigma_i / r, and that is what the ledger counts.
+`accounting = "strict"` clips record by record (DP-SGD), with the same schedule and preferences on top.
+With privacy unit `device` schedule and preferences are put on DP-FedAvg's noised update, which the paper does not do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hushfleet.methods.base import (
+    Array,
+    DeviceState,
+    Method,
+    RoundOutcome,
+    RoundTerms,
+    ServerState,
+    TrainingConfig,
+)
+from hushfleet.methods.proximal import add_pull
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.spec import require
+
+STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
+PASS_MARK = 50.0
+_ACCURACIES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class APDPFLConfig(TrainingConfig):
+    """:param decay: p, what sigma is multiplied by after a round whose score is above 50; 1 keeps it.
+
+    :param mu: weight of a proximal term, for the paper's DP-FedProx.
+    """
+
+    decay: float = 0.9
+    mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
+        require(0 <= self.mu <= 1000, "mu", self.mu, "in [0, 1000]")
+
+
+class APDPFL(Method):
+    name = "apdp-fl"
+    source = "Guo et al., Symmetry 17(12), 2025"
+    summary = "noise that falls as training goes on, and that each device scales by its own preference"
+    config_class = APDPFLConfig
+    config: APDPFLConfig
+    personal_noise = True
+
+    # the device half
+
+    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
+        add_pull(gradient, params, start, self.config.mu)
+
+    def noise_multiplier(self, terms: RoundTerms) -> float:
+        """sigma_i of section 4.2."""
+        return terms.preference * super().noise_multiplier(terms)
+
+    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
+        mechanism = super().record_mechanism(terms)
+        return mechanism if self.privacy.accounting == "strict" else replace(mechanism, clips="batch")
+
+    # the server half
+
+    def init_server(self, seed: int) -> ServerState:
+        return {
+            "noise_multiplier": np.float64(self.privacy.noise_multiplier),
+            "longest_step": np.float64(0.0),
+            "loss": np.float64(math.nan),
+            "accuracies": np.full(_ACCURACIES, math.nan),  # the newest last
+        }
+
+    def controls(self, server: ServerState, round: int) -> dict[str, float]:
+        return {"noise_multiplier": float(server["noise_multiplier"])}
+
+    def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
+        step = float(np.linalg.norm(outcome.after.astype(np.float64) - outcome.before))
+        longest = max(step, float(server["longest_step"]))
+        loss = math.nan if outcome.loss is None else outcome.loss
+        accuracy = math.nan if outcome.accuracy is None else outcome.accuracy
+        accuracies = np.append(server["accuracies"][1:], accuracy)
+        score = score_of(
+            step / longest if longest > 0 else 0.0,
+            loss_rose=loss > float(server["loss"]),
+            accuracy_fell=accuracies.mean() > accuracy,
+            progress=outcome.round / self.rounds,
+        )
+        sigma = float(server["noise_multiplier"])
+        return {
+            "noise_multiplier": np.float64(self.config.decay * sigma if score > PASS_MARK else sigma),
+            "longest_step": np.float64(longest),
+            "loss": np.float64(loss),
+            "accuracies": accuracies,
+        }
+
+
+def score_of(step: float, *, loss_rose: bool, accuracy_fell: bool, progress: float) -> float:
+    """The score of a round, section 4.1, 0 to 100.
+
+    :param step: length of the global model's step over the longest one so far; :param progress: t / T.
+    """
+    return (
+        STEP_WEIGHT * min(max(2 * (1 - 2 * step), 0.0), 1.0)
+        + LOSS_WEIGHT * loss_rose
+        + ACCURACY_WEIGHT * accuracy_fell
+        + ROUND_WEIGHT * min(2 * progress, 1.0)
+    )
