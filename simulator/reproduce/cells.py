@@ -157,7 +157,8 @@ def _all(
     for seed in range(seeds):
         for reading in readings or [None]:
             for group in groups:
-                own = [column for column in entry.recipe.columns_of(group) if column in columns]
+                wanted = {column.id for column in columns}
+                own = [column for column in entry.recipe.columns_of(group) if column.id in wanted]
                 for row in rows:
                     if row.same_in_all_columns:
                         # No column changes it, and no reading of the noise either.

@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
-from simulator.reproduce.cells import Cell
+from simulator.reproduce.cells import ALL_COLUMNS, Cell
 from simulator.reproduce.kept import Kept, KeptCell
 from simulator.reproduce.recipe import METRICS, WINDOWS, Axis, Column, Entry, Group, Row
 
@@ -142,7 +142,8 @@ def make_table(
     :param failures: the errors of cells that failed, by key.
     """
     recipe = entry.recipe
-    readings = [each for each in recipe.readings if any(cell.reading == each for cell in cells)] or [None]
+    meant = {cell.reading.id for cell in cells if cell.reading}
+    readings = [each for each in recipe.readings if each.id in meant] or [None]
     blocks = []
     for group in recipe.groups:
         for reading in readings:
@@ -163,11 +164,15 @@ def _block(
     failures: Mapping[str, str],
 ) -> Block:
     squares = {}
-    here = [cell for cell in cells if cell.group == group and (cell.reading in (reading, None))]
-    shown = {cell.column.id for cell in cells if cell.group == group and cell.column}
+    here = [
+        cell
+        for cell in cells
+        if cell.group.id == group.id and (cell.reading is None or reading is None or cell.reading.id == reading.id)
+    ]
+    shown = {cell.column_id for cell in here if cell.column}
     for row in entry.recipe.rows:
         for column in entry.recipe.columns_of(group):
-            these = [cell for cell in here if cell.row == row and cell.column in (column, None)]
+            these = [cell for cell in here if cell.row.id == row.id and cell.column_id in (column.id, ALL_COLUMNS)]
             if these and (column.id in shown or not shown):
                 squares[row.id, column.id] = _square(
                     entry, group, row, column, these, kept, missing, estimates, failures
@@ -244,7 +249,7 @@ def _labels(entry: Entry, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> 
     recipe = entry.recipe
     labels = [recipe.quick.label] if quick and recipe.quick else []
     for group in recipe.groups:
-        if any(cell.group == group for cell in cells):
+        if any(cell.group.id == group.id for cell in cells):
             labels += [f"{group.title}: {words}" for words in group.substitutions]
     seeds = Counter(cell.seed for cell in cells if kept.of(cell))
     if seeds:
