@@ -105,7 +105,7 @@ class ACDPpFSDConfig(TrainingConfig):
 class ACDPpFSD(Method):
     name = "acdp-pfsd"
     source = "ACDP-pFSD: self-decoupled distillation with user-level DP based adaptive clipping"
-    summary = "self-decoupled distillation; the server's agent chooses the clip norm (as published, from raw accuracies)"
+    summary = "self-decoupled distillation; an agent chooses the clip norm, as published from raw accuracies and losses"
     config_class = ACDPpFSDConfig
     config: ACDPpFSDConfig
 

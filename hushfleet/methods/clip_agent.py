@@ -143,7 +143,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 def _initial_weights(rng: np.random.Generator) -> np.ndarray:
     """PyTorch's default for a linear layer: uniform within one over the root of its inputs."""
-    parts = []
+    parts, inputs = [], 0
     for shape in _SHAPES:
         inputs = shape[1] if len(shape) == 2 else inputs
         parts.append(rng.uniform(-1, 1, math.prod(shape)) / math.sqrt(inputs))

@@ -39,6 +39,7 @@ def tiny_model() -> Model:
 def prepared_task(
     *,
     method: str = "fedglp-adp",
+    settings: dict[str, Any] | None = None,
     devices: int = 3,
     multiplier: float = 2.0,
     unit: dict[str, Any] | None = None,
@@ -53,7 +54,7 @@ def prepared_task(
             "name": "tiny",
             "seed": seed,
             "model": {"name": "digits-cnn"},
-            "method": {"name": method},
+            "method": {"name": method, **(settings or {})},
             "privacy": {
                 "clip_norm": CLIP_NORM,
                 "noise_multiplier": multiplier,
@@ -72,7 +73,7 @@ def prepared_task(
         task="tiny-0001",
         rounds=task.round.rounds,
         method=method,
-        method_config={},
+        method_config=settings or {},
         privacy=task.privacy_spec(),
         wire=task.wire.spec(),
         model=ModelSpec(
@@ -96,7 +97,7 @@ def prepared_task(
         spec_ref=BlobRef.of(package),
         blobs={BlobRef.of(blob).digest: blob for blob in (package, graph)},
         initial=model.init(seed),
-        method=make_method(method, {}, spec.privacy, LAYOUT, rounds=spec.rounds),
+        method=make_method(method, settings or {}, spec.privacy, LAYOUT, rounds=spec.rounds),
         dataset=None,
         inference=None,  # type: ignore[arg-type]  # nothing here computes logits
         evaluate_global=evaluate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,3 +128,26 @@ def test_a_state_that_does_not_load_says_so() -> None:
     for broken in (b"", whole[:-30], b"x" * 100):
         with pytest.raises(StoreError, match="server half"):
             server_state_from_bytes(broken)
+
+
+@pytest.mark.parametrize("clipping", ["ppo", "quantile"])
+@pytest.mark.parametrize("accounting", ["as-published", "strict"])
+def test_a_killed_server_chooses_the_same_clip_norms(make_fleet: MakeFleet, clipping: str, accounting: str) -> None:
+    chosen: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for dies in chosen:
+        settings = {"clipping": clipping, "agent_buffer": 2}
+        fleet = make_fleet(method="acdp-pfsd", rounds=6, accounting=accounting, settings=settings)
+        for number in range(6):
+            chosen[dies].append(dict(fleet.open().controls))
+            for index, name in enumerate(fleet.names):
+                heard = {"accuracy": 0.1 * number + 0.01 * index, "loss": 2.0 - 0.1 * number}
+                private = {key: np.array(value) for key, value in heard.items()}
+                fleet.devices.states[name] = replace(fleet.devices.states[name], private=private)
+                assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
+                if dies and index == 1:
+                    fleet.restart()
+            fleet.engine.close()
+            if dies:
+                fleet.restart()
+    assert chosen[True] == chosen[False]
+    assert len({tuple(each.items()) for each in chosen[True]}) == 6

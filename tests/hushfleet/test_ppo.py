@@ -94,7 +94,6 @@ def test_a_step_moves_towards_what_paid_by_the_size_of_an_adam_step() -> None:
 def test_a_ratio_beyond_its_bound_pulls_no_further() -> None:
     """Of the better action the ratio is e^5, above 1.2; the other's e^5 is not bounded, since it should fall."""
     before, after = learned(0.4, density=-5.0 - math.log(0.6))
-    mean, std = _policy(before)
     weights = torch.tensor(before[ACTOR], requires_grad=True)
     rows = torch.from_numpy(before["experiences"])
     value = _network(weights, rows[:, :2])
