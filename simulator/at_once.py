@@ -74,13 +74,31 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
             members.append(Member(state, trainer.samples, rng, trainer.terms_of(job.plan), noise))
     if not jobs:
         return known, []
-    results = cohort_trainer(jobs[0].path).train(
-        trainer.method,
-        members,
-        files.global_params(jobs[0].plan),
-        recipe=Recipe(files.spec.model.dropout, files.spec.augment),
-    )
+    try:
+        results = cohort_trainer(jobs[0].path).train(
+            trainer.method,
+            members,
+            files.global_params(jobs[0].plan),
+            recipe=Recipe(files.spec.model.dropout, files.spec.augment),
+        )
+    except REFUSALS as error:
+        return _one_by_one(jobs, known, error)
     return known, [TrainedJob(job, result) for job, result in zip(jobs, results, strict=True)]
+
+
+def _one_by_one(
+    jobs: Sequence[Job], known: dict[str, Answer], error: Exception
+) -> tuple[dict[str, Answer], list[TrainedJob]]:
+    """After a refusal in the middle of a training: begun anew by each alone, so that who must declines for itself."""
+    if len(jobs) == 1:
+        with device_of(jobs[0], bench(jobs[0].path, jobs[0].runtime)) as trainer:
+            return {**known, jobs[0].device: declined(jobs[0], trainer, error)}, []
+    trained: list[TrainedJob] = []
+    for job in jobs:
+        answers, done = _train([job])
+        known.update(answers)
+        trained += done
+    return known, trained
 
 
 def _in_order(group: Sequence[Job], known: dict[str, Answer], finished: Iterator[Answer]) -> Iterator[Answer]:

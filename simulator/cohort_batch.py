@@ -16,6 +16,8 @@ from hushfleet.privacy.record import RecordMechanism, clipped_sum
 from models.torch_gradient import TorchGradient
 from simulator.resident import Batch
 
+_EACH = "each"  # in a batch's memory: rows for single samples' gradients
+
 
 @dataclass
 class CohortBatch:
@@ -43,7 +45,10 @@ class CohortBatch:
     def each(self, params: Tensor) -> tuple[Tensor, Tensor]:
         clients, width = self.batch.y.shape
         losses = params.new_zeros(clients, width)
-        grads = params.new_empty(clients, width, params.shape[1])
+        rows = self.memory.get(_EACH)
+        if rows is None or rows.shape[1] < width:  # kept, since fresh pages take time
+            rows = self.memory[_EACH] = params.new_empty(clients, width, params.shape[1])
+        grads = rows[:, :width]
         for column, loss in enumerate(self._columns(params, list(grads.unbind(1)))):
             losses[:, column] = loss
         return losses, grads
@@ -103,6 +108,21 @@ class CohortRecordBatch:
         return self.batch.sizes
 
     def mean(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        by_batch = self.mechanisms[0].clips == "batch"
+        losses, total = self._clipped_batch(params) if by_batch else self._clipped_sum(params)
+        for row, (mechanism, noise) in enumerate(zip(self.mechanisms, self.noises, strict=True)):
+            mechanism.noised_mean(total[row], noise)  # in place
+        return losses, total
+
+    def _clipped_batch(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.batch.batch.y.shape[1]:
+            return params.new_zeros(len(params)), self.batch.out.zero_()
+        empty = self.sizes == 0
+        losses, mean = self.batch.mean(params)  # of nothing it is not a number
+        mean.masked_fill_(empty[:, None], 0)
+        return losses.masked_fill(empty, 0), self.mechanisms[0].clipped_batch(mean)
+
+    def _clipped_sum(self, params: Tensor) -> tuple[Tensor, Tensor]:
         losses = params.new_zeros(len(params))
 
         def gradients() -> Iterator[Tensor]:
@@ -111,8 +131,6 @@ class CohortRecordBatch:
                 yield gradient
 
         total = clipped_sum(gradients(), self.mechanisms[0].clip_norm, self.batch.out)
-        for row, (mechanism, noise) in enumerate(zip(self.mechanisms, self.noises, strict=True)):
-            mechanism.noised_mean(total[row], noise)  # in place
         return losses / self.sizes.clamp(min=1), total
 
     def each(self, params: Tensor) -> tuple[Tensor, Tensor]:

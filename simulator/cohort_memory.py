@@ -76,8 +76,8 @@ def bytes_per_client(
     :param passes: optimizers of each client (`Method.passes`).
     :param image_bytes: the largest client's images; they are held twice, as kept and as joined for the group.
     :param samples: how many it has.
-    :param record: of the privacy unit `record`: single records go through the network, and a batch may be larger than
-        the mean, by as much as hardly ever happens.
+    :param record: of the privacy unit `record`: records go through the network one by one unless batches are clipped,
+        and a batch may be larger than the mean, by as much as hardly ever happens.
     """
     size, model = gradient.layout.size, gradient.model
     channels, height, width = model.input_shape
@@ -95,7 +95,7 @@ def bytes_per_client(
     if augments:
         beside += CROP_BYTES * batch_size * height * width
     # Two, since vmap takes short cuts with one.
-    at_once = 1 if record is not None else batch_size
+    at_once = 1 if record is not None and record.clips == "record" else batch_size
     network = pass_bytes(gradient, 2, batch_size=at_once, dropout=dropout) // 2
     # 1: the mask of bools
     return size * (FLOAT_BYTES * vectors + 1) + network + beside + asked.kept_bytes + 2 * image_bytes
