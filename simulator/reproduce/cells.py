@@ -15,7 +15,7 @@ import torch
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.task import Task, parse_task
-from simulator.reproduce.recipe import LAST_ROUNDS, Axis, Change, Column, Entry, Group, Metric, Row, changed
+from simulator.reproduce.recipe import LAST_ROUNDS, Axis, Change, Column, Entry, Group, Metric, Row, Special, changed
 
 ALL_COLUMNS = "all"
 
@@ -67,15 +67,21 @@ class Cell:
         recipe = self.entry.recipe
         changes: list[Change] = [self.group, *([self.column] if self.column else []), self.row]
         changes += [self.reading] if self.reading else []
-        changes += [special for special in recipe.specials if self._meets(special.group, special.row, special.column)]
+        changes += [special for special in recipe.specials if self._meets(special)]
         changes += [recipe.quick] if self.quick and recipe.quick else []
         plain = changed(recipe.task, changes)
         plain["name"] = _task_name(self.entry.paper, self.entry.name, self.group.id, self.row.id)
         plain["seed"] = self.seed
         return plain
 
-    def _meets(self, group: str | None, row: str | None, column: str | None) -> bool:
-        wanted = ((group, self.group.id), (row, self.row.id), (column, self.column_id))
+    def _meets(self, special: Special) -> bool:
+        reading = self.reading.id if self.reading else ""
+        wanted = (
+            (special.group, self.group.id),
+            (special.row, self.row.id),
+            (special.column, self.column_id),
+            (special.reading, reading),
+        )
         return all(name is None or name == here for name, here in wanted)
 
     @cached_property
@@ -97,9 +103,7 @@ class Cell:
     def open(self) -> str:
         """Why it cannot be run, whatever data there are; empty if it can."""
         reasons = [self.group.open, self.row.open, self.column.open if self.column else ""]
-        reasons += [
-            each.open for each in self.entry.recipe.specials if self._meets(each.group, each.row, each.column)
-        ]
+        reasons += [each.open for each in self.entry.recipe.specials if self._meets(each)]
         given = next((reason for reason in reasons if reason), "")
         if given:
             return given
@@ -161,9 +165,8 @@ def _all(
                 own = [column for column in entry.recipe.columns_of(group) if column.id in wanted]
                 for row in rows:
                     if row.same_in_all_columns:
-                        # No column changes it, and no reading of the noise either.
-                        if own and (not readings or reading is readings[0]):
-                            yield Cell(entry, group, row, None, None, seed, quick)
+                        if own:
+                            yield Cell(entry, group, row, None, reading, seed, quick)
                     else:
                         yield from (Cell(entry, group, row, column, reading, seed, quick) for column in own)
 

@@ -25,6 +25,7 @@ from models.export import export_graphs
 from simulator.reproduce.cells import Cell
 from simulator.reproduce.kept import KeptCell
 from simulator.reproduce.run_cell import best_runtime, processor
+from simulator.reproduce.work import work_of
 from simulator.runtimes import make_gradient
 
 _TRIAL_S = 0.5
@@ -41,16 +42,13 @@ SIZES = {
 """Training and test images of each set, known without loading it."""
 
 
-def work_of(task: Task, *, evaluate_last: int) -> tuple[float, float]:
-    """Samples trained on, epochs counted, and images tested, in the whole run; without the data."""
+def expected_work(task: Task, *, evaluate_last: int) -> tuple[float, float]:
+    """Samples trained on and images tested, as `work_of`, without loading the data."""
     train, test = SIZES[task.data.name]
-    train = min(train, task.data.limit or train)
-    devices, rounds = task.data.devices, task.round.rounds
-    cohort = min(task.round.cohort_size or devices, devices)
+    share = min(train, task.data.limit or train) / task.data.devices
     kept_back = task.data.test_fraction
-    own = train * kept_back / devices if kept_back else test / devices
-    trained = rounds * cohort * train * (1 - kept_back) / devices * task.method.config().local_epochs
-    return trained, min(evaluate_last, rounds) * cohort * (test + own) + rounds * test
+    own = share * kept_back if kept_back else test / task.data.devices
+    return work_of(task, train=share * (1 - kept_back), test=test, own=own, evaluate_last=evaluate_last)
 
 
 class Estimator:
@@ -78,7 +76,7 @@ class Estimator:
         if cell.open or cell.plain["data"]["name"] not in SIZES:
             return None
         task = cell.task()
-        trained, tested = work_of(task, evaluate_last=cell.evaluate_last)
+        trained, tested = expected_work(task, evaluate_last=cell.evaluate_last)
         batch = task.method.config().batch_size
         known = self._rates.get((task.model.name, task.method.name, batch))
         if known:

@@ -109,6 +109,7 @@ class Special(Change):
     group: str | None = None
     row: str | None = None
     column: str | None = None
+    reading: str | None = None
     open: str = ""
 
 

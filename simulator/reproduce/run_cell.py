@@ -5,7 +5,6 @@ The run folder is made once and gone on with after any interruption; what it cos
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import platform
@@ -20,11 +19,13 @@ from typing import Any
 import torch
 
 from aggregator.events import EventLog
+from aggregator.result import Result
 from hushfleet.errors import HushfleetError
 from hushfleet.task import load_task
 from simulator.fast import run_rounds
 from simulator.reproduce.cells import Cell
 from simulator.reproduce.kept import KeptCell, kept_cell
+from simulator.reproduce.work import work_of
 from simulator.results import assemble
 from simulator.run_folder import RunFolder, Simulation, begin, go_on
 from simulator.runtimes import ON_DEVICES, unavailable
@@ -73,8 +74,6 @@ def write_request(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: s
 
 def finished(cell: Cell, folder: Path) -> KeptCell:
     """What the process has left behind, as what is kept. Raises `HushfleetError`."""
-    from aggregator.result import Result
-
     facts: dict[str, Any] = json.loads((folder / OUTCOME).read_text())
     return kept_cell(cell, Result.load(folder / RUN / "result.json"), **facts)
 
@@ -108,23 +107,22 @@ def _run(request: Request) -> None:
 def _rounds(simulation: Simulation, runtime: str, evaluate_last: int) -> None:
     """Own models are tested only where a table needs it: that can take longer than training."""
     rounds = simulation.task.round.rounds
-    last: dict[str, Any] = {"evaluate_every": rounds}
-    if evaluate_last > 1:
-        known = "evaluate_last" in inspect.signature(run_rounds).parameters
-        last = {"evaluate_every": rounds, "evaluate_last": evaluate_last} if known else {"evaluate_every": 1}
     with Workers(1) as workers, EventLog(simulation.folder.events) as events:
-        run_rounds(simulation, workers, events, runtime=runtime, **last)
+        run_rounds(
+            simulation, workers, events, runtime=runtime, evaluate_every=rounds, evaluate_last=evaluate_last
+        )
 
 
 def work(simulation: Simulation, evaluate_last: int) -> tuple[float, float]:
-    """Samples that are trained on, and images that own models are tested on, in the whole run."""
-    devices, rules = simulation.fleet.devices, simulation.task.round
-    cohort = min(rules.cohort_size or len(devices), len(devices))
-    mean = sum(len(device.train) for device in devices) / len(devices)
-    own = sum(len(device.local_test) for device in devices) / len(devices)
-    epochs = simulation.prepared.method.config.local_epochs
-    tests = min(evaluate_last, rules.rounds) * cohort * (len(simulation.fleet.common_test) + own)
-    return rules.rounds * cohort * mean * epochs, tests + rules.rounds * len(simulation.fleet.common_test)
+    """Samples that are trained on, and images that models are tested on, in the whole run."""
+    devices = simulation.fleet.devices
+    return work_of(
+        simulation.task,
+        train=sum(len(device.train) for device in devices) / len(devices),
+        test=len(simulation.fleet.common_test),
+        own=sum(len(device.local_test) for device in devices) / len(devices),
+        evaluate_last=evaluate_last,
+    )
 
 
 def processor() -> str:

@@ -16,7 +16,7 @@ from simulator.reproduce import recipe as recipes
 from simulator.reproduce.cells import Cell, cells_of
 from simulator.reproduce.cli import register, to_run
 from simulator.reproduce.crew import jobs_here
-from simulator.reproduce.estimate import Estimator, work_of
+from simulator.reproduce.estimate import Estimator, expected_work
 from simulator.reproduce.kept import Kept, KeptCell, cell_path
 from simulator.reproduce.page import render_page
 from simulator.reproduce.recipe import load_entry, load_paper
@@ -134,7 +134,7 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
     whole = run_cell(cell, tmp_path / "whole", data_dir=None, runtime="onnx")
     train_cohort, rounds = simulator.fast.train_cohort, []
 
-    def until_the_second(simulation, workers, plan, *rest, **options):  # noqa: ANN001, ANN202
+    def until_the_second(simulation, workers, plan, *rest, **options):
         rounds.append(plan.round)
         if len(rounds) == 2:
             raise KeyboardInterrupt
@@ -270,7 +270,7 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
 ) -> None:
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     # two rounds of two devices with 120 samples each; own and common tests in both rounds, 360 images and 30 of one's own
-    trained, tested = work_of(cell.task(), evaluate_last=10)
+    trained, tested = expected_work(cell.task(), evaluate_last=10)
     assert (trained, tested) == (2 * 240, 2 * 2 * (360 + 30) + 2 * 360)
     assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx((480 + 2280 / 3) / 100)
     monkeypatch.setattr("simulator.reproduce.estimate.processor", lambda: "nobody's")
