@@ -13,6 +13,7 @@ from hushfleet.methods.ditto import Ditto
 from hushfleet.methods.dp_fedavg import DPFedAvg
 from hushfleet.methods.dp_fedsam import DPFedSAM
 from hushfleet.methods.dp_fedsim import DPFedSim
+from hushfleet.methods.fedaddp import FedADDP
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.methods.feddpa import FedDPA
 from hushfleet.methods.fedglp_adp import FedGLPADP
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         DPFedAvg,
         DPFedSim,
+        FedADDP,
         FedDPA,
         FedGLPADP,
         FedProx,
