@@ -162,7 +162,8 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
 def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Path, tmp_path: Path) -> None:
     out, runs = tmp_path / "out", tmp_path / "runs"
     words = ["own", "--table", "1", "--seeds", "1", "--out", str(out), "--runs", str(runs), "--results", str(book)]
-    words += ["--method", "dp-fedavg", "--method", "too-many", "--column", "sigma-2", "--runtime", "onnx", "--jobs", "2"]
+    words += ["--method", "dp-fedavg", "--method", "too-many", "--column", "sigma-2"]
+    words += ["--runtime", "onnx", "--jobs", "2"]
     code, said = typed(*words)
     assert code == 1
     assert "failed Digits, Impossible, σ = 2, seed 0: 2 devices with at least 200 samples each" in said
@@ -183,6 +184,18 @@ def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Pat
     # other settings, and quick ones, are other cells
     assert both.of(cells(quick=True, methods=["other"], columns=["sigma-2"])[0]) is None
     assert both.of(cells(methods=["other"], columns=["sigma-1"])[0]) is None
+
+
+def test_an_interruption_says_how_to_go_on(book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.reproduce.cli.run_cells", interrupted)
+    monkeypatch.setattr("sys.argv", ["hushfleet", "reproduce", "own", "--table", "1"])
+    code, said = typed("own", "--table", "1", "--out", str(tmp_path / "out"), "--results", str(book))
+    assert code == 130
+    assert "nothing is lost. Go on with:\n  hushfleet reproduce own --table 1\n" in said
+    assert (tmp_path / "out" / "own" / "table-1.html").exists()
 
 
 def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
@@ -251,7 +264,7 @@ def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tm
     assert json.loads((tmp_path / "out" / "own" / "table-1-quick.json").read_text())["quick"] is True
     assert not (tmp_path / "out" / "own" / "table-1.json").exists()
     assert all(cell.key.endswith("-quick") and cell.plain["round"]["rounds"] == 1 for cell in cells(quick=True))
-    with pytest.raises(BadInput, match="Figure 2.*cannot be run: curves only"):
+    with pytest.raises(BadInput, match=r"Figure 2 \(Curves\) cannot be run: curves only"):
         typed("own", "--figure", "2", *out)
     with pytest.raises(BadInput, match="own has Table 1, Figure 2"):
         typed("own", *out)
@@ -269,7 +282,7 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
     book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
-    # two rounds of two devices with 120 samples each; own and common tests in both rounds, 360 images and 30 of one's own
+    # two rounds of two devices with 120 samples each; 360 common images and 30 of one's own are tested in both rounds
     trained, tested = expected_work(cell.task(), evaluate_last=10)
     assert (trained, tested) == (2 * 240, 2 * 2 * (360 + 30) + 2 * 360)
     assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx((480 + 2280 / 3) / 100)
@@ -292,5 +305,5 @@ def test_a_kept_cell_that_is_broken_is_named(tmp_path: Path) -> None:
     path = cell_path(tmp_path, "own/table-1/digits/fedavg/all/seed0")
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 1, "cell"')
-    with pytest.raises(BadInput, match="seed0.json is no finished cell"):
+    with pytest.raises(BadInput, match=r"seed0\.json is no finished cell"):
         Kept(tmp_path)
