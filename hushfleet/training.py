@@ -310,6 +310,7 @@ class _RecordBatch:
     record: RecordMechanism
     noise: NoiseSource
     pass_number: int = 0
+    taken: int = 0
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -320,6 +321,8 @@ class _RecordBatch:
         return self.batch.sizes
 
     def mean(self, params: Array) -> tuple[float, Array]:
+        self.taken += 1
+        self.record.check_charged(self.taken)
         loss, total = self._clipped_batch(params) if self.record.clips == "batch" else self._clipped_sum(params)
         return loss, self.record.noised_mean(total, self.noise)
 

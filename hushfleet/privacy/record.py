@@ -62,6 +62,12 @@ class RecordMechanism:
             steps=self.batches * self.gradients_per_batch,
         )
 
+    def check_charged(self, gradients: int) -> None:
+        """Raises `PrivacyError` for more gradients of one batch than the charge covers."""
+        if gradients > self.gradients_per_batch:
+            charged = self.gradients_per_batch
+            raise PrivacyError(f"a method takes {gradients} gradients of a batch, charged are {charged}")
+
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """The records of one batch among `count`: int64, rising, perhaps none."""
         return np.flatnonzero(rng.random(count) < self.sample_rate)

@@ -1,0 +1,208 @@
+"""The privacy unit `record`: DP-SGD in the training loop, against Opacus and against bounds that hold for any data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import RDPAccountant
+from opacus.optimizers import DPOptimizer
+
+from hushfleet.data.samples import Samples
+from hushfleet.errors import PrivacyError
+from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.spec import PrivacySpec
+from hushfleet.training import Recipe, train_locally, train_round
+
+CLASSES = 3
+LAYOUT = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((2, 4), (2,), (3, 2), (3,)))
+
+
+def network(params: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Logits `[n, 3]` of two small layers."""
+    first, one, second, two = params[:8].view(2, 4), params[8:10], params[10:16].view(3, 2), params[16:19]
+    return torch.tanh(x.view(len(x), -1) @ first.T + one) @ second.T + two
+
+
+def loss_of(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(network(params, x), y)
+
+
+class Gradient:
+    """The network's gradient by torch, `times` as large; a teacher is ignored."""
+
+    def __init__(self, times: float = 1.0) -> None:
+        self.times = times
+
+    def __call__(self, params, x, y, dropout=(), out=None, **distilled):
+        vector = torch.tensor(params, requires_grad=True)
+        loss = loss_of(vector, torch.from_numpy(x), torch.from_numpy(y)) * self.times
+        out[...] = torch.autograd.grad(loss, vector)[0].numpy()
+        return float(loss.detach()), out
+
+
+class ClipsItself(Gradient):
+    """A runtime with clipping of its own."""
+
+    def clipped_sum(self, params, x, y, dropout=(), clip_norm=math.inf, out=None, **distilled):
+        out[...], losses, norms, one = 0, [], [], np.empty_like(params)
+        for i in range(len(y)):
+            losses.append(self(params, x[i : i + 1], y[i : i + 1], out=one)[0])
+            norms.append(np.linalg.norm(one.astype(np.float64)))
+            out += one * np.float32(min(1.0, clip_norm / norms[-1]))
+        return np.array(losses), np.array(norms)
+
+
+def logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return network(torch.from_numpy(np.asarray(params, np.float32)), torch.from_numpy(x)).numpy()
+
+
+def samples(count: int, seed: int = 0) -> Samples:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, 1, 2, 2), dtype=np.uint8)
+    return Samples(images, rng.integers(0, CLASSES, count), (0.5,), (0.25,))
+
+
+def spec(**changes: Any) -> PrivacySpec:
+    usual = PrivacySpec("record", "strict", 0.5, 0.7, 1e-5, sample_rate=0.2, batches=6)
+    return replace(usual, **changes)
+
+
+def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> Method:
+    settings = {"optimizer": "sgd", "learning_rate": 0.3, "batch_size": 5, "local_epochs": 2, **config}
+    return make_method(name, settings, privacy or spec(), LAYOUT, rounds=4)
+
+
+def start_of() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=LAYOUT.size).astype(np.float32)
+
+
+def trained(method: Method, data: Samples, *, gradient: Any = None, on_batch: Any = None) -> np.ndarray:
+    common = {"recipe": Recipe(), "rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "on_batch": on_batch}
+    return train_locally(method, method.init_state(), start_of(), gradient or Gradient(), data, **common)[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "make"),
+    [
+        ({"optimizer": "sgd"}, lambda p: torch.optim.SGD(p, 0.3)),
+        ({"optimizer": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.3, momentum=0.9)),
+        ({"optimizer": "adam", "learning_rate": 0.01}, lambda p: torch.optim.Adam(p, 0.01)),
+    ],
+)
+def test_training_is_that_of_opacus(config: dict[str, Any], make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same Poisson batches, with the same noise; at this rate some batches are empty."""
+    privacy, data, source = spec(sample_rate=0.05, batches=12), samples(30), SeededNoise(5, 0, 1)
+
+    def our_noise(std: float, reference: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.from_numpy(std * source.normal(len(reference))).to(reference.dtype)
+
+    monkeypatch.setattr("opacus.optimizers.optimizer._generate_noise", our_noise)
+    params = torch.tensor(start_of(), requires_grad=True)
+    optimizer = DPOptimizer(make([params]), noise_multiplier=0.7, max_grad_norm=0.5, expected_batch_size=5)
+    each = torch.func.vmap(torch.func.grad(lambda p, x, y: loss_of(p, x[None], y[None])), (None, 0, 0))
+    rng, sizes = np.random.default_rng(1), []
+    for _ in range(privacy.batches):
+        batch = data.take(np.flatnonzero(rng.random(30) < 0.05))
+        sizes.append(len(batch))
+        x, y = torch.from_numpy(batch.x), torch.from_numpy(batch.labels)
+        params.grad_sample = each(params.detach(), x, y) if len(batch) else torch.zeros(0, LAYOUT.size)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert min(sizes) == 0 < max(sizes)
+    got = trained(method_of(privacy=privacy, **config), data)
+    np.testing.assert_allclose(got, params.detach(), rtol=2e-5, atol=2e-5)
+
+
+def test_the_charge_is_opacus_and_known_before_training() -> None:
+    charge = method_of().charge(RoundTerms())
+    assert (charge.unit, charge.steps, charge.sample_rate, charge.noise_multiplier) == ("record", 6, 0.2, 0.7)
+    accountant = RDPAccountant()
+    for _ in range(3 * charge.steps):
+        accountant.step(noise_multiplier=0.7, sample_rate=0.2)
+    ours = epsilon([Step(charge.noise_multiplier, charge.sample_rate, 3 * charge.steps)], delta=1e-5)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [10, 200])
+def test_steps_do_not_tell_how_many_records_there_are(count: int) -> None:
+    steps: list[tuple[int, int]] = []
+    trained(method_of(local_epochs=4), samples(count), on_batch=lambda *at: steps.append(at))
+    assert steps == [(done, 6) for done in range(6)]
+
+
+def test_without_records_only_noise_is_learned() -> None:
+    """The sum is divided by the nominal size, so noise has the deviation sigma C / B whatever was drawn."""
+    update = trained(method_of(), samples(0)) - start_of()
+    noise = SeededNoise(5, 0, 1).normal(6 * LAYOUT.size).reshape(6, -1).sum(axis=0)
+    np.testing.assert_allclose(update, -0.3 * 0.7 * 0.5 / 5 * noise, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) -> None:
+    """Without noise and with huge raw gradients, SGD moves at most by steps * rate * C * n / B, penalties aside."""
+    method = method_of(name, spec(noise_multiplier=0.0, clip_norm=1e-6, sample_rate=1.0), learning_rate=0.01)
+    done = train_round(
+        method,
+        method.init_state(),
+        start_of(),
+        Gradient(times=1e6),
+        samples(10),
+        terms=RoundTerms(),
+        logits_of=logits,
+        recipe=Recipe(),
+        rng=np.random.default_rng(0),
+        noise=SeededNoise(1, 1, 1),
+    )
+    release = method.release(done.state, done.end - done.start, RoundTerms(), SeededNoise(1, 1, 1))
+    assert release.charge == method.charge(RoundTerms())
+    assert release.charge.unit == "record"
+    assert not np.any(release.noise_stds)
+    bound = 6 * method.gradients_per_batch(method.config) * 0.01 * 1e-6 * 10 / 5
+    rounding = 6 * np.finfo(np.float32).eps * np.linalg.norm(start_of())
+    # a penalty of weight lambda_2 / 2 pulls towards a change as large as the clip norm, in steps of this length
+    penalty = 6 * 0.01 * getattr(method.config, "lambda_2", 0.0) / 2
+    assert np.linalg.norm(release.values) <= bound + rounding + penalty
+
+
+def test_more_gradients_than_are_charged_are_refused() -> None:
+    class Greedy(METHODS["dp-fedavg"]):
+        def gradient(self, state, start, params, batch):
+            batch.mean(params)
+            return batch.mean(params)
+
+    usual = method_of()
+    greedy = Greedy(usual.config, usual.privacy, LAYOUT, rounds=1)
+    with pytest.raises(PrivacyError, match="2 gradients of a batch, charged are 1"):
+        trained(greedy, samples(10))
+
+
+@pytest.mark.parametrize("gradient", [Gradient(times=math.nan), ClipsItself(times=math.nan)])
+def test_a_gradient_that_is_not_finite_is_refused(gradient: Gradient) -> None:
+    with pytest.raises(PrivacyError, match="not finite"):
+        trained(method_of(), samples(10), gradient=gradient)
+
+
+def test_a_runtimes_own_clipping_gives_the_same() -> None:
+    one, other = (trained(method_of(), samples(30), gradient=each) for each in (Gradient(), ClipsItself()))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clipped_batch_is_noised_twice_and_charged_for_its_turning_round() -> None:
+    """APDP-FL as published: 2 C / r N(0, sigma^2) on a gradient that one record can move by 2 C."""
+    usual = RecordMechanism(0.5, 3.0, sample_rate=1.0, batches=2, gradients_per_batch=1, batch_size=4)
+    mechanism = replace(usual, clips="batch")
+    noised = mechanism.noised_mean(mechanism.clipped_batch(np.array([3, 4], np.float32)), SeededNoise(0, 0, 0))
+    noise = SeededNoise(0, 0, 0).normal(2)
+    np.testing.assert_allclose(noised, np.array([0.3, 0.4]) + 2 * 0.5 / 4 * 3.0 * noise, rtol=1e-5)
+    assert mechanism.charge().noise_multiplier == 3.0 / 4
+    assert usual.charge().noise_multiplier == 3.0

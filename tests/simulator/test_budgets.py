@@ -1,0 +1,162 @@
+"""Privacy budgets and preferences of simulated devices: who has spent its own stops, and the fleet goes on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator.events import EventLog
+from aggregator.store import AggregatorStore
+from edge_client.config import load_config
+from hushfleet.data.sets import load
+from hushfleet.errors import BadInput, HushfleetError, PrivacyError
+from hushfleet.methods.base import RoundTerms
+from hushfleet.privacy.accounting import Step, epsilon
+from simulator.fast import ALL_SPENT, deliver, run_rounds
+from simulator.fleet import make_fleet
+from simulator.live import device_toml
+from simulator.model_files import write_models
+from simulator.results import assemble, read_metrics
+from simulator.run_folder import begin
+from simulator.workers import Workers
+
+ROUNDS = 8
+DEVICES = 4
+RATE, STEPS = 0.25, 4
+
+
+def task_of(short_task: Any, *, rounds: int = ROUNDS, **privacy: Any) -> Any:
+    return short_task(
+        method={"name": "apdp-fl", "optimizer": "sgd", "learning_rate": 0.05, "batch_size": 20, "local_steps": STEPS},
+        privacy={
+            "unit": "record",
+            "accounting": "strict",
+            "clip_norm": 1.0,
+            "noise_multiplier": 1.5,
+            "sample_rate": RATE,
+            "delta": 1e-5,
+            **privacy,
+        },
+        data={"partition": "iid", "devices": DEVICES, "limit": 200},
+        round={"rounds": rounds, "min_updates": 1},
+    )
+
+
+def spent_after(rounds: int, multiplier: float) -> float:
+    return epsilon([Step(multiplier, RATE, STEPS * rounds)], delta=1e-5)
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "vmap"])
+def test_devices_stop_at_their_own_budgets_and_the_run_ends_when_all_have(
+    runs: Any, audit: Any, short_task: Any, tmp_path: Path, runtime: str
+) -> None:
+    task = task_of(short_task, budget=spent_after(2, 1.5) * 1.01, preference_std=0.25)
+    simulation = runs.fast(begin(task, tmp_path / "run", data_dir=None), runtime=runtime)
+    method = simulation.prepared.method
+    took = Counter(update["device"] for update in audit.events(simulation, "update"))
+    for device in simulation.fleet.devices:
+        sigma = method.noise_multiplier(RoundTerms(preference=device.preference))  # as none scored, it did not fall
+        may = sum(spent_after(rounds, sigma) <= task.privacy.budget for rounds in range(1, ROUNDS + 1))
+        assert took[device.name] == may
+        assert len(audit.ledger(simulation, device.name)) == may
+    assert len(set(took.values())) > 1, "preferences made a difference"
+    declines = audit.events(simulation, "decline")
+    assert {event["code"] for event in declines} == {"budget"}
+    assert {event["round"] for event in declines} >= {min(took.values()) + 1}
+    assert audit.events(simulation, "finished")[-1]["reason"] == ALL_SPENT
+    write_models(simulation)
+    result = assemble(simulation, engine="fast")
+    assert [row.participants for row in result.rounds] == [
+        sum(count >= round for count in took.values()) for round in range(1, max(took.values()) + 2)
+    ]
+    assert {row.unit for row in result.privacy} == {"record"}
+    for row in result.privacy:
+        assert row.epsilon_release == row.epsilon_server <= task.privacy.budget
+    # It stays at its end, and the model is that of the last round with updates.
+    before = audit.models(simulation)
+    assert audit.models(runs.fast(runs.again(simulation), runtime=runtime)) == before
+
+
+def test_a_resumed_run_knows_who_declined(
+    runs: Any, audit: Any, short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(short_task, rounds=4, budget=spent_after(2, 1.5) * 1.01, preference_std=0.25)
+    calm = runs.fast(begin(task, tmp_path / "calm", data_dir=None))
+    simulation = begin(task, tmp_path / "run", data_dir=None)
+    heard = 0
+
+    def dies(*arguments: Any) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 3 * DEVICES - 1:
+            raise KeyboardInterrupt
+        deliver(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("simulator.fast.deliver", dies)
+        with pytest.raises(KeyboardInterrupt):
+            runs.fast(simulation)
+    runs.fast(runs.again(simulation))
+    assert audit.models(simulation) == audit.models(calm)
+    with AggregatorStore(simulation.folder.aggregator) as one, AggregatorStore(calm.folder.aggregator) as other:
+        assert one.declines() == other.declines()
+
+
+def test_a_cohort_that_declines_for_another_reason_ends_the_run(
+    runs: Any, short_task: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Training has diverged everywhere: that is no end to be silent about."""
+    simulation = begin(task_of(short_task, rounds=1), tmp_path / "run", data_dir=None)
+    monkeypatch.setattr("hushfleet.privacy.record.RecordMechanism.check_charged", _diverged)
+    with pytest.raises(HushfleetError, match="round 1: no device takes part \\(no-privacy\\)"):
+        runs.fast(simulation)
+
+
+def _diverged(*_: object) -> None:
+    raise PrivacyError("not finite")
+
+
+def test_preferences_are_normal_around_one_within_limits_and_by_the_seed(short_task: Any) -> None:
+    def preferences(**sections: Any) -> np.ndarray:
+        task = task_of(short_task, preference_std=0.5, **sections)
+        data = task.data.model_copy(update={"devices": 150, "min_samples": 2, "limit": None})
+        fleet = make_fleet(task.model_copy(update={"data": data}), load("digits"))
+        return np.array([device.preference for device in fleet.devices])
+
+    drawn = preferences()
+    assert abs(drawn.mean() - 1) < 0.15
+    assert 0.35 < drawn.std() < 0.6
+    assert drawn.min() >= 0.2
+    assert preferences().tolist() == drawn.tolist()
+
+
+def test_budget_and_preference_reach_a_live_device(short_task: Any, tmp_path: Path) -> None:
+    simulation = begin(task_of(short_task, budget=3.5, preference_std=0.3), tmp_path / "run", data_dir=None)
+    for device in simulation.fleet.devices:
+        text = device_toml(device, simulation.folder.device(device.name), simulation, broker_url="mqtt://localhost")
+        path = tmp_path / "device.toml"
+        path.write_text(text)
+        limits = load_config(path).limits
+        assert (limits.epsilon_server, limits.noise_preference, limits.delta) == (3.5, device.preference, 1e-5)
+
+
+def test_by_default_nothing_is_limited(calm: Any) -> None:
+    assert {(d.epsilon_limit, d.preference) for d in calm.fleet.devices} == {(math.inf, 1.0)}
+
+
+def test_preferences_need_a_method_that_allows_them(short_task: Any) -> None:
+    with pytest.raises(BadInput, match=r"preference_std = 0\.3: .*all devices add the same noise"):
+        short_task(privacy={"preference_std": 0.3})
+
+
+def test_own_models_are_tested_in_the_last_rounds(runs: Any, short_task: Any, tmp_path: Path) -> None:
+    simulation = begin(task_of(short_task, rounds=6), tmp_path / "run", data_dir=None)
+    with Workers(1) as workers, EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events, evaluate_every=4, evaluate_last=2)
+    metrics = read_metrics(simulation, simulation.fleet.devices[0].name)
+    assert [round for round in sorted(metrics) if "accuracy_own_common" in metrics[round]] == [4, 5, 6]
