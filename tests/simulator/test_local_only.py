@@ -37,14 +37,18 @@ def by_hand(simulation: Simulation, index: int, *, learning_rate: float, epochs:
     return params
 
 
-def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fedglp-adp", "pfedsd"])
+def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Path, name: str) -> None:
+    """Of the cross-entropy, also where the task's graph distils."""
     task = short_task(
         data={"devices": 2, "limit": 600},
-        method={"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 32, "local_epochs": 6},
+        method={"name": name, "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 32, "local_epochs": 6},
         round={"rounds": 2, "min_updates": 2},
     )
     simulation = begin(task, tmp_path / "run", data_dir=None)
     spec = simulation.prepared.spec
+    graph = simulation.prepared.blobs[spec.model.gradient.digest]
+    assert GradientGraph(graph, spec.model.layout).distills == (name == "pfedsd")
     inference = InferenceGraph(simulation.prepared.blobs[spec.model.inference.digest], spec.model.layout)
     with Workers(1) as workers:
         found = list(train_alone(simulation, workers))
