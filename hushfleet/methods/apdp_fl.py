@@ -24,9 +24,9 @@ Reading: r of the noise 2 C / r N(0, sigma_i^2) is "the sample size": `batch_siz
 `privacy.sample_rate` puts into a batch. Algorithm 2 as it is printed makes one step an iteration on all the data:
 sample_rate = 1, local_steps = E, batch_size = the records of a device. Theorem 1 counts q, E steps a round.
 Reading: "q" of section 6 is the noise reduction p of section 4; the sampling parameter q of Theorem 1 and delta are not
-printed. Theorem 1 with q = 0.01, 0.05, 0.1 or 1, delta = 1e-5, 1/600 or 0.01, and 1 or 10 clients gives the six printed
-numbers of rounds (63, 76; 72, 80; 88, 96) for no one setting: with q = 0.01, delta = 1e-5 and one client the noise would
-have to fall in every round after 45, 54; 45, 42; 12, 0.
+printed. Theorem 1 with q = 0.01, 0.05 or 0.1, delta = 1e-5, 1/600 or 0.01, and 1 or 10 clients gives the six printed
+numbers of rounds (63, 76; 72, 80; 88, 96) for no one setting: with q = 0.01, delta = 1e-5 and one client, noise would
+have to fall in every round after about 45, 54; 45, 42; 12, 0. With q = 1 it does not give them at all.
 
 With privacy unit `record`:
 Deviation: batches are Poisson samples and their number is the same for all devices, so that the charge is known.
