@@ -284,29 +284,29 @@ def test_the_service_runs_the_device() -> None:
 
 
 def test_the_method_that_is_shown_is_the_file() -> None:
-    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedPerDP" in b.text]
-    assert shown == [(EXAMPLES / "fedper_dp.py").read_text("utf-8").rstrip()]
+    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABU" in b.text]
+    assert shown == [(EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip()]
 
 
 def with_example_method(monkeypatch: pytest.MonkeyPatch) -> Any:
-    name = "hushfleet.methods.fedper_dp"
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "fedper_dp.py")
+    name = "hushfleet.methods.fedbabu"
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "fedbabu.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(methods.METHODS, module.FedPerDP.name, module.FedPerDP)
+    monkeypatch.setitem(methods.METHODS, module.FedBABU.name, module.FedBABU)
     return module
 
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> PreparedTask:
     with_example_method(monkeypatch)
-    return prepare(load_task(EXAMPLES / "fedper-dp.toml", ("method.local_epochs=1",)), run_id="docs")
+    return prepare(load_task(EXAMPLES / "fedbabu.toml", ("method.local_epochs=1",)), run_id="docs")
 
 
-def test_the_example_method_trains_and_keeps_its_last_layer(prepared: PreparedTask, tmp_path: Path) -> None:
+def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask, tmp_path: Path) -> None:
     spec, layout = prepared.spec, prepared.spec.model.layout
     last = layout.layers[-1]
     state = prepared.method.init_state()
@@ -347,5 +347,6 @@ def test_the_example_method_trains_and_keeps_its_last_layer(prepared: PreparedTa
     np.testing.assert_array_equal(after.public.mask, state.public.mask)
     assert after.public.participations == 2
     started_again = prepared.method.start(after, params)
-    np.testing.assert_array_equal(started_again[last.start :], after.own[last.start :])
+    np.testing.assert_array_equal(started_again[last.start :], params[last.start :])
+    assert (after.own[: last.start] != params[: last.start]).any()
     np.testing.assert_array_equal(started_again[: last.start], params[: last.start])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,10 +43,7 @@ def one_thread():
 
 def method_of(name: str, gradient: TorchGradient = DIGITS, **config: Any) -> Method:
     config = {**GENTLE, **config}
-    if name != "fedper-dp":
-        return make_method(name, config, PRIVACY, gradient.layout, rounds=4)
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fedper_dp.py"), run_name="fedper_dp")
-    return example["FedPerDP"](example["FedPerConfig"](**config), PRIVACY, gradient.layout, rounds=4)
+    return make_method(name, config, PRIVACY, gradient.layout, rounds=4)
 
 
 def state_of(method: Method, gradient: TorchGradient, rng: np.random.Generator) -> DeviceState:
@@ -116,7 +111,7 @@ def check(method: Method, gradient: TorchGradient = DIGITS, tolerance: float = 1
     return got
 
 
-@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "fedglp-adp", "fedper-dp"])
+@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "fedglp-adp", "fedper"])
 def test_a_cohort_trains_as_its_members_do_alone(name: str) -> None:
     check(method_of(name))
 
@@ -315,7 +310,7 @@ class Transfers(TorchDispatchMode):
         self.made.append(Counter())
 
 
-@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "fedglp-adp", "fedper-dp"])
+@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "fedglp-adp", "fedper"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_on_an_accelerator_no_step_waits_for_a_number(name: str, optimizer: str) -> None:
     """PyTorch's meta device has shapes and no numbers: whoever asks for one fails, as at the end the result does."""
