@@ -122,12 +122,14 @@ class Quick(Change):
 class Recipe(_Part):
     """One table or figure.
 
+    :param label: what the paper calls it, where that is not "Table 1".
     :param claim: what the paper says about it, in one sentence.
     :param readings_text: what the paper leaves open, and what is taken here.
     :param first: cells in the order in which they are run, as `group/row/column` with `*`; the others follow.
     """
 
     title: str
+    label: str = ""
     claim: str = ""
     readings_text: str = ""
     open: str = ""
@@ -195,7 +197,7 @@ class Entry:
     def label(self) -> str:
         """As the paper calls it: "Table 1"."""
         kind, _, number = self.name.partition("-")
-        return f"{kind.capitalize()} {number}".strip() if number else self.recipe.title
+        return self.recipe.label or f"{kind.capitalize()} {number}"
 
 
 class Paper(_Part):
