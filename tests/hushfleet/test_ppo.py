@@ -91,6 +91,14 @@ def test_a_step_moves_towards_what_paid_by_the_size_of_an_adam_step() -> None:
     assert len(after["experiences"]) == 0
 
 
+def test_adam_goes_on_where_the_last_update_stopped() -> None:
+    before, after = learned(0.4)
+    again = ClipAgent(1.0, 4.0, buffer=2, passes=1)._learn(after | {"experiences": before["experiences"]})
+    assert again["updates"] == 2
+    # gradients of nearly one size make steps of one size; moments that met a fresh count would make it 1.34 times that
+    assert again[ACTOR][-2] - after[ACTOR][-2] == pytest.approx(3e-3, rel=0.05)
+
+
 def test_a_ratio_beyond_its_bound_pulls_no_further() -> None:
     """Of the better action the ratio is e^5, above 1.2; the other's e^5 is not bounded, since it should fall."""
     before, after = learned(0.4, density=-5.0 - math.log(0.6))
