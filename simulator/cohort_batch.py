@@ -98,6 +98,7 @@ class CohortRecordBatch:
     noises: Sequence[NoiseSource]
     scratch: Tensor
     pass_number: int = 0
+    taken: int = 0
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -108,6 +109,8 @@ class CohortRecordBatch:
         return self.batch.sizes
 
     def mean(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        self.taken += 1
+        self.mechanisms[0].check_charged(self.taken)
         by_batch = self.mechanisms[0].clips == "batch"
         losses, total = self._clipped_batch(params) if by_batch else self._clipped_sum(params)
         for row, (mechanism, noise) in enumerate(zip(self.mechanisms, self.noises, strict=True)):

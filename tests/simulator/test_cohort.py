@@ -17,8 +17,9 @@ from edge_client.trainer import SeededRandomness
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method
+from hushfleet.methods.base import DeviceState, Method, RoundTerms, TrainingConfig
 from hushfleet.methods.fedavg import FedAvg
+from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import PrivacySpec
 from hushfleet.training import Recipe, train_locally
 from models import get_model
@@ -26,6 +27,7 @@ from models.torch_gradient import TorchGradient
 from simulator.cohort import CohortTrainer, Member, Trained, train_cohort
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)
+BY_RECORD = replace(PRIVACY, unit="record", clip_norm=1.0, sample_rate=0.3, batches=3)
 DIGITS, FASHION = TorchGradient(get_model("digits-cnn")), TorchGradient(get_model("fashion-mnist-cnn"))
 GENTLE = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 4, "local_epochs": 2}
 
@@ -41,9 +43,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def method_of(name: str, gradient: TorchGradient = DIGITS, **config: Any) -> Method:
+def method_of(
+    name: str, gradient: TorchGradient = DIGITS, *, privacy: PrivacySpec = PRIVACY, **config: Any
+) -> Method:
     config = {**GENTLE, **config}
-    return make_method(name, config, PRIVACY, gradient.layout, rounds=4)
+    return make_method(name, config, privacy, gradient.layout, rounds=4)
 
 
 def state_of(method: Method, gradient: TorchGradient, rng: np.random.Generator) -> DeviceState:
@@ -66,7 +70,8 @@ def cohort_of(
         samples = Samples(images, rng.integers(0, 10, count), (0.1 * (index % 4),) * channels, (0.4,) * channels)
         state = state_of(method, gradient, rng)
         state = method.init_state() if index in fresh else state
-        members.append(Member(state, samples, SeededRandomness(7, index).order(2)))
+        noise = SeededNoise(7, index, 2)
+        members.append(Member(state, samples, SeededRandomness(7, index).order(2), RoundTerms(), noise))
     return members
 
 
@@ -82,6 +87,8 @@ def one_by_one(method: Method, members: Sequence[Member], start: np.ndarray, gra
             member.samples,
             recipe=Recipe(gradient.model.dropout),
             rng=member.rng,
+            terms=member.terms,
+            noise=member.noise,
         )
         trained.append(Trained(member.state, begin, own, own, loss))
     return trained
@@ -125,16 +132,18 @@ def test_the_methods_own_terms_reach_every_member() -> None:
         assert np.abs(one.own - other.own).max() > 0.2 * moved
 
 
-def test_two_passes_a_batch_for_members_with_and_without_personal_parameters() -> None:
-    method = method_of("fedglp-adp", sequential=True)
-    check(method)
+@pytest.mark.parametrize("privacy", [PRIVACY, BY_RECORD])
+def test_two_passes_a_batch_for_members_with_and_without_personal_parameters(privacy: PrivacySpec) -> None:
+    """By record, a pass more would draw more of a member's noise."""
+    method = method_of("fedglp-adp", sequential=True, privacy=privacy, learning_rate=0.01)
+    check(method, tolerance=1e-4)
     start = DIGITS.model.init(1)
     together, alone = cohort_of(method), cohort_of(method)
     for index in (0, 3):
         for member in (together[index], alone[index]):
             member.state.public.mask[:] = False
     got = train_cohort(method, together, start, DIGITS, recipe=Recipe())
-    assert_same(got, one_by_one(method, alone, start, DIGITS))
+    assert_same(got, one_by_one(method, alone, start, DIGITS), tolerance=1e-4)
 
 
 def test_adam_counts_each_members_own_steps() -> None:
@@ -252,6 +261,36 @@ def test_a_member_without_samples_is_refused_before_any_training() -> None:
     method = method_of("fedavg")
     with pytest.raises(BadInput, match="no training samples"):
         train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, recipe=Recipe())
+
+
+def test_records_are_clipped_and_noised_one_by_one_and_batches_may_be_empty() -> None:
+    for sample_rate in (0.3, 0.04):
+        by_record = replace(BY_RECORD, sample_rate=sample_rate, batches=6)
+        check(method_of("dp-fedavg", privacy=by_record, learning_rate=0.02), tolerance=1e-4)
+
+
+def test_what_is_begun_again_has_the_noise_of_the_first_time() -> None:
+    method, start = method_of("dp-fedavg", privacy=BY_RECORD), DIGITS.model.init(1)
+    got = CohortTrainer(Narrow(2), "cpu").train(method, cohort_of(method), start, recipe=Recipe())
+    assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS), tolerance=1e-4)
+
+
+class Remembering(FedAvg):
+    """Takes each sample's gradient, and goes on with what it remembers of the batches before."""
+
+    def gradient(self, state, start, params, batch):
+        losses, each = batch.each(params)
+        _, mean = batch.mean(params)
+        weights = losses / batch.sizes[..., None]
+        weighted = (weights[..., None] * each).sum(-2)
+        before = batch.memory.get("before", (0 * mean,))[0]
+        batch.memory["before"] = (weighted + 0.5 * before + 0.25 * mean,)
+        return losses.sum(-1) / batch.sizes, batch.memory["before"][0]
+
+
+def test_single_gradients_and_memory_are_each_members_own_to_its_end() -> None:
+    method = Remembering(TrainingConfig(**{**GENTLE, "learning_rate": 0.01}), PRIVACY, DIGITS.layout, rounds=4)
+    check(method)
 
 
 class Watching(FedAvg):

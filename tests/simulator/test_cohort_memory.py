@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hushfleet.methods import make_method
+from hushfleet.methods.base import TrainingConfig
+from hushfleet.methods.fedavg import FedAvg
+from hushfleet.objectives import Objective
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.spec import PrivacySpec
 from models import get_model
 from models.torch_gradient import TorchGradient
-from simulator.cohort_memory import AliveBytes, bytes_per_client, pass_bytes
+from simulator.cohort_memory import AliveBytes, Asked, bytes_per_client, pass_bytes, what_is_asked
 
 
 def test_the_peak_of_a_few_lines_by_hand() -> None:
@@ -56,6 +62,41 @@ def test_vectors_and_activations_add_up() -> None:
     vectors = needed() - pass_bytes(gradient, 2, batch_size=8, dropout=()) // 2
     assert vectors == 29 * size
     assert 1.6 < (needed(batch_size=16) - vectors) / (needed() - vectors) < 2
+
+
+def test_what_a_method_needs_beyond_plain_training_is_counted() -> None:
+    gradient = TorchGradient(get_model("digits-cnn"))
+    usual = {"batch_size": 8, "dropout": (), "optimizer": "sgd", "passes": 2, "image_bytes": 0, "samples": 400}
+    size, plain = gradient.layout.size, bytes_per_client(gradient, **usual)
+    assert bytes_per_client(gradient, **usual, momentum=True) == plain + 8 * size
+    # Gradients of 8 samples, twice, and 100 bytes that are kept.
+    assert bytes_per_client(gradient, **usual, asked=Asked(each=True, kept_bytes=100)) == plain + 64 * size + 100
+    assert bytes_per_client(gradient, **usual, asked=Asked(companion=True)) == plain + 8 * size
+    assert bytes_per_client(gradient, **usual, augments=True) == plain + 40 * 8 * 8 * 8
+    # By record: hardly ever more than 40 + 6 * 6 + 1 samples, but one at a time.
+    record = RecordMechanism(1.0, 1.0, sample_rate=0.1, batches=9, gradients_per_batch=1, batch_size=40)
+    one = pass_bytes(gradient, 2, batch_size=1, dropout=()) // 2
+    expected = (4 * (7 + 2) + 1) * size + one + 77 * 4 * 64
+    assert bytes_per_client(gradient, **usual, record=record) == expected
+    teaching = TorchGradient(gradient.model, objective=Objective("distillation", temperature=3.0))
+    assert bytes_per_client(teaching, **usual) > plain + 400 * 4 * 10
+
+
+class Asking(FedAvg):
+    def gradient(self, state, start, params, batch):
+        batch.memory["kept"] = (params[:5].copy(), 3)
+        losses, each = batch.each(params)
+        return losses[0], each[0]
+
+
+def test_a_method_is_asked_what_it_takes() -> None:
+    layout, params = get_model("digits-cnn").layout, get_model("digits-cnn").init(0)
+    privacy = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=1.0, delta=0.1)
+    plain, asking = (kind(TrainingConfig(), privacy, layout, rounds=3) for kind in (FedAvg, Asking))
+    ditto = make_method("ditto", {}, privacy, layout, rounds=3)
+    assert what_is_asked(plain, plain.init_state(), params) == Asked()
+    assert what_is_asked(asking, asking.init_state(), params) == Asked(each=True, kept_bytes=20)
+    assert what_is_asked(ditto, ditto.init_state(), params) == Asked(companion=True)
 
 
 def test_a_group_costs_as_many_times_a_client() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hushfleet.data.samples import Samples
-from hushfleet.methods.base import TrainingConfig
-from hushfleet.spec import DropoutSpec
-from hushfleet.training import Recipe, draw_dropout, shuffled_batches
+from hushfleet.methods.base import Teacher, TrainingConfig
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.spec import Augment, DropoutSpec
+from hushfleet.training import Recipe, draw_dropout, drawn_inputs, shuffled_batches
 from simulator.resident import GroupBatches, ResidentSamples, step_count
 
 CPU = torch.device("cpu")
@@ -25,13 +27,22 @@ def samples_of(count: int, seed: int) -> Samples:
     return Samples(images, rng.integers(0, 10, count), tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def batches_of(counts: list[int], *, epochs: int = 2, dropout: tuple[DropoutSpec, ...] = DROPOUT) -> GroupBatches:
+def batches_of(
+    counts: list[int],
+    *,
+    epochs: int = 2,
+    dropout: tuple[DropoutSpec, ...] = DROPOUT,
+    steps: int = 0,
+    augment: Augment = "none",
+    **more: Any,
+) -> GroupBatches:
     return GroupBatches(
         [samples_of(count, seed) for seed, count in enumerate(counts)],
         [np.random.default_rng(seed) for seed in range(len(counts))],
         ResidentSamples(CPU),
-        config=TrainingConfig(batch_size=4, local_epochs=epochs),
-        recipe=Recipe(dropout),
+        config=TrainingConfig(batch_size=4, local_epochs=epochs, local_steps=steps),
+        recipe=Recipe(dropout, augment),
+        **more,
     )
 
 
@@ -79,6 +90,67 @@ def test_clients_come_with_most_steps_first() -> None:
 
 def test_steps_are_counted_by_epochs_of_whole_and_partial_batches() -> None:
     assert [step_count(count, TrainingConfig(batch_size=4, local_epochs=3)) for count in (1, 4, 5, 12)] == [3, 3, 6, 9]
+
+
+def test_a_number_of_steps_goes_through_the_samples_as_often_as_it_takes() -> None:
+    steps = list(batches_of([11, 5], steps=4, dropout=()))
+    assert [batch.sizes.tolist() for batch in steps] == [[4, 4], [4, 1], [3, 4], [4, 1]]
+    assert [batch.epoch for batch in steps] == [0, 0, 0, 1]
+
+
+def test_images_are_shifted_and_mirrored_as_each_client_would_alone_to_the_bit() -> None:
+    counts, recipe = [40, 23, 5], Recipe(DROPOUT, "flip-crop")
+    steps = list(batches_of(counts, augment="flip-crop"))
+    changed = 0
+    for row, count in enumerate(counts):
+        samples, rng, taken = samples_of(count, row), np.random.default_rng(row), 0
+        for _ in range(2):
+            for indices in shuffled_batches(count, 4, rng):
+                x, masks = drawn_inputs(samples, indices, recipe, rng)
+                np.testing.assert_array_equal(steps[taken].x[row, : len(x)], x)
+                np.testing.assert_array_equal(steps[taken].x[row, len(x) :], x[:1].repeat(4 - len(x), 0))
+                for mask, expected in zip(steps[taken].masks, masks, strict=True):
+                    np.testing.assert_array_equal(mask[row, : len(x)], expected)
+                changed += (x != samples.take(indices).x).any()
+                taken += 1
+    assert changed > 10
+
+
+def test_batches_by_record_may_be_empty_and_are_as_many_for_all() -> None:
+    record = RecordMechanism(1.0, 0.0, sample_rate=0.06, batches=30, gradients_per_batch=1, batch_size=4)
+    counts = [11, 9, 2]
+    steps = list(batches_of(counts, record=record, augment="flip-crop"))
+    assert len(steps) == 30
+    sizes = np.array([batch.sizes.tolist() for batch in steps])
+    assert (sizes.max(1) == 0).any(), "the rate is such that all are empty at some step"
+    assert (sizes.max(1) > 1).any()
+    recipe = Recipe(DROPOUT, "flip-crop")
+    for row, count in enumerate(counts):
+        samples, rng = samples_of(count, row), np.random.default_rng(row)
+        for batch in steps:
+            indices = record.sample(count, rng)
+            x, _ = drawn_inputs(samples, indices, recipe, rng)
+            assert batch.sizes[row] == len(indices)
+            np.testing.assert_array_equal(batch.x[row, : len(x)], x)
+            if batch.weights is not None:
+                assert batch.weights[row].tolist() == [1.0] * len(x) + [0.0] * (batch.x.shape[1] - len(x))
+
+
+def test_each_sample_brings_its_teachers_logits() -> None:
+    counts = [9, 6, 3]
+    rng = np.random.default_rng(3)
+    logits = [rng.standard_normal((count, 5)).astype(np.float32) for count in counts]
+    teachers = [Teacher(logits[0], 0.25), None, Teacher(logits[2], 1.0)]
+    steps = list(batches_of(counts, dropout=(), teachers=teachers))
+    for row, count in enumerate(counts):
+        rng, taken = np.random.default_rng(row), 0
+        for _ in range(2):
+            for indices in shuffled_batches(count, 4, rng):
+                own = logits[row][indices] if row != 1 else np.zeros((len(indices), 5))
+                np.testing.assert_array_equal(steps[taken].teacher[row, : len(indices)], own)
+                assert set(steps[taken].distill[row].tolist()) == {(0.25, 0.0, 1.0)[row]}
+                taken += 1
+    assert next(iter(batches_of(counts, teachers=[None] * 3))).teacher is None
 
 
 def test_data_stays_on_the_device_as_long_as_somebody_has_it() -> None:
