@@ -1,8 +1,9 @@
 """A clip norm that follows a quantile of the updates' norms: the AQC baseline of ACDP-pFSD's Table 3.
 
-Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
-1. Each device says by one bit whether its update's norm is within C; the server moves C <- C exp(-eta (b - gamma)), with
-b the noised share of those that are. The bits' noise is paid for: Theorem 1 of that paper splits the charge.
+Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021. By its
+Algorithm 1 each device says by one bit whether its update's norm is within C; the server moves
+C <- C exp(-eta (b - gamma)), with b the noised share of those that are. The bits' noise is paid for: Theorem 1 of that
+paper splits the charge.
 """
 
 from __future__ import annotations
