@@ -34,6 +34,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ditto": [{"lambda_": 2.0}],
     "fedrep": [{"head_epochs": 1, "local_epochs": 3}],
     "dp-fedsim": [{"max_stretch": 2.0}],
+    "feddpa": [{"lambda_1": 5.0, "lambda_2": 5.0}, {"personal_epochs": 1}],
+    "perfreezeclip": [{"local_epochs": 3, "freeze_ratio": 0.5, "max_norm": 1.0}],
 }
 
 PRIVACY = {
