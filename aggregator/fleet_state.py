@@ -30,6 +30,7 @@ class FleetState:
     delta: float | None = None
     task: str = ""
     method: str = ""
+    unit: str = "device"
     engine: str = ""
     broker: str = ""
     rounds: int = 0
@@ -106,7 +107,7 @@ class FleetState:
         return self.rounds_closed + (answered if self.round > self.rounds_closed else 0.0)
 
     def _on_run(self, event: Mapping[str, Any]) -> None:
-        for name in ("task", "method", "engine", "broker", "delta", "rounds"):
+        for name in ("task", "method", "unit", "engine", "broker", "delta", "rounds"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         devices = event.get("devices", 0)
@@ -172,8 +173,11 @@ class FleetState:
         multiplier = event.get("multiplier_release")
         if event.get("epsilon_release") is not None:
             self.epsilon_release = float(event["epsilon_release"])
+        elif self.unit == "record":  # which no other device's noise hides
+            self.epsilon_release = self.epsilon_server
         elif multiplier is not None and self.delta:
-            self._release.append(Step(float(multiplier), 1.0, 1))
+            step = Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1))
+            self._release.append(step)
             self.epsilon_release = epsilon(self._release, delta=self.delta)
 
     def _warn(self, kind: str, words: str, *, code: str = "") -> None:

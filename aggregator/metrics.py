@@ -27,6 +27,7 @@ class RoundSummary:
     :param multiplier_release: noise multiplier against readers of the global model; None if it did not change.
     :param eq20_bytes: uplink by Eq. (20) of FedGLP-ADP: 32 bits a shared parameter, one a parameter for the mask.
     :param float32_bytes: uplink of plain FedAvg: four bytes a parameter and device.
+    :param sample_rate: of the round's charge, 1 with the unit `device`; likewise `steps`.
     """
 
     round: int
@@ -41,6 +42,8 @@ class RoundSummary:
     multiplier_release: float | None
     eq20_bytes: float
     float32_bytes: int
+    sample_rate: float = 1.0
+    steps: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

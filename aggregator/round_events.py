@@ -14,6 +14,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "task": spec.task,
         "method": spec.method,
         "engine": engine,
+        "unit": spec.privacy.unit,
         "devices": devices,
         "rounds": spec.rounds,
         "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],

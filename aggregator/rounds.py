@@ -350,7 +350,7 @@ class RoundEngine:
 
     def _summary(self, row: RoundRow, updates: Sequence[UpdateRow], params: np.ndarray, enough: bool) -> RoundSummary:
         cohort_size, participants = len(row.cohort), len(updates) if enough else 0
-        release = None
+        release, charge = None, self.method.charge(terms_of(self._plan))
         if participants:
             release = self._release_multiplier(row.round, participants)
         evaluate = self.prepared.evaluate_global
@@ -368,6 +368,8 @@ class RoundEngine:
             multiplier_release=release,
             eq20_bytes=eq20_bytes([update.shared for update in updates], self.layout.size),
             float32_bytes=4 * self.layout.size * len(updates),
+            sample_rate=charge.sample_rate,
+            steps=charge.steps,
         )
 
     def _release_multiplier(self, round: int, participants: int) -> float:

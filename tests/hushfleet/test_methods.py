@@ -208,7 +208,7 @@ def test_numpy_one_by_one_equals_torch_all_at_once(name: str) -> None:
     single = [method.init_state() for _ in range(clients)]
     first = method.init_state()
     batched = DeviceState(
-        PublicState(torch.zeros(clients, 10, dtype=torch.bool), 0),
+        PublicState(torch.from_numpy(np.stack([first.public.mask] * clients)), 0),
         None,
         {k: torch.from_numpy(np.stack([v] * clients)) for k, v in first.private.items()},
     )
