@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushfleet.methods.heads import HeadConfig, HeadFirst
+from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
 from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRepConfig(HeadConfig):
+class FedRepConfig(HeadFirstConfig):
     """:param head_epochs: how many of the local epochs train the head; the others, the backbone."""
 
     head_epochs: int = 1

@@ -25,6 +25,15 @@ class HeadConfig(TrainingConfig):
         require(self.head_layers >= 1, "head_layers", self.head_layers, "1 or more")
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadFirstConfig(HeadConfig):
+    """Local training in whole epochs, since those say which part trains."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.local_steps == 0, "local_steps", self.local_steps, "0: head and backbone train in whole epochs")
+
+
 class HeadMethod(Method):
     """Base of methods whose personal part is the head, or the backbone, for good."""
 

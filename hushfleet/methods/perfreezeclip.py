@@ -26,7 +26,7 @@ from typing import Any, Literal
 import array_api_compat
 
 from hushfleet.methods.base import Array, BatchGradient, DeviceState, RoundTerms
-from hushfleet.methods.heads import HeadConfig, HeadFirst
+from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
 from hushfleet.spec import require
 
 _MEAN = "mean"  # in the batch's memory: the gradient, `[..., d]`
@@ -34,7 +34,7 @@ _NORMS = "norms"  # in the batch's memory: P_0, P_1, ..., float32 `[..., t]`
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerFreezeClipConfig(HeadConfig):
+class PerFreezeClipConfig(HeadFirstConfig):
     """Settings of the paper's Section 5.1.2 by default, for two classes a device.
 
     :param freeze_ratio: tau, the share of the epochs in which the backbone is frozen.

@@ -112,6 +112,12 @@ def test_a_backbone_that_never_trains_is_refused() -> None:
             method_of("fedrep", head_epochs=epochs, local_epochs=2)
 
 
+@pytest.mark.parametrize("name", ["fedrep", "perfreezeclip"])
+def test_what_trains_in_turns_trains_in_whole_epochs(name: str) -> None:
+    with pytest.raises(Malformed, match="local_steps"):
+        method_of(name, local_steps=5)
+
+
 def test_clients_at_once_have_the_same_parts() -> None:
     method = method_of("fedrep", FOUR)
     state = method.init_state()
