@@ -35,7 +35,8 @@ _NORMS = "norms"  # in the batch's memory: P_0, P_1, ..., float32 `[..., t]`
 
 @dataclass(frozen=True, kw_only=True)
 class PerFreezeClipConfig(HeadFirstConfig):
-    """Settings of the paper's Section 5.1.2 by default, for two classes a device.
+    """The method's own settings are those of the paper's Section 5.1.2, for two classes a device; the paper trains with
+    SGD of momentum 0.5 in batches of 10.
 
     :param freeze_ratio: tau, the share of the epochs in which the backbone is frozen.
     :param clipping: `adaptive` is adap_clip, `value` clips to psi, `none` not at all.
