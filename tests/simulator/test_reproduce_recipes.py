@@ -90,7 +90,8 @@ def test_multipliers_are_those_that_the_printed_budgets_stand_for() -> None:
 
     fedglp = multipliers("fedglp-adp", "3", datasets=["fashion-mnist"], methods=["fixed"], readings=["user-level"])
     assert fedglp == pytest.approx([1.062, 2.549, 3.975], abs=0.006)
-    (fedsim,) = multipliers("dp-fedsim", "1", datasets=["fashion-mnist"], methods=["dp-fedavg"], columns=["alpha-0.1"])
+    one = {"datasets": ["fashion-mnist"], "methods": ["dp-fedavg"], "columns": ["alpha-0.1"]}
+    (fedsim,) = multipliers("dp-fedsim", "1", **one, readings=["client-sampling"])
     assert fedsim == pytest.approx(2.432, abs=0.015)
 
 
