@@ -35,8 +35,12 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, ParamLayout):
         return value.to_wire()
     if dataclasses.is_dataclass(value):
-        fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
-        return {f.name: to_plain(item) for f, item in fields if "default" not in f.metadata or item != f.metadata["default"]}
+        plain = {}
+        for f in dataclasses.fields(value):
+            item = getattr(value, f.name)
+            if "default" not in f.metadata or item != f.metadata["default"]:
+                plain[f.name] = to_plain(item)
+        return plain
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
     if isinstance(value, dict):

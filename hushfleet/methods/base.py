@@ -404,5 +404,5 @@ class Method:
         return global_params + xp.astype(mean, global_params.dtype)
 
     def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
-        """The server's state after a round; a function of its arguments alone, since a killed server computes it anew."""
+        """The server's state after a round; a function of its arguments alone, since a killed server starts over."""
         return server

@@ -18,7 +18,7 @@ MakeFleet = Callable[..., Any]
 
 
 class Steered(Method):
-    """Clips to half of the last round's clip norm plus a tenth of the reports' sum; weighs devices by what they send."""
+    """Clips to half of the last clip norm plus a tenth of the reports' sum; weighs devices by what they send."""
 
     name, source, summary = "steered", "these tests", "a server half that leaves traces"
 
@@ -115,7 +115,8 @@ def test_updates_of_the_unit_record_carry_their_noise_inside(make_fleet: MakeFle
     assert update.header.multiplier_server == 2.0
     declared = fleet.devices.sign("dev-0", update.header, update.values, update.counts, noise_stds=(1.0, 1.0))
     assert fleet.engine.accept("dev-0", declared.data).code == "out-of-bounds"
-    quieter = fleet.devices.sign("dev-1", update.header, update.values, update.counts, device="dev-1", multiplier_server=1.0)
+    changes = {"device": "dev-1", "multiplier_server": 1.0}
+    quieter = fleet.devices.sign("dev-1", update.header, update.values, update.counts, **changes)
     assert fleet.engine.accept("dev-1", quieter.data).code == "out-of-bounds"
     assert fleet.engine.accept("dev-2", fleet.update("dev-2").data).code == "accepted"
     (charge,) = fleet.store.charges()
