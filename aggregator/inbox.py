@@ -168,7 +168,7 @@ class Inbox:
         terms = RoundTerms(plan.noise_split, plan.controls)
         charge, multiplier = self.method.charge(terms), header.multiplier_server
         fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
-        if header.noise_split != charge.noise_split or not (fits or self.method.personal_noise and multiplier > 0):
+        if header.noise_split != charge.noise_split or not (fits or (self.method.personal_noise and multiplier > 0)):
             raise Refusal(
                 "out-of-bounds",
                 f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
