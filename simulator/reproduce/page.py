@@ -32,7 +32,8 @@ tr.first td { border-top: 2px solid var(--edge); }
 def render_page(table: PaperTable, paper: Paper) -> str:
     """The report as HTML text."""
     title = f"{paper.name}, {table.entry.label}"
-    parts = [*(_block(table, block, place) for place, block in enumerate(table.blocks)), *_open(table), _about(table)]
+    blocks = sorted(table.blocks, key=lambda block: not block.begun)  # those with something to see come first
+    parts = [*(_block(table, block, place) for place, block in enumerate(blocks)), *_open(table), _about(table)]
     links = " ".join(f'<a href="#{part.anchor}">{escape(part.title)}</a>' for part in parts)
     sections = "\n".join(
         f'<section id="{part.anchor}"><h2>{escape(part.title)}</h2><p class="lead">{escape(part.lead)}</p>'
@@ -83,7 +84,11 @@ def _block(table: PaperTable, block: Block, place: int) -> Section:
     notes += [f"{row.title}: measured as {measured_as(table.entry, row.metric)}." for row in block.rows if row.metric]
     notes += [f"{block.group.title}, {row}: {where}." for row, where in block.group.quoted.items()]
     below = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    return Section(f"part-{place}", block.title, lead, _table(block) + below + plot + orders)
+    if block.begun:
+        return Section(f"part-{place}", block.title, lead, plot + _table(block) + below + orders)
+    summary = "<summary>nothing of it was run here; the paper's numbers</summary>"
+    folded = f"<details>{summary}{_table(block)}{below}</details>"
+    return Section(f"part-{place}", block.title, lead, folded)
 
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")

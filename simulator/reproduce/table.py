@@ -74,6 +74,11 @@ class Block:
     def title(self) -> str:
         return self.group.title + (f", {self.reading.title}" if self.reading else "")
 
+    @property
+    def begun(self) -> bool:
+        """Whether any of its cells is finished."""
+        return any(square.seeds for square in self.squares.values())
+
 
 @dataclass(frozen=True)
 class PaperTable:
