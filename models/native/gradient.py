@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from models.native.stages import Target
 FLAGS = ("-ffp-contract=fast",)
 ALIGNMENT = 64
 LOGITS_BATCH = 32
+WHOLE = slice(None)
 
 FLOAT, INT = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -33,9 +34,13 @@ class NativeGradient:
     The cross-entropy is compiled; a loss with a teacher is NumPy's, between the two halves of the program.
     The same inputs give the same bits, whatever was computed before. Threads take turns.
 
+    :cvar takes_part: a call may ask for a part of the gradient alone, which is quicker; see `part` of a call.
+
     :raises BadInput: the model is no description that the kernels know.
     :raises HushfleetError: there is no compiler, or it refuses.
     """
+
+    takes_part = True
 
     def __init__(
         self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
@@ -55,6 +60,7 @@ class NativeGradient:
         out: np.ndarray | None = None,
         teacher: np.ndarray | None = None,
         distill: np.ndarray | None = None,
+        part: slice = WHOLE,
     ) -> tuple[float, np.ndarray]:
         """The batch's mean loss and its gradient float32 `[d]`.
 
@@ -64,22 +70,26 @@ class NativeGradient:
         :param out: where the gradient is written; a new vector if not given.
         :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
             float32 `[B]`; none at all: the loss is the cross-entropy. Only for an objective that distils.
+        :param part: the entries whose gradient is wanted. A layer without any is not differentiated, and gets zeros.
         :raises ValueError: an array has another shape, type or memory order, or a label is no class.
         """
         out = self._check_out(out, params)
         inputs, masks = self._check_batch(params, x, y, dropout)
+        layers = self._layers(part)
         if self._is_taught(len(x), teacher, distill):
             with self._program.scratch(len(x)) as (library, scratch):
                 losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
                 slopes = (slopes / len(x)).astype(np.float32)
-                library.gradient_of_slopes(*inputs, _pointer(slopes), _pointer(out), scratch)
+                library.gradient_of_slopes(*inputs, _pointer(slopes), *layers, _pointer(out), scratch)
+            self._zero_others(out, layers)
             return float(losses.mean()), out
         loss = ctypes.c_float()
         with self._program.scratch(len(x)) as (library, scratch):
-            arrays = _pointer(params), _pointer(x), _pointer(y), len(x), masks, _pointer(out)
-            wrong = library.gradient(*arrays, ctypes.byref(loss), scratch)
+            arrays = _pointer(params), _pointer(x), _pointer(y), len(x), masks
+            wrong = library.gradient(*arrays, *layers, _pointer(out), ctypes.byref(loss), scratch)
         if wrong >= 0:
             raise self._no_class(y, wrong)
+        self._zero_others(out, layers)
         return loss.value, out
 
     def clipped_sum(
@@ -88,10 +98,11 @@ class NativeGradient:
         x: np.ndarray,
         y: np.ndarray,
         dropout: Sequence[np.ndarray] = (),
-        clip_norm: float = math.inf,
+        clip_norm: float | Callable[[np.ndarray], float] = math.inf,
         out: np.ndarray | None = None,
         teacher: np.ndarray | None = None,
         distill: np.ndarray | None = None,
+        part: slice = WHOLE,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Each sample's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
 
@@ -99,16 +110,21 @@ class NativeGradient:
         first call compiles a program of its own, unless it is in the cache.
 
         :param dropout: and the other arrays: as for a call; a batch may be empty.
-        :param clip_norm: C, positive; the sum is of g_i * min(1, C / |g_i|).
+        :param clip_norm: C, positive; the sum is of g_i * min(1, C / |g_i|). A function is given the norms and
+            returns C; the backward pass through the layers of `part` is then made twice.
         :param out: float32 `[d]`, needed.
+        :param part: whole layers; g_i is their part of the gradient, and `out` gets zeros everywhere else.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         :raises ValueError: as a call does.
         """
-        if not clip_norm > 0:
-            raise ValueError(f"clip_norm = {clip_norm!r}: must be positive (inf: no clipping)")
+        known = None if callable(clip_norm) else _positive(clip_norm)
         if out is None:
             raise ValueError("out must be given: it receives the sum")
         self._check_out(out, params)
+        layers = self._layers(part)
+        first, end, _ = part.indices(self.layout.size)
+        if first < end and self._span(layers) != (first, end):
+            raise ValueError(f"part = {part}: must be whole layers, since norms are of these")
         if len(x) == 0:
             out[...] = 0
             return np.zeros(0), np.zeros(0)
@@ -119,8 +135,12 @@ class NativeGradient:
         with self._clipping.scratch(len(x)) as (library, scratch):
             losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
             slopes = slopes.astype(np.float32)
-            bound = ctypes.c_double(clip_norm)
-            library.clipped_of_slopes(*inputs, _pointer(slopes), bound, _pointer(norms), _pointer(out), scratch)
+            arrays = *inputs, _pointer(slopes), *layers
+            if known is None:
+                library.clipped_of_slopes(*arrays, ctypes.c_double(), _pointer(norms), None, scratch)
+                known = float(clip_norm(norms))
+            library.clipped_of_slopes(*arrays, ctypes.c_double(known), _pointer(norms), _pointer(out), scratch)
+        self._zero_others(out, layers)
         return losses, norms
 
     @cached_property
@@ -143,6 +163,24 @@ class NativeGradient:
         logits = np.empty((len(y), self.model.classes), np.float32)
         library.gradient_logits(*inputs, _pointer(logits), scratch)
         return self.objective.loss_and_cotangent(logits, y, teacher, distill)
+
+    def _layers(self, part: slice) -> tuple[int, int]:
+        """The numbers of the first layer that has entries in `part`, and of the one after the last that has any."""
+        first, end, step = part.indices(self.layout.size)
+        if step != 1:
+            raise ValueError(f"part = {part}: must be a range without gaps")
+        spans = self.layout.layers
+        wanted = [number for number, span in enumerate(spans) if span.start < end and first < span.stop]
+        return (wanted[0], wanted[-1] + 1) if first < end else (len(spans), len(spans))
+
+    def _span(self, layers: tuple[int, int]) -> tuple[int, int]:
+        starts = [*(span.start for span in self.layout.layers), self.layout.size]
+        return starts[layers[0]], starts[layers[1]]
+
+    def _zero_others(self, out: np.ndarray, layers: tuple[int, int]) -> None:
+        first, end = self._span(layers)
+        out[:first] = 0
+        out[end:] = 0
 
     def _no_class(self, y: np.ndarray, index: int) -> ValueError:
         return ValueError(f"y[{index}] = {y[index]}: labels must be in 0 .. {self.model.classes - 1}")
@@ -192,6 +230,12 @@ class NativeGradient:
             raise ValueError("the batch is empty; a mean over no samples has no gradient")
         check_array("x", x, FLOAT, (batch, *self.model.input_shape))
         return batch
+
+
+def _positive(clip_norm: float) -> float:
+    if not clip_norm > 0:
+        raise ValueError(f"clip_norm = {clip_norm!r}: must be positive (inf: no clipping)")
+    return clip_norm
 
 
 class _Program:

@@ -2,12 +2,15 @@
 
 Written here are only the order of the calls and the layout of memory; the arithmetic is in `kernels/`. Each sample
 keeps what its backward pass will read; all samples share the packed weights and the sums of the gradients.
+
+Layers are numbered from 0, convolutions first. A backward pass is for the layers `from` to `until - 1`: it goes down to
+`from` and no further. What it leaves in `out` for any other layer means nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 
@@ -46,7 +49,7 @@ class _Writer:
 
     def parts(self) -> Iterator[str]:
         yield from self._head()
-        yield _function("backward", ", float *out", self._backward())
+        yield _function("backward", ", int from, int until, float *out", self._backward())
         yield from self._entries(_SCRATCH, _ENTRY)
         if self.objective.distills:
             yield from self._entries(_LOGITS, _SLOPES)
@@ -153,9 +156,12 @@ class _Writer:
 
     def _backward(self) -> Iterator[str]:
         for stage in reversed(self.stages.linears):
-            yield from self._linear_relu_gradient(stage)
-            yield self._linear_weight_gradient(stage)
-            yield self._linear_input_gradient(stage)
+            number = self._number(stage)
+            yield from _where(f"from <= {number}", self._linear_relu_gradient(stage))
+            yield from _where(self._wanted(stage), [self._linear_weight_gradient(stage)])
+            yield from _where(f"from < {number}", [self._linear_input_gradient(stage)])
+        yield f"if (from >= {len(self.stages.convs)})"
+        yield "    return;"
         for stage in self.stages.convs:
             yield f"memset(shared->grad_weight{stage.number}, 0, sizeof shared->grad_weight{stage.number});"
             yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
@@ -192,18 +198,30 @@ class _Writer:
         """:param biases: where each convolution adds its gradient by the bias."""
         yield f"unflatten(sample->grad_flat, {self._flat_mask}, shared->grad_y, {self._flat_shape});"
         for stage in reversed(self.stages.convs):
-            n, grad = stage.number, self._outputs(stage, "shared->grad_x", "shared->grad_y")
-            seen = f"{self._inputs(stage)}, sample->alive{n}, {grad}"
-            yield f"relu_gradient({stage.name}, sample->alive{n}, {grad}, {biases[n]});"
-            if stage.first:
-                yield f"first_weight_gradient({stage.name}, {seen}, shared->rows, shared->grad_weight{n});"
-                continue
+            number = self._number(stage)
+            yield from _where(f"from <= {number}", self._conv_gradient(stage, biases[stage.number]))
+            if not stage.first:
+                yield from _where(f"from < {number}", self._conv_input_gradient(stage))
+
+    def _conv_gradient(self, stage: ConvStage, bias: str) -> Iterator[str]:
+        n, seen = stage.number, self._seen(stage)
+        yield f"relu_gradient({stage.name}, sample->alive{n}, {self._conv_grad(stage)}, {bias});"
+        if stage.first:
+            yield f"first_weight_gradient({stage.name}, {seen}, shared->rows, shared->grad_weight{n});"
+        else:
             entries = f"shared->entries{n}, shared->counts{n}"
             yield f"conv_weight_gradient({stage.name}, {seen}, shared->grad_weight{n}, {entries});"
-            yield f"memset(shared->grad_x{n}, 0, sizeof shared->grad_x{n});"
-            yield (
-                f"conv_input_gradient({stage.name}, shared->backward{n}, sample->alive{n}, {grad}, shared->grad_x{n});"
-            )
+
+    def _conv_input_gradient(self, stage: ConvStage) -> Iterator[str]:
+        n, grad = stage.number, self._conv_grad(stage)
+        yield f"memset(shared->grad_x{n}, 0, sizeof shared->grad_x{n});"
+        yield f"conv_input_gradient({stage.name}, shared->backward{n}, sample->alive{n}, {grad}, shared->grad_x{n});"
+
+    def _seen(self, stage: ConvStage) -> str:
+        return f"{self._inputs(stage)}, sample->alive{stage.number}, {self._conv_grad(stage)}"
+
+    def _conv_grad(self, stage: ConvStage) -> str:
+        return self._outputs(stage, "shared->grad_x", "shared->grad_y")
 
     def _each_sample(self, lines: Iterator[str] | list[str]) -> Iterator[str]:
         yield "for (int i = 0; i < batch; i++) {"
@@ -215,6 +233,13 @@ class _Writer:
 
     def _following(self, stage: ConvStage) -> ConvStage | None:
         return self.stages.convs[stage.number] if stage.number < len(self.stages.convs) else None
+
+    def _number(self, stage: ConvStage | LinearStage) -> int:
+        return (*self.stages.convs, *self.stages.linears).index(stage)
+
+    def _wanted(self, stage: ConvStage | LinearStage) -> str:
+        number = self._number(stage)
+        return f"from <= {number} && {number} < until"
 
     def _inputs(self, stage: ConvStage) -> str:
         return "image" if stage.first and not stage.conv.padding else f"sample->x{stage.number}"
@@ -258,7 +283,7 @@ class _ClippingWriter(_Writer):
 
     def parts(self) -> Iterator[str]:
         yield from self._head()
-        more = ", double clip_norm, double *norms, float *out"
+        more = ", int from, int until, double clip_norm, double *norms, float *out"
         yield _function("clipped_backward", more, self._clipped_backward())
         yield from self._entries(_SCRATCH, _LOGITS, _CLIPPED_SLOPES)
 
@@ -266,43 +291,71 @@ class _ClippingWriter(_Writer):
         yield from super()._shared()
         for stage in self.stages.convs:
             yield f"float sum_weight{stage.number}[{stage.patch * stage.outputs}]"
+            yield f"float sum_bias{stage.number}[{stage.outputs}]"
             yield f"float grad_bias{stage.number}[{stage.outputs}]"
 
     def _clipped_backward(self) -> Iterator[str]:
+        """Without `out` only norms, which leave all that a second call takes for the sum."""
+        convs = self.stages.convs
         for stage in reversed(self.stages.linears):
-            yield from self._linear_relu_gradient(stage)
-            yield self._linear_input_gradient(stage)
+            number = self._number(stage)
+            yield from _where(f"from <= {number}", self._linear_relu_gradient(stage))
+            yield from _where(f"from < {number}", [self._linear_input_gradient(stage)])
+        yield from _where(f"from < {len(convs)}", self._sums_begin())
+        yield from self._each_sample(self._clipped_sample())
+        yield "if (!out)"
+        yield "    return;"
+        for stage in self.stages.linears:
+            yield from _where(self._wanted(stage), [self._linear_weight_gradient(stage)])
+        yield from _where(f"from < {len(convs)}", self._sums_end())
+
+    def _sums_begin(self) -> Iterator[str]:
         for stage in self.stages.convs:
             yield f"memset(shared->sum_weight{stage.number}, 0, sizeof shared->sum_weight{stage.number});"
-            yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
+            yield f"memset(shared->sum_bias{stage.number}, 0, sizeof shared->sum_bias{stage.number});"
             if not stage.first:
                 yield f"pack_backward({stage.name}, {self._weight(stage)}, shared->backward{stage.number});"
-        yield from self._each_sample(self._clipped_sample())
-        for stage in self.stages.linears:
-            yield self._linear_weight_gradient(stage)
+
+    def _sums_end(self) -> Iterator[str]:
         for stage in self.stages.convs:
-            order = "forward" if stage.first else "backward"
-            out = f"out + {self._start(stage, 'weight')}"
-            yield f"unpack_{order}({stage.name}, shared->sum_weight{stage.number}, {out});"
+            n, order = stage.number, "forward" if stage.first else "backward"
+            yield f"unpack_{order}({stage.name}, shared->sum_weight{n}, out + {self._start(stage, 'weight')});"
+            yield f"memcpy(out + {self._start(stage, 'bias')}, shared->sum_bias{n}, sizeof shared->sum_bias{n});"
 
     def _clipped_sample(self) -> Iterator[str]:
         convs, linears = self.stages.convs, self.stages.linears
-        fields = [(f"grad_{kind}{stage.number}", stage) for stage in convs for kind in ("weight", "bias")]
-        for field, _ in fields:
-            yield f"memset(shared->{field}, 0, sizeof shared->{field});"
-        yield from self._backward_sample({stage.number: f"shared->grad_bias{stage.number}" for stage in convs})
+        fields = [(kind, stage) for stage in convs for kind in ("weight", "bias")]
+        yield from _where(f"from < {len(convs)}", self._single_gradient())
         yield "double squares = 0;"
         for stage in linears:
-            yield f"squares += linear_squares({stage.name}, sample->{_grad(stage)}, sample->{self._input(stage)});"
-        for field, stage in fields:
-            yield f"squares += sum_squares({_count(field, stage)}, shared->{field});"
+            squares = f"linear_squares({stage.name}, sample->{_grad(stage)}, sample->{self._input(stage)})"
+            yield from _where(self._wanted(stage), [f"squares += {squares};"])
+        for kind, stage in fields:
+            squares = f"sum_squares({_count(kind, stage)}, shared->grad_{kind}{stage.number})"
+            yield from _where(self._wanted(stage), [f"squares += {squares};"])
         yield "norms[i] = sqrt(squares);"
+        yield "if (!out)"
+        yield "    continue;"
         yield "const float factor = norms[i] > clip_norm ? (float)(clip_norm / norms[i]) : 1;"
         for stage in linears:
             yield f"scale({stage.outputs}, factor, sample->{_grad(stage)});"
-        for field, stage in fields:
-            sums = f"out + {self._start(stage, 'bias')}" if "bias" in field else f"shared->sum_weight{stage.number}"
-            yield f"add_scaled({_count(field, stage)}, factor, shared->{field}, {sums});"
+        for kind, stage in fields:
+            one, total = f"shared->grad_{kind}{stage.number}", f"shared->sum_{kind}{stage.number}"
+            yield from _where(self._wanted(stage), [f"add_scaled({_count(kind, stage)}, factor, {one}, {total});"])
+
+    def _single_gradient(self) -> Iterator[str]:
+        """Of one sample by the convolutions' weights and biases."""
+        convs = self.stages.convs
+        for stage in convs:
+            for field in (f"grad_weight{stage.number}", f"grad_bias{stage.number}"):
+                yield f"memset(shared->{field}, 0, sizeof shared->{field});"
+        yield from self._backward_sample({stage.number: f"shared->grad_bias{stage.number}" for stage in convs})
+
+
+def _where(condition: str, lines: Iterable[str]) -> Iterator[str]:
+    lines = [f"    {line}" for line in lines]
+    if lines:
+        yield from (f"if ({condition}) {{", *lines, "}")
 
 
 def _grad(stage: LinearStage) -> str:
@@ -310,8 +363,8 @@ def _grad(stage: LinearStage) -> str:
     return f"grad_{stage.name}" if stage.relu else stage.name
 
 
-def _count(field: str, stage: ConvStage) -> int:
-    return stage.outputs if "bias" in field else stage.patch * stage.outputs
+def _count(kind: str, stage: ConvStage) -> int:
+    return stage.outputs if kind == "bias" else stage.patch * stage.outputs
 
 
 def _struct(name: str, fields: Iterator[str]) -> str:
@@ -332,14 +385,14 @@ _ENTRY = """\
 /* `scratch` is aligned to 64 bytes, and holds zeros when it is first used. Returns the first sample whose label is no
  * class, or -1. */
 int gradient(const float *params, const float *images, const int64_t *labels, int batch, const float *const *masks,
-             float *out, float *loss, void *scratch)
+             int from, int until, float *out, float *loss, void *scratch)
 {{
     Shared *const shared = scratch;
     Sample *const samples = (Sample *)(shared + 1);
     forward(params, images, batch, masks, samples, shared);
     const int wrong = cross_entropy(batch, {classes}, samples->{logits}, {stride}, labels, loss);
     if (wrong < 0)
-        backward(params, images, batch, masks, samples, shared, out);
+        backward(params, images, batch, masks, samples, shared, from, until, out);
     return wrong;
 }}
 
@@ -369,25 +422,27 @@ void gradient_logits(const float *params, const float *images, int batch, const 
 
 _SLOPES = """
 void gradient_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
-                        const float *slopes, float *out, void *scratch)
+                        const float *slopes, int from, int until, float *out, void *scratch)
 {{
     Shared *const shared = scratch;
     Sample *const samples = (Sample *)(shared + 1);
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
-    backward(params, images, batch, masks, samples, shared, out);
+    backward(params, images, batch, masks, samples, shared, from, until, out);
 }}
 """
 
 _CLIPPED_SLOPES = """
-/* The sum of the samples' gradients, each scaled down to the norm `clip_norm` if it is longer; `norms` before that. */
+/* The sum of the samples' gradients, each scaled down to the norm `clip_norm` if it is longer; `norms` before that.
+ * Without `out` only those, and the scratch memory stays ready for another call. */
 void clipped_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
-                       const float *slopes, double clip_norm, double *norms, float *out, void *scratch)
+                       const float *slopes, int from, int until, double clip_norm, double *norms, float *out,
+                       void *scratch)
 {{
     Shared *const shared = scratch;
     Sample *const samples = (Sample *)(shared + 1);
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
-    clipped_backward(params, images, batch, masks, samples, shared, clip_norm, norms, out);
+    clipped_backward(params, images, batch, masks, samples, shared, from, until, clip_norm, norms, out);
 }}
 """

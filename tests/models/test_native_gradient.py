@@ -234,6 +234,86 @@ def test_what_does_not_fit_is_refused(native_of):
         run.logits(params, x[:, 0])
 
 
+# Parts of a gradient.
+
+
+def parts_of(model: Model) -> list[slice]:
+    """Every head, every backbone, a layer alone."""
+    starts = [span.start for span in model.layout.layers]
+    heads, backbones = [slice(start, None) for start in starts], [slice(start) for start in starts[1:]]
+    return [*heads, *backbones, slice(*starts[-2:])]
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "odd-sizes", "inner-winograd"])
+def test_a_part_of_the_gradient_has_the_bits_of_the_whole(name, native_of):
+    run, model = native_of(name), model_of(name)
+    params, rng = model.init(1), np.random.default_rng(2)
+    x, y, masks = checks.random_batch(model, 5, rng)
+    expected_loss, whole = run(params, x, y, masks)
+    for part in (*parts_of(model), slice(0)):
+        expected = np.zeros_like(whole)
+        expected[part] = whole[part]
+        out = np.full_like(params, np.nan)
+        loss, grad = run(params, x, y, masks, out=out, part=part)
+        assert loss == expected_loss
+        np.testing.assert_array_equal(grad, expected, err_msg=str(part))
+    first, second = model.layout.layers[:2]
+    _, grad = run(params, x, y, masks, part=slice(second.stop - 1, None))  # its last entry, so all of the layer
+    np.testing.assert_array_equal(grad[second.start :], whole[second.start :])
+    assert not grad[first.start : first.stop].any()
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "odd-sizes", "inner-winograd"])
+def test_clipped_sums_of_a_part_have_its_norms(name, native_of):
+    run, model = native_of(name), model_of(name)
+    params, rng = model.init(1), np.random.default_rng(3)
+    x, y, masks = checks.random_batch(model, 5, rng)
+    x *= np.geomspace(0.1, 3, 5, dtype=np.float32)[:, None, None, None]
+    ones = [(slice(i, i + 1), [mask[i : i + 1] for mask in masks]) for i in range(5)]
+    each = np.stack([run(params, x[one], y[one], rows)[1] for one, rows in ones]).astype(np.float64)
+    for part in parts_of(model):
+        single = np.zeros_like(each)
+        single[:, part] = each[:, part]
+        expected_norms = np.sqrt((single**2).sum(1))
+        bound = float(np.median(expected_norms))
+        factors = np.minimum(1, bound / np.maximum(expected_norms, 1e-300))
+        by_norms = np.full_like(params, np.nan)
+        _, norms = run.clipped_sum(params, x, y, masks, np.median, by_norms, part=part)
+        np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+        assert checks.relative_error(by_norms, factors @ single) < TOLERANCE, part
+        fixed = np.full_like(params, np.nan)
+        _, norms_again = run.clipped_sum(params, x, y, masks, float(np.median(norms)), fixed, part=part)
+        assert fixed.tobytes() == by_norms.tobytes()
+        assert norms_again.tobytes() == norms.tobytes()
+
+
+def test_what_is_skipped_is_zero_even_where_it_is_no_number(native_of):
+    """An infinite weight behind which every unit is dead: the loss is finite, and no gradient below it would be."""
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    params = model.init(0)
+    tensors = model.layout.unflatten(params)
+    tensors["fc1.weight"][0] = np.inf
+    tensors["fc1.bias"][0] = np.inf
+    x, y, _ = checks.random_batch(model, 3, np.random.default_rng(0))
+    assert np.isnan(run(params, x, y)[1]).any()
+    head = slice(model.layout.layers[-1].start, None)
+    _, grad = run(params, x, y, part=head)
+    out = np.full_like(params, np.nan)
+    run.clipped_sum(params, x, y, (), np.max, out, part=head)
+    assert not grad[: head.start].any()
+    assert not out[: head.start].any()
+
+
+def test_parts_that_are_none_are_refused(native_of):
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    params, out = model.init(0), np.empty(model.layout.size, np.float32)
+    x, y, _ = checks.random_batch(model, 2, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="must be a range without gaps"):
+        run(params, x, y, part=slice(0, None, 2))
+    with pytest.raises(ValueError, match="must be whole layers"):
+        run.clipped_sum(params, x, y, (), 1.0, out, part=slice(1, None))
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
