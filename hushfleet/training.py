@@ -15,6 +15,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.evaluation import Evaluation, LogitsOf, evaluate
 from hushfleet.methods.base import Array, BatchGradient, DeviceState, Method, RoundTerms, Teacher
 from hushfleet.optim import Optimizer, make_optimizer
+from hushfleet.parts import WHOLE, BoundOf, Part, mean_of_clipped
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism, clipped_sum
 from hushfleet.spec import Augment, DropoutSpec
@@ -32,6 +33,9 @@ class GradientFunction(Protocol):
 
     `teacher` and `distill` are given where the task's objective distils: logits float32 `[B, C]`, and the weight of
     the distillation for each sample, float32 `[B]`.
+
+    Two things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
+    gradient of other entries at zero. `clipped_sum` sums clipped gradients; see `models.native`.
     """
 
     def __call__(
@@ -156,8 +160,8 @@ def train_locally(
     config = method.config
     anchor = start if anchor is None else anchor
     passes = [
-        (part, make_optimizer(config.optimizer, config.learning_rate, config.momentum))
-        for part in method.passes(state)
+        (Part.of(mask, method.layout), make_optimizer(config.optimizer, config.learning_rate, config.momentum))
+        for mask in method.passes(state)
     ]
     record = method.record_mechanism(terms or RoundTerms()) if method.privacy.unit == "record" else None
     params, buffer, memory = start.copy(), np.empty_like(start), {}
@@ -177,13 +181,11 @@ def train_locally(
             losses = []
             for number in active:
                 part, optimizer = passes[number]
-                batch.pass_number = number
+                batch.part = part
                 loss, grad = method.gradient(state, start, params, batch)
                 losses.append(loss)
                 method.local_gradient(state, anchor, params, grad)
-                if part is not None:
-                    grad *= part
-                optimizer.step(params, grad)
+                optimizer.step(params[part.span], part.keep(grad))
             loss_sum += losses[0] * len(indices)
             seen += len(indices)
             done += 1
@@ -271,14 +273,25 @@ class _Batch:
     taught: dict[str, np.ndarray]
     buffer: np.ndarray
     memory: dict[str, Any] = field(default_factory=dict)
-    pass_number: int = 0
+    part: Part = WHOLE
 
     @property
     def sizes(self) -> np.ndarray:
         return np.int64(len(self.y))
 
     def mean(self, params: Array) -> tuple[float, Array]:
-        return self.gradient(params, self.x, self.y, self.masks, out=self.buffer, **self.taught)
+        asked = {"part": self.part.span} if getattr(self.gradient, "takes_part", False) else {}
+        return self.gradient(params, self.x, self.y, self.masks, out=self.buffer, **self.taught, **asked)
+
+    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[float, Array]:
+        at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
+        if at_once is None or not self.part.layers:
+            losses, each = self.each(params)
+            return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, self.part, self.buffer)
+        how = {"clip_norm": lambda norms: np.asarray(bound_of(norms)).item(), "part": self.part.span, **self.taught}
+        losses, _ = at_once(params, self.x, self.y, self.masks, out=self.buffer, **how)
+        self.buffer[self.part.span] /= len(self.y)
+        return float(losses.mean()), self.buffer
 
     def each(self, params: Array) -> tuple[Array, Array]:
         rows = self.memory.get(_EACH)
@@ -304,12 +317,15 @@ class _Batch:
 
 @dataclass
 class _RecordBatch:
-    """A batch whose mean gradient is DP-SGD's. Raw gradients are not to be had."""
+    """A batch whose mean gradient is DP-SGD's. Raw gradients are not to be had.
+
+    :param part: changes nothing: bound and noise are on the whole gradient.
+    """
 
     batch: _Batch
     record: RecordMechanism
     noise: NoiseSource
-    pass_number: int = 0
+    part: Part = WHOLE
     taken: int = 0
 
     @property
@@ -334,7 +350,7 @@ class _RecordBatch:
 
     def _clipped_sum(self, params: Array) -> tuple[float, Array]:
         batch, total = self.batch, np.empty_like(params)
-        at_once = getattr(batch.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
+        at_once = getattr(batch.gradient, "clipped_sum", None)
         if at_once is not None:
             bound = self.record.clip_norm
             each, norms = at_once(params, batch.x, batch.y, batch.masks, clip_norm=bound, out=total, **batch.taught)
@@ -352,4 +368,7 @@ class _RecordBatch:
         return float(np.mean(losses)) if losses else 0.0, total
 
     def each(self, params: Array) -> tuple[Array, Array]:
+        raise TypeError("with privacy unit 'record' a method sees noised gradients only")
+
+    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[float, Array]:
         raise TypeError("with privacy unit 'record' a method sees noised gradients only")

@@ -36,6 +36,7 @@ from torch import Tensor
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, Method, PublicState, RoundTerms, Teacher
+from hushfleet.parts import Part
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training import LocalData, Recipe, Trained, epochs
@@ -313,7 +314,7 @@ class CohortTrainer:
             record=mechanisms[0],
             teachers=teachers if method.objective.distills else (),
         )
-        passes = [(part, make_cohort_optimizer(config)) for part in method.passes(state)]
+        passes = [(Part.of(mask, method.layout), make_cohort_optimizer(config)) for mask in method.passes(state)]
         params, gradient = start.clone(), torch.empty_like(start)
         scratch = torch.empty_like(start) if mechanisms[0] is not None else None
         loss_sums = torch.zeros(len(group), dtype=torch.float64, device=self.device)
@@ -332,13 +333,13 @@ class CohortTrainer:
                 asked = CohortRecordBatch(asked, mechanisms[rows], noises, scratch[rows])
             for turn, number in enumerate(method.active_passes(batch.epoch, len(passes))):
                 part, optimizer = passes[number]
-                asked.pass_number = number
+                asked.part = part
                 losses, grad = method.gradient(living, start[rows], current, asked)
                 if turn == 0:
                     loss_sums[rows] += losses.double() * batch.sizes
                 method.local_gradient(living, anchor[rows], current, grad)
-                if part is not None:
-                    grad *= part[rows]
+                if part.mask is not None:
+                    grad *= part.mask[rows]
                 optimizer.step(current, grad)
             seen[rows] += batch.sizes
         return params, loss_sums / seen.clamp(min=1)

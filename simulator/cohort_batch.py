@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from hushfleet.parts import WHOLE, BoundOf, Part, mean_of_clipped
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism, clipped_sum
 from models.torch_gradient import TorchGradient
@@ -33,7 +34,7 @@ class CohortBatch:
     out: Tensor
     memory: dict[str, Any] = field(default_factory=dict)
     reduced: bool = False
-    pass_number: int = 0
+    part: Part = WHOLE
 
     @property
     def sizes(self) -> Tensor:
@@ -52,6 +53,10 @@ class CohortBatch:
         for column, loss in enumerate(self._columns(params, list(grads.unbind(1)))):
             losses[:, column] = loss
         return losses, grads
+
+    def clipped(self, params: Tensor, bound_of: BoundOf) -> tuple[Tensor, Tensor]:
+        losses, each = self.each(params)
+        return losses.sum(1) / self.sizes, mean_of_clipped(each, self.sizes, bound_of, self.part, self.out)
 
     def one_by_one(self, params: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """One sample of each client after the other: losses `[c]` and gradients `[c, d]` in `out`, which the next
@@ -91,13 +96,14 @@ class CohortRecordBatch:
     :param mechanisms: of each client; they differ in nothing but the noise.
     :param noises: of each client.
     :param scratch: float32 `[c, d]`.
+    :param part: changes nothing: bound and noise are on the whole gradient.
     """
 
     batch: CohortBatch
     mechanisms: Sequence[RecordMechanism]
     noises: Sequence[NoiseSource]
     scratch: Tensor
-    pass_number: int = 0
+    part: Part = WHOLE
     taken: int = 0
 
     @property
@@ -137,6 +143,9 @@ class CohortRecordBatch:
         return losses / self.sizes.clamp(min=1), total
 
     def each(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        raise TypeError("with privacy unit 'record' a method sees noised gradients only")
+
+    def clipped(self, params: Tensor, bound_of: BoundOf) -> tuple[Tensor, Tensor]:
         raise TypeError("with privacy unit 'record' a method sees noised gradients only")
 
 

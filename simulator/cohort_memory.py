@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hushfleet.methods.base import DeviceState, Method
+from hushfleet.parts import WHOLE, BoundOf, Part, mean_of_clipped
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.spec import DropoutSpec
 from models.torch_gradient import TorchGradient
@@ -121,7 +122,7 @@ class _Probe:
     raw: bool
     memory: dict[str, Any] = field(default_factory=dict)
     asked_each: bool = False
-    pass_number: int = 0
+    part: Part = WHOLE
 
     @property
     def sizes(self) -> np.ndarray:
@@ -135,6 +136,10 @@ class _Probe:
             raise TypeError("with privacy unit 'record' a method sees noised gradients only")
         self.asked_each = True
         return np.zeros(1, np.float32), np.zeros((1, len(params)), params.dtype)
+
+    def clipped(self, params: np.ndarray, bound_of: BoundOf) -> tuple[float, np.ndarray]:
+        losses, each = self.each(params)
+        return float(losses.sum()), mean_of_clipped(each, self.sizes, bound_of, self.part, np.empty_like(params))
 
 
 def _most_drawn(samples: int, rate: float) -> int:

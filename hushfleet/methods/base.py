@@ -28,6 +28,7 @@ from hushfleet.errors import Malformed
 from hushfleet.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
+from hushfleet.parts import BoundOf, Part
 from hushfleet.privacy.clipping import clip, layer_norms
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
@@ -179,11 +180,11 @@ class BatchGradient(Protocol):
     """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
 
     :param memory: lives as long as one local training; a method may keep arrays `[..., n]` in it.
-    :param pass_number: which of the method's `passes` it is that asks.
+    :param part: what the method's pass that asks will move. Gradients on the rest may be left out, as zeros.
     """
 
     memory: dict[str, Any]
-    pass_number: int
+    part: Part
 
     def mean(self, params: Array) -> tuple[Any, Array]:
         """Mean loss and its gradient `[..., d]`, in memory that the next call overwrites. With privacy unit `record`
@@ -191,6 +192,13 @@ class BatchGradient(Protocol):
 
     def each(self, params: Array) -> tuple[Array, Array]:
         """Each sample's loss `[..., B]` and gradient `[..., B, d]`, raw; padding has loss and gradient zero."""
+
+    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[Any, Array]:
+        """As `mean`, of gradients that are clipped one by one, on `part` alone, and raw as those of `each`.
+
+        :param bound_of: called once, with the norms `[..., B]` of each sample's gradient on `part` (0 for padding);
+            returns what they are clipped to, a number or `[..., 1]`.
+        """
 
     @property
     def sizes(self) -> Array:

@@ -29,8 +29,7 @@ from hushfleet.methods.base import Array, BatchGradient, DeviceState, RoundTerms
 from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
 from hushfleet.spec import require
 
-_MEAN = "mean"  # in the batch's memory: the gradient, `[..., d]`
-_NORMS = "norms"  # in the batch's memory: P_0, P_1, ..., float32 `[..., t]`
+_NORMS = "norms"  # in the batch's memory: P_0, P_1, ..., `[..., t]`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +77,10 @@ class PerFreezeClip(HeadFirst):
         return bound
 
     def gradient(self, state: DeviceState, start: Array, params: Array, batch: BatchGradient) -> tuple[Any, Array]:
-        """The mean of the samples' clipped gradients, Eq. (8), on the part that trains; anything on the other."""
+        """The mean of the samples' clipped gradients, Eq. (8), on the part that trains."""
         if self.config.clipping == "none" or self.privacy.unit == "record":
             return batch.mean(params)
-        losses, each = batch.each(params)
-        xp = array_api_compat.array_namespace(each)
-        trains = slice(self.head_start, None) if batch.pass_number == 0 else slice(self.head_start)
-        each = each[..., trains]
-        norms = xp.sqrt(xp.vecdot(each, each))
-        factors = _clip_factors(norms, self._threshold(norms, batch), xp) / xp.asarray(batch.sizes)[..., None]
-        if _MEAN not in batch.memory:
-            batch.memory[_MEAN] = xp.zeros_like(params)
-        gradient = batch.memory[_MEAN]
-        factors = xp.astype(factors, each.dtype)
-        gradient[..., trains] = xp.matmul(factors[..., None, :], each)[..., 0, :]
-        return xp.sum(losses, axis=-1) / batch.sizes, gradient
+        return batch.clipped(params, lambda norms: self._threshold(norms, batch))
 
     def _threshold(self, norms: Array, batch: BatchGradient) -> Array | float:
         """C_t, `[..., 1]`: Eqs. (5)-(7)."""
@@ -113,9 +101,3 @@ def _percentile(values: Array, percent: float, xp: Any) -> Array:
     below = math.floor(place)
     above, share = min(below + 1, values.shape[-1] - 1), place - below
     return ordered[..., below : below + 1] * (1 - share) + ordered[..., above : above + 1] * share
-
-
-def _clip_factors(norms: Array, threshold: Array | float, xp: Any) -> Array:
-    """1 / max(1, norm / C), and 1 for a norm of 0."""
-    above = norms > threshold
-    return xp.where(above, threshold / xp.where(above, norms, xp.ones_like(norms)), xp.ones_like(norms))

@@ -13,6 +13,7 @@ from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.base import Method, RoundTerms
 from hushfleet.params import ParamLayout
+from hushfleet.parts import BoundOf, Part, mean_of_clipped
 from hushfleet.spec import PrivacySpec
 from hushfleet.training import Recipe, train_locally
 
@@ -33,15 +34,17 @@ class Given:
 
     def __init__(self, xp: Any = np) -> None:
         self.memory: dict[str, Any] = {}
-        self.pass_number = 0
         self.xp = xp
 
     def now(self, each: Any, sizes: Any, pass_number: int = 0) -> Given:
-        self.given, self.sizes, self.pass_number = self.xp.asarray(each, dtype=self.xp.float32), sizes, pass_number
+        self.given, self.sizes = self.xp.asarray(each, dtype=self.xp.float32), sizes
+        self.part = Part(span=slice(1, 3) if pass_number == 0 else slice(1))
         return self
 
-    def each(self, params: Any) -> tuple[Any, Any]:
-        return self.xp.ones(self.given.shape[:-1]), self.given
+    def clipped(self, params: Any, bound_of: BoundOf) -> tuple[Any, Any]:
+        out = self.xp.zeros_like(params)
+        losses = self.xp.ones(self.given.shape[:-2])
+        return losses, mean_of_clipped(self.given, self.sizes, bound_of, self.part, out)
 
     def mean(self, params: Any) -> tuple[Any, Any]:
         return 1.0, self.given.mean(axis=-2)
@@ -137,7 +140,7 @@ def test_with_noise_on_records_the_threshold_is_fixed() -> None:
     assert method_of(unit="record", clip_norm=50.0, clipping="none").clip_norm(RoundTerms()) == 50.0
     assert method_of(clip_norm=50.0).clip_norm(RoundTerms()) == 50.0  # the update's, not a sample's
     batch = Given().now([[1, 2, 3], [3, 2, 1]], 2)
-    batch.each = None  # raw gradients are not asked for
+    batch.clipped = None  # raw gradients are not asked for
     np.testing.assert_array_equal(step(method_of(unit="record", clip_norm=5.0), batch), [2, 2, 2])
 
 

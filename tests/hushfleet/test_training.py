@@ -172,6 +172,36 @@ def test_the_sequential_order_of_algorithm_2_takes_a_second_gradient_for_the_sha
     assert stepped == pytest.approx([3.5, 0.5], rel=1e-5)
 
 
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_a_gradient_that_takes_parts_is_told_what_moves(unit: str) -> None:
+    """Not with noise on records: their bound is on the whole gradient."""
+    layout = ParamLayout(("a.weight", "b.weight"), ((2,), (1,)))
+    more = {"sample_rate": 1.0, "batches": 2} if unit == "record" else {}
+    privacy = PrivacySpec(unit, accounting="strict", clip_norm=1e3, noise_multiplier=0.0, delta=0.1, **more)
+    settings = {"optimizer": "sgd", "momentum": 0.5, "learning_rate": 0.5, "local_epochs": 2, "batch_size": 1}
+    rule = make_method("fedrep", settings, privacy, layout, rounds=1)
+    parts: list[slice] = []
+
+    def by_parts(params, x, y, dropout=(), out=None, part=slice(None)):
+        parts.append(part)
+        out[:] = np.nan if part == slice(2, 3) else 0  # what is left out may be anything in its own place
+        out[part] = np.array([1, 2, 3])[part]
+        return 1.0, out
+
+    def whole(params, x, y, dropout=(), out=None):
+        return by_parts(params, x, y, dropout, out)
+
+    by_parts.takes_part = True
+    ends = []
+    for gradient in (by_parts, whole):
+        start, rng = np.zeros(3, np.float32), np.random.default_rng(0)
+        how = {"recipe": Recipe(), "rng": rng, "noise": None}
+        ends.append(train_locally(rule, rule.init_state(), start, gradient, samples_of([255]), **how)[0].tolist())
+    assert ends == [[-0.5, -1.0, -1.5]] * 2
+    told = [slice(2, 3), slice(0, 2)] if unit == "device" else [slice(None)] * 2
+    assert parts == told + [slice(None)] * 2
+
+
 def test_progress_is_told_before_each_batch_and_may_stop_the_training() -> None:
     told: list[tuple[int, int]] = []
     train(samples_of([1, 2, 3]), local_epochs=2, on_batch=lambda done, total: told.append((done, total)))

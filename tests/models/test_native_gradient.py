@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
+from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.methods import make_method
+from hushfleet.methods.base import PublicState
 from hushfleet.objectives import Objective
 from hushfleet.optim import SGD
+from hushfleet.spec import PrivacySpec
+from hushfleet.training import Recipe, train_locally
 from models import checks, get_model, native
 from models.layers import Conv, Dropout, Layered, Linear, Pool
 from models.model import Model
@@ -312,6 +318,38 @@ def test_parts_that_are_none_are_refused(native_of):
         run(params, x, y, part=slice(0, None, 2))
     with pytest.raises(ValueError, match="must be whole layers"):
         run.clipped_sum(params, x, y, (), 1.0, out, part=slice(1, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "tolerance"),
+    [
+        ("fedrep", {"optimizer": "adam"}, 0),
+        ("fedrep", {"momentum": 0.5, "head_layers": 2}, 0),
+        ("fedglp-adp", {"sequential": True}, 0),
+        ("perfreezeclip", {"clipping": "none"}, 0),
+        ("perfreezeclip", {"momentum": 0.5}, 1e-5),
+        ("perfreezeclip", {"clipping": "value", "max_norm": 0.5, "head_layers": 2}, 1e-5),
+    ],
+)
+def test_local_training_by_parts_ends_where_it_does_without(name, settings, tolerance, native_of):
+    """Without: the same program behind a function that takes no parts and has no sums of clipped gradients."""
+    run, model = native_of("digits-cnn"), get_model("digits-cnn")
+    usual = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 4, "local_epochs": 3}
+    privacy = PrivacySpec("device", accounting="as-published", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
+    method = make_method(name, {**usual, **settings}, privacy, model.layout, rounds=1)
+    mask = method.init_state().public.mask
+    state = replace(method.init_state(), public=PublicState(mask if mask.any() else np.arange(mask.size) % 3 == 1, 1))
+    rng = np.random.default_rng(0)
+    samples = Samples(rng.integers(0, 256, (11, 1, 8, 8), np.uint8), rng.integers(0, 10, 11), (0.5,), (0.25,))
+    ends, losses = [], []
+    for gradient in (run, lambda *args, **named: run(*args, **named)):
+        how = {"recipe": Recipe(), "rng": np.random.default_rng(1)}
+        end, loss = train_locally(method, state, model.init(0), gradient, samples, **how)
+        ends.append(end)
+        losses.append(loss)
+    assert np.abs(ends[0] - ends[1]).max() <= tolerance * np.abs(ends[1] - model.init(0)).max()
+    assert np.abs(ends[0] - model.init(0)).max() > 1e-3
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(
