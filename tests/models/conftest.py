@@ -1,9 +1,10 @@
-"""Every network is exported once a session, into an empty cache."""
+"""Every network is exported once a session, and every program compiled once, into empty caches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory) -> Path:
+    """The `XDG_CACHE_HOME` of compiled programs."""
+    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ def model_of(name: str) -> Model:
 
 
 @pytest.fixture(scope="module")
-def native_of(tmp_path_factory) -> Iterator[Callable[[str], NativeGradient]]:
+def native_of(compiled) -> Iterator[Callable[[str], NativeGradient]]:
     @cache
     def build(name: str) -> NativeGradient:
         return native.build_gradient(model_of(name))
@@ -85,7 +85,7 @@ def native_of(tmp_path_factory) -> Iterator[Callable[[str], NativeGradient]]:
         pytest.skip(f"nothing can be compiled here: {reason}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(compiled))
         yield build_or_say_why
 
 
