@@ -260,6 +260,7 @@ def test_a_part_of_the_gradient_has_the_bits_of_the_whole(name, native_of):
         expected = np.zeros_like(whole)
         expected[part] = whole[part]
         out = np.full_like(params, np.nan)
+        run(out, x, y)  # nothing is left of the call before
         loss, grad = run(params, x, y, masks, out=out, part=part)
         assert loss == expected_loss
         np.testing.assert_array_equal(grad, expected, err_msg=str(part))
@@ -283,11 +284,11 @@ def test_clipped_sums_of_a_part_have_its_norms(name, native_of):
         expected_norms = np.sqrt((single**2).sum(1))
         bound = float(np.median(expected_norms))
         factors = np.minimum(1, bound / np.maximum(expected_norms, 1e-300))
-        by_norms = np.full_like(params, np.nan)
+        by_norms, fixed = np.full_like(params, np.nan), np.full_like(params, np.nan)
+        run.clipped_sum(by_norms, x, y, (), 1.0, fixed)  # nothing is left of the call before
         _, norms = run.clipped_sum(params, x, y, masks, np.median, by_norms, part=part)
         np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
         assert checks.relative_error(by_norms, factors @ single) < TOLERANCE, part
-        fixed = np.full_like(params, np.nan)
         _, norms_again = run.clipped_sum(params, x, y, masks, float(np.median(norms)), fixed, part=part)
         assert fixed.tobytes() == by_norms.tobytes()
         assert norms_again.tobytes() == norms.tobytes()
