@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hushfleet.methods import METHODS
+from hushfleet.methods.base import TrainingConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -33,8 +34,10 @@ def register(app: typer.Typer) -> None:
             json.dump(rows, sys.stdout, indent=2)
             print()
             return
-        table = Table("method", "source", "what it does", "settings with their defaults", show_lines=True)
+        common = [f.name for f in dataclasses.fields(TrainingConfig)]
+        table = Table("method", "source", "what it does", "its own settings with their defaults", show_lines=True)
         for row in rows:
-            settings = ", ".join(f"{name} = {value!r}" for name, value in row["settings"].items())
-            table.add_row(row["name"], row["source"], row["summary"], settings)
+            own = [f"{name} = {value!r}" for name, value in row["settings"].items() if name not in common]
+            table.add_row(row["name"], row["source"], row["summary"], "\n".join(own))
         Console().print(table)
+        Console().print(f"All of them take {', '.join(common)}; docs/methods.md says what leaves the device.")
