@@ -21,10 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from hushfleet.batch_gradient import GradientFunction
+from hushfleet.batches import draw_dropout
 from hushfleet.methods import make_method
 from hushfleet.methods.base import PublicState
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import GradientFunction, draw_dropout
 from models import Model, get_model, model_names
 from models.export import export_graphs
 from simulator.runtimes import RUNTIMES, make_gradient, make_optimizer

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from edge_client.store import DeviceStore, OutboxEntry
+from hushfleet.batch_gradient import GradientFunction
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.evaluation import LogitsOf
@@ -21,7 +23,7 @@ from hushfleet.optim import make_optimizer
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.spec import TaskSpec
-from hushfleet.training import GradientFunction, MakeOptimizer, OnBatch, Recipe, Trained, train_round
+from hushfleet.training import MakeOptimizer, OnBatch, Trained, train_round
 from hushfleet.wire.codec import MIN_STEP
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, encode_update

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hushfleet.batches import Recipe
 from hushfleet.methods import make_method
-from hushfleet.training import Recipe
 from models import get_model
 from models.torch_gradient import TorchGradient
 from simulator.bench import bench

@@ -9,13 +9,13 @@ import numpy as np
 
 from aggregator.checkpoints import Checkpoints
 from edge_client.local_data import load_arrays, load_indices
+from hushfleet.batch_gradient import GradientFunction
 from hushfleet.data.samples import Samples
 from hushfleet.evaluation import LogitsOf
 from hushfleet.graphs import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.base import Method
 from hushfleet.spec import BlobRef, TaskSpec
-from hushfleet.training import GradientFunction
 from hushfleet.wire.messages import RoundPlan
 from simulator.run_folder import RunFolder
 from simulator.runtimes import make_gradient

@@ -33,13 +33,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hushfleet.batches import Recipe, epochs
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, Method, PublicState, RoundTerms, Teacher
+from hushfleet.own_data import LocalData
 from hushfleet.parts import Part
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training import LocalData, Recipe, Trained, epochs
+from hushfleet.training import Trained
 from models.torch_gradient import TorchGradient
 from simulator.cohort_batch import CohortBatch, CohortRecordBatch, first_rows
 from simulator.cohort_memory import bytes_per_client, what_is_asked

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_client.trainer import SeededRandomness
+from hushfleet.batches import Recipe
 from hushfleet.evaluation import evaluate
 from hushfleet.methods.fedavg import FedAvg
-from hushfleet.training import Recipe, train_locally
+from hushfleet.training import train_locally
 from simulator.bench import bench
 from simulator.job_files import JobFiles
 from simulator.run_folder import RunFolder, Simulation

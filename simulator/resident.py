@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hushfleet.batches import Recipe, draw_dropout, drawn_batches, epochs
 from hushfleet.data.augment import PADDING, draw_flip_crop
 from hushfleet.data.samples import Samples
 from hushfleet.methods.base import Teacher, TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training import Recipe, draw_dropout, drawn_batches, epochs
 
 
 class ResidentSamples:

@@ -11,12 +11,12 @@ from functools import cache
 
 import torch
 
+from hushfleet.batch_gradient import GradientFunction
 from hushfleet.graphs import GradientGraph
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.optim import Optimizer
 from hushfleet.optim import make_optimizer as make_numpy_optimizer
 from hushfleet.params import ParamLayout
-from hushfleet.training import GradientFunction
 from models import get_model, native
 from models.torch_gradient import TorchGradient
 

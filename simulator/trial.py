@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hushfleet.batches import Recipe, samples_trained
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training import Recipe, samples_trained, train_locally
+from hushfleet.training import train_locally
 from models import get_model
 from simulator.at_once import cohort_trainer
 from simulator.bench import Bench

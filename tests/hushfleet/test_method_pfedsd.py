@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.evaluation import Evaluation
 from hushfleet.methods import make_method
@@ -15,7 +16,7 @@ from hushfleet.methods.base import RoundTerms
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import Recipe, train_round
+from hushfleet.training import train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
@@ -15,7 +16,7 @@ from hushfleet.methods.proximal import add_pull
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import Recipe, Trained, train_round
+from hushfleet.training import Trained, train_round
 
 LAYOUT = ParamLayout(("w",), ((1,),))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1, "local_epochs": 2}

@@ -12,6 +12,7 @@ import torch
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
@@ -21,7 +22,7 @@ from hushfleet.privacy.accounting import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import Recipe, train_locally, train_round
+from hushfleet.training import train_locally, train_round
 
 CLASSES = 3
 LAYOUT = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((2, 4), (2,), (3, 2), (3,)))

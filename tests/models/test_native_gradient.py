@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import make_method
@@ -17,7 +18,7 @@ from hushfleet.methods.base import PublicState
 from hushfleet.objectives import Objective
 from hushfleet.optim import SGD
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import Recipe, train_locally
+from hushfleet.training import train_locally
 from models import checks, get_model, native
 from models.layers import Conv, Dropout, Layered, Linear, Pool
 from models.model import Model

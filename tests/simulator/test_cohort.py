@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from edge_client.trainer import SeededRandomness
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
@@ -21,7 +22,7 @@ from hushfleet.methods.base import DeviceState, Method, RoundTerms, TrainingConf
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import PrivacySpec
-from hushfleet.training import Recipe, train_locally
+from hushfleet.training import train_locally
 from models import get_model
 from models.torch_gradient import TorchGradient
 from simulator.cohort import CohortTrainer, Member, Trained, train_cohort

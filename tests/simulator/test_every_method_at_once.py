@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edge_client.trainer import SeededRandomness
+from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
 from hushfleet.graphs import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
@@ -20,7 +21,7 @@ from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.methods.heads import HeadFirst
 from hushfleet.objectives import Objective
 from hushfleet.spec import DropoutSpec, PrivacySpec
-from hushfleet.training import Recipe, Trained, train_round
+from hushfleet.training import Trained, train_round
 from models.model import Model, layout_of
 from models.torch_gradient import TorchGradient
 from models.tracing import export_gradient, export_inference

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from hushfleet.batches import Recipe, draw_dropout, drawn_inputs, shuffled_batches
 from hushfleet.data.samples import Samples
 from hushfleet.methods.base import Teacher, TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.spec import Augment, DropoutSpec
-from hushfleet.training import Recipe, draw_dropout, drawn_inputs, shuffled_batches
 from simulator.resident import GroupBatches, ResidentSamples, step_count
 
 CPU = torch.device("cpu")
