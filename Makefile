@@ -16,7 +16,7 @@ STAMP := $(VENV)/installed
 
 help:
 	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
-	@echo "make test    run all tests                 (PYTEST='-k wire' for some)"
+	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
 	@echo "make lint    check the style"
 	@echo "make clean   remove .venv and the caches"
 
@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(BIN)/hushfleet demo $(DEMO)
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
