@@ -54,6 +54,7 @@ class _Flight:
     locks: list[StoreLock] = field(default_factory=list)
     landed: bool = False
     outcome: Any = None
+    failure: Exception | None = None
 
     def release(self) -> None:
         while self.locks:
@@ -108,7 +109,10 @@ class RayCrew:
                 for reference in self._ready(list(flying), wait=not under_way[0].landed):
                     self._land(reference, flying.pop(reference))
                 if under_way[0].landed:
-                    yield under_way.popleft().outcome
+                    first = under_way.popleft()
+                    if first.failure is not None:
+                        raise first.failure
+                    yield first.outcome
         finally:
             for flight in under_way:
                 flight.release()
@@ -192,7 +196,12 @@ class RayCrew:
         return ready
 
     def _land(self, reference: Any, flight: _Flight) -> None:
-        brought = self._get(reference)
+        try:
+            brought = self._get(reference)
+        except Exception as failure:  # whatever a job raises is raised in its turn, after the outcomes before it
+            flight.release()
+            flight.landed, flight.failure = True, failure
+            return
         # Lines first: if this process dies in between, the round is done again, and its last line counts.
         for path, lines in zip(flight.files.appended, brought.appended, strict=True):
             with path.open("ab") as file:
