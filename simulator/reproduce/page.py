@@ -62,7 +62,8 @@ def _headline(table: PaperTable) -> str:
         tiles.append((f"{first} of {len(rankings)}", "columns where the paper's best is ours too"))
         tiles.append((f"{same} of {len(rankings)}", "columns with the paper's whole order"))
     claim = table.entry.recipe.claim
-    words = f"<p>The paper: {escape(claim)}</p>" if claim else ""
+    whose = "The paper: " if any(square.paper is not None for square in table.squares) else ""
+    words = f"<p>{whose}{escape(claim)}</p>" if claim else ""
     labels = "".join(f"<li>{escape(label)}</li>" for label in table.labels)
     cells = "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
     return f'<div class="answer">{words}<ul class="labels">{labels}</ul><ul class="tiles">{cells}</ul></div>'
@@ -73,8 +74,10 @@ def _block(table: PaperTable, block: Block, place: int) -> Section:
     if block.reading and block.reading.note:
         lead += f" Reading: {block.reading.note}."
     chart = dots(block)
-    keys = '<ul><li class="dot">paper</li><li class="dot own">ours; the band spans the seeds</li></ul>'
-    plot = f'<figure class="wide"><figcaption>Paper and ours</figcaption>{keys}{chart}</figure>' if chart else ""
+    printed = any(square.paper is not None for square in block.squares.values())
+    paper, caption = ('<li class="dot">paper</li>', "Paper and ours") if printed else ("", "Accuracy")
+    keys = f'<ul>{paper}<li class="dot own">ours; the band spans the seeds</li></ul>'
+    plot = f'<figure class="wide"><figcaption>{caption}</figcaption>{keys}{chart}</figure>' if chart else ""
     columns = {column.id: column.title for column in block.columns}
     orders = "".join(
         f"<li>{escape(columns[ranking.column])}: {escape(rank_words(ranking))}</li>" for ranking in block.rankings
