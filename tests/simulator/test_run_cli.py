@@ -162,7 +162,9 @@ def commands() -> list[str]:
     return sorted(command.commands)
 
 
-COMMANDS = ["aggregator", "boards", "broker", "client", "demo", "forecast", "methods", "privacy", "reproduce", "simulate"]
+COMMANDS = [
+    "aggregator", "boards", "broker", "client", "demo", "forecast", "methods", "privacy", "reproduce", "simulate",
+]  # fmt: skip
 
 
 def test_every_part_brings_its_command() -> None:
