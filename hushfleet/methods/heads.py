@@ -55,7 +55,7 @@ class HeadFirst(HeadMethod):
 
     @property
     def head_epochs(self) -> int:
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not say for how many epochs its head trains")
 
     def passes(self, state: DeviceState) -> Sequence[Array | None]:
         return (state.public.mask, ~state.public.mask)
