@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import get_model
+from models import get_model, native
 from models.export import Graphs, export_graphs
+from models.native.build import COMPILERS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,6 +27,31 @@ def one_thread():
 def compiled(tmp_path_factory) -> Path:
     """The `XDG_CACHE_HOME` of compiled programs."""
     return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def why_not_compiled() -> Callable[[], str | None]:
+    """Why nothing can be compiled here; fails where there is a compiler, since its refusal is a fault of ours."""
+
+    def why() -> str | None:
+        reason = native.unavailable()
+        if reason is not None:
+            assert not any(map(shutil.which, COMPILERS)), f"a compiler that refuses the kernels is a fault: {reason}"
+        return reason
+
+    return why
+
+
+@pytest.fixture(scope="session")
+def need_compiler(why_not_compiled) -> Callable[[], None]:
+    """Skips on a machine without any compiler."""
+
+    def need() -> None:
+        reason = why_not_compiled()
+        if reason is not None:
+            pytest.skip(f"nothing can be compiled here: {reason}")
+
+    return need
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import cache
 
 import numpy as np
@@ -18,7 +17,6 @@ from models import checks, get_model, graph_cache, native
 from models.export import Graphs, export_graphs
 from models.layers import Conv, Dropout, Layered, Linear, Pool
 from models.model import Model
-from models.native.build import COMPILERS
 from models.torch_gradient import TorchGradient
 from simulator.runtimes import make_gradient
 
@@ -45,21 +43,14 @@ def exported(tmp_path_factory) -> Graphs:
     return export_graphs(MODEL, objective=KINDS[EXPORTED], cache_dir=tmp_path_factory.mktemp("graphs"))
 
 
-def skip_without_compiler() -> None:
-    reason = native.unavailable()
-    if reason is not None:
-        assert not any(map(shutil.which, COMPILERS)), f"a compiler that refuses the kernels is a fault: {reason}"
-        pytest.skip(f"nothing can be compiled here: {reason}")
-
-
 @pytest.fixture(scope="module")
-def run_of(exported, compiled):
+def run_of(exported, compiled, need_compiler):
     @cache
     def build(runtime: str, kind: str):
         if runtime == "onnx":
             return GradientGraph(exported.gradient, MODEL.layout)
         if runtime == "native":
-            skip_without_compiler()
+            need_compiler()
             return native.build_gradient(MODEL, objective=KINDS[kind])
         return TorchGradient(MODEL, objective=KINDS[kind])
 
@@ -210,9 +201,9 @@ def test_what_does_not_fit_is_refused(runtime, run_of):
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_the_cross_entropy_takes_no_teacher(runtime, graphs_of, run_of):
+def test_the_cross_entropy_takes_no_teacher(runtime, graphs_of, need_compiler):
     if runtime == "native":
-        skip_without_compiler()
+        need_compiler()
     digits = get_model("digits-cnn")
     graph = graphs_of("digits-cnn").gradient if runtime == "onnx" else b""
     run = make_gradient(runtime, digits.name, 10, digits.layout, graph)

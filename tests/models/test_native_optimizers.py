@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 from hushfleet.blocks import BLOCK
 from hushfleet.optim import make_optimizer
 from models import native
-from models.native.build import COMPILERS
 
 FORMS = [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)]
 STEPS = 12
@@ -22,11 +19,8 @@ any_bits = st.integers(0, 2**32 - 1)  # every float32 there is: denormals, infin
 
 
 @pytest.fixture(autouse=True)
-def compiled():
-    reason = native.unavailable()
-    if reason is not None:
-        assert not any(map(shutil.which, COMPILERS)), f"a compiler that refuses the kernels is a fault: {reason}"
-        pytest.skip(f"nothing can be compiled here: {reason}")
+def compiler(need_compiler):
+    need_compiler()
 
 
 def assert_same_bits(ours: np.ndarray, numpys: np.ndarray) -> None:
