@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.contenders.ours import AUTO
+from benchmarks.machine import cores
 from simulator.runtimes import unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -117,11 +118,6 @@ class Field:
         if self.device == "cpu":
             own["CUDA_VISIBLE_DEVICES"] = ""
         return own | ({} if self.plain_malloc else KEEP_FREED_MEMORY)
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def counted(count: int, what: str = "process") -> str:

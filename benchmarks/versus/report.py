@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +12,9 @@ import torch
 from rich.table import Table
 
 from benchmarks.contenders.network import multiply_adds_per_sample
+from benchmarks.machine import cores, cpu_model, machine
 from benchmarks.versus.contest import Record
-from benchmarks.versus.field import PLAIN, cores, counted
+from benchmarks.versus.field import PLAIN, counted
 from benchmarks.versus.workloads import Workload
 
 PEERS = ("pfl", "flower")
@@ -139,30 +137,9 @@ def to_json(comparisons: Sequence[Comparison], settings: dict[str, Any]) -> dict
     return {"machine": machine(), "settings": settings, "workloads": [_comparison_json(c) for c in comparisons]}
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cpu": cpu_model(),
-        "cores": cores(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "load_average": list(os.getloadavg()),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
 def processor(device: str) -> str:
     """What computes, in words."""
     return torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, {counted(cores(), 'core')}"
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or "unknown"
 
 
 def plot(comparisons: Sequence[Comparison], path: Path, *, subtitle: str) -> None:
