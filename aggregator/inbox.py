@@ -20,6 +20,7 @@ from aggregator.store import UpdateRow
 from hushfleet.errors import BadSignature, NotFinite, WireError
 from hushfleet.methods.base import Method, PublicState, RoundTerms
 from hushfleet.spec import TaskSpec
+from hushfleet.wire.forms import added_variance, steps_for
 from hushfleet.wire.identity import SIGNATURE_BYTES, verify
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import (
@@ -211,9 +212,9 @@ class Inbox:
         loudest = limit * multiplier * math.sqrt(len(stds)) * (1 + _TOLERANCE)
         if stds.max() > loudest:
             raise Refusal("out-of-bounds", f"noise {_shown(stds)} is louder than the task's {loudest:g}")
-        coarsest = self.spec.wire.step * (1 + _TOLERANCE)
-        if any(step > std * coarsest for step, std in zip(header.steps, stds, strict=False)):
-            raise Refusal("out-of-bounds", "a quantisation step is coarser than the task allows")
+        allowed = steps_for(self.spec.wire, noise_stds=header.noise_stds, layer_rms=())
+        if any(step > most * (1 + _TOLERANCE) for step, most in zip(header.steps, allowed, strict=True)):
+            raise Refusal("out-of-bounds", "a quantisation step, or a sign's magnitude, is above what the task allows")
 
     def _attached(self, data: bytes, header: UpdateHeader) -> PublicState:
         """The public state that travels with the update, if its digest is the one in the header."""
@@ -273,18 +274,21 @@ def _forged(code: str, reason: str) -> Refusal:
 
 
 def _row(header: UpdateHeader, data: bytes, counts: Sequence[int], square: float) -> UpdateRow:
-    """:param square: squared norm of all values; what noise and quantisation do not explain of it is signal."""
+    """:param square: squared norm of all values; what noise and codec do not explain of it is signal."""
     noise = math.fsum(k * std**2 for k, std in zip(counts, header.noise_stds, strict=True))
     steps = header.steps or (0.0,) * len(counts)
-    # uniform quantisation with step s adds s^2 / 12 to the square of each value
-    rounding = math.fsum(k * step**2 / 12 for k, step in zip(counts, steps, strict=True))
+    added = math.fsum(
+        k * added_variance(header.codec, step=step, noise_std=std)
+        for k, std, step in zip(counts, header.noise_stds, steps, strict=True)
+    )
     return UpdateRow(
         device=header.device,
         digest=hashlib.sha256(data).digest(),
         payload_digest=payload_digest(data),
         size=len(data),
         shared=sum(counts),
-        signal_square=square - noise - rounding,
+        # signs are all of one size, which says nothing of the signal
+        signal_square=0.0 if header.codec == "one-bit" else square - noise - added,
         noise_square=noise,
         noise_variance=math.fsum(2 * k * std**4 for k, std in zip(counts, header.noise_stds, strict=True)),
     )

@@ -24,7 +24,7 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.spec import TaskSpec
 from hushfleet.training import MakeOptimizer, OnBatch, Trained, train_round
-from hushfleet.wire.codec import MIN_STEP
+from hushfleet.wire.forms import steps_for
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, encode_update
 
@@ -217,11 +217,6 @@ class Trainer:
         return entry
 
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        """Quantisation steps `[L]`: tied to the noise of the update, or to its values where it has none of its own."""
-        if self.spec.wire.codec == "float32":
-            return ()
-        if np.any(release.noise_stds):
-            return tuple(self.spec.wire.step * float(std) for std in release.noise_stds)
         norms = layer_norms(release.values, self.spec.model.layout)
         rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
-        return tuple(self.spec.wire.relative_step * value or MIN_STEP for value in rms)
+        return steps_for(self.spec.wire, noise_stds=[float(std) for std in release.noise_stds], layer_rms=rms)

@@ -138,13 +138,14 @@ class PrivacySpec:
 class WireSpec:
     """How updates travel.
 
-    :param codec: `quantized` (step tied to the noise, entropy-coded) or `float32`.
+    :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
+        `float32`; `hushfleet.wire.forms` says what each costs.
     :param step: quantisation step in units of the noise's standard deviation.
     :param relative_step: step in units of a layer's root mean square where a method adds no noise.
     :param chunk_bytes: payload bytes of one MQTT message.
     """
 
-    codec: Literal["quantized", "float32"] = "quantized"
+    codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
     step: float = 0.5
     relative_step: float = 0.05
     chunk_bytes: int = 60 * 1024

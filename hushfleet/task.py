@@ -171,7 +171,7 @@ class RoundSection(_Section):
 class WireSection(_Section):
     """`[wire]`: see `hushfleet.spec.WireSpec`, whose ranges hold."""
 
-    codec: Literal["quantized", "float32"] = "quantized"
+    codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
     step: Annotated[float, Field(gt=0, le=16)] = 0.5
     relative_step: Annotated[float, Field(gt=0, le=1)] = 0.05
     chunk_bytes: Annotated[int, Field(ge=1024, le=1 << 19)] = 60 * 1024
@@ -206,6 +206,17 @@ class Task(_Section):
             raise ValueError(
                 f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
                 "all devices add the same noise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _signs_need_noise(self) -> Task:
+        privacy, method = self.privacy, method_class(self.method.name)
+        noisy = privacy.unit == "device" and method.clips and bool(privacy.noise_multiplier or privacy.epsilon)
+        if self.wire.codec == "one-bit" and not noisy:
+            raise ValueError(
+                'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
+                '"quantized", or privacy.unit = "device" with noise'
             )
         return self
 

@@ -14,20 +14,20 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
 
-from hushfleet.errors import Malformed, NotFinite, TooLarge
+from hushfleet.errors import Malformed, TooLarge
 from hushfleet.spec import TASK_ID, require
 from hushfleet.strict import from_plain, later, to_plain
-from hushfleet.wire import codec
+from hushfleet.wire import codec, forms
 from hushfleet.wire.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.topics import NAME_RULE, is_name
 
 MAGIC = b"HU"
-VERSION = 1
+VERSION = 2
 MAX_LAYERS = 4096
 MAX_HEADER_BYTES = 1 << 17
 MAX_ROUNDS = 1_000_000
@@ -43,7 +43,7 @@ class UpdateHeader:
     """What the aggregator must know before it reads the values.
 
     :param value_count: k, the number of values: the shared parameters only, in the flat vector's order.
-    :param steps: quantisation step of each layer; empty for the codec `float32`.
+    :param steps: of each layer, the quantisation step, or the magnitude with `one-bit`; empty for plain floats.
     :param noise_stds: standard deviation of the noise per coordinate, of each layer; 0 is no noise.
     :param clip_norms: bound that each layer's noise was scaled to; inf is no bound.
     :param public_digest: 16 bytes, digest of the device's `PublicState` before this update.
@@ -57,7 +57,7 @@ class UpdateHeader:
     task: str
     round: int
     device: str
-    codec: Literal["quantized", "float32"]
+    codec: forms.Form
     value_count: int
     steps: tuple[float, ...]
     noise_stds: tuple[float, ...]
@@ -80,7 +80,7 @@ class UpdateHeader:
         layers = len(self.noise_stds)
         require(1 <= layers <= MAX_LAYERS, "noise_stds", layers, f"of 1 to {MAX_LAYERS} layers")
         require(len(self.clip_norms) == layers, "clip_norms", len(self.clip_norms), f"of {layers} layers")
-        expected = layers if self.codec == "quantized" else 0
+        expected = layers if self.codec in forms.STEPPED else 0
         require(len(self.steps) == expected, "steps", len(self.steps), f"{expected} with codec {self.codec}")
         for step in self.steps:
             require(codec.MIN_STEP <= step <= codec.MAX_STEP, "step", step, "2^-100 to 2^40")
@@ -144,14 +144,10 @@ def encode_update(
     _check_counts(header, counts)
     if values.shape != (header.value_count,):
         raise Malformed(f"values of shape {values.shape} came with value_count = {header.value_count}")
-    if header.codec == "float32":
-        _check_finite(values)
-        coded, sent = values.tobytes(), values.astype(np.float32, copy=True)
-    else:
-        sent = np.empty(values.size, np.float32)
-        coded = codec.encode_values(
-            values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
-        )
+    sent = np.empty(values.size, np.float32)
+    coded = forms.encode(
+        header.codec, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
+    )
     plain_header = msgpack.packb(to_plain(header), use_bin_type=True)
     if len(plain_header) > MAX_HEADER_BYTES:
         raise TooLarge(f"an update's header of {len(plain_header)} bytes is above {MAX_HEADER_BYTES}")
@@ -180,10 +176,13 @@ def read_public(data: bytes) -> bytes | None:
     return bytes(_sections(data).public) or None
 
 
-def decode_update(data: bytes, *, public_key: bytes, counts: Sequence[int]) -> DecodedUpdate:
+def decode_update(
+    data: bytes, *, public_key: bytes, counts: Sequence[int], out: np.ndarray | None = None
+) -> DecodedUpdate:
     """The update, if the owner of `public_key` signed it.
 
     :param counts: how many values of each layer the aggregator expects, from the device's mask.
+    :param out: float32 `[k]`, memory for the values; after an error its content means nothing.
 
     Raises `BadSignature`, `Malformed` or `TooLarge`, and nothing else.
     """
@@ -191,13 +190,9 @@ def decode_update(data: bytes, *, public_key: bytes, counts: Sequence[int]) -> D
     verify(public_key, sections.signed, sections.signature)
     header = _header(sections.header)
     _check_counts(header, counts)
-    if header.codec == "float32":
-        if len(sections.values) != 4 * header.value_count:
-            raise Malformed(f"{len(sections.values)} bytes are not {header.value_count} float32 values")
-        values = np.frombuffer(sections.values, "<f4").astype(np.float32)
-        _check_finite(values)
-    else:
-        values = codec.decode_values(sections.values, counts=counts, steps=header.steps, dither_key=header.dither_key)
+    values = forms.decode(
+        header.codec, sections.values, counts=counts, steps=header.steps, dither_key=header.dither_key, out=out
+    )
     return DecodedUpdate(header, values, bytes(sections.public) or None)
 
 
@@ -209,7 +204,7 @@ def max_public_bytes(size: int) -> int:
 def max_update_bytes(size: int) -> int:
     """The most bytes of an update of a model with `size` parameters, whatever codec and sections it has."""
     fixed = _HEAD.size + 2 * _LENGTH.size + SIGNATURE_BYTES
-    return fixed + MAX_HEADER_BYTES + codec.max_coded_bytes(size) + max_public_bytes(size)
+    return fixed + MAX_HEADER_BYTES + forms.max_bytes(size) + max_public_bytes(size)
 
 
 def _assembled(header: bytes | memoryview, values: bytes | memoryview, public: bytes, identity: Identity) -> bytes:
@@ -281,8 +276,3 @@ def _check_counts(header: UpdateHeader, counts: Sequence[int]) -> None:
             f"the update has {header.value_count} values in {len(header.noise_stds)} layers, "
             f"expected were {sum(counts)} in {len(counts)}"
         )
-
-
-def _check_finite(values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")

@@ -17,7 +17,7 @@ import numpy as np
 
 from aggregator.prepare import PreparedTask
 from hushfleet.methods.base import PublicState
-from hushfleet.wire import codec
+from hushfleet.wire import codec, forms
 from hushfleet.wire.chunks import FRAME_OVERHEAD
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import publish_packet_bytes
@@ -194,8 +194,8 @@ def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
 def _bits_per_value(prepared: PreparedTask) -> float:
     """The codec's own size of Gaussian values: noise hides the signal, and steps are tied to it."""
     wire, noisy = prepared.spec.wire, prepared.spec.privacy.noise_multiplier > 0
-    if wire.codec == "float32":
-        return 32.0
+    if wire.codec != "quantized":
+        return {"one-bit": 1.0, "float16": 16.0, "float32": 32.0}[wire.codec]
     # a small network's share of the code table counts, so no more values than it has
     count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
     values = np.random.default_rng(0).standard_normal(count).astype(np.float32)
@@ -206,14 +206,14 @@ def _bits_per_value(prepared: PreparedTask) -> float:
 
 def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
     layers = len(prepared.spec.model.layout.layers)
-    coded = prepared.spec.wire.codec == "quantized"
+    form = prepared.spec.wire.codec
     header = UpdateHeader(
         task=prepared.spec.task,
         round=1,
         device="d" * name_bytes,
-        codec=prepared.spec.wire.codec,
+        codec=form,
         value_count=layers,
-        steps=(1.0,) * layers if coded else (),
+        steps=(1.0,) * layers if form in forms.STEPPED else (),
         noise_stds=(1.0,) * layers,
         clip_norms=(1.0,) * layers,
         public_digest=bytes(16),
@@ -224,8 +224,7 @@ def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
     )
     values, counts = np.zeros(layers, np.float32), [1] * layers
     whole = encode_update(header, values, counts=counts, identity=_KEY).data
-    if not coded:
-        return len(whole) - values.nbytes
-    return len(whole) - len(
-        codec.encode_values(values, counts=counts, steps=header.steps, dither_key=header.dither_key)
+    coded = forms.encode(
+        form, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=np.empty_like(values)
     )
+    return len(whole) - len(coded)

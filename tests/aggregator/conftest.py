@@ -19,6 +19,7 @@ from hushfleet.methods.base import DeviceState, RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.task import parse_task
+from hushfleet.wire.forms import steps_for
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import EncodedUpdate, UpdateHeader, encode_update
@@ -143,15 +144,14 @@ class Devices:
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]
         wire = prepared.spec.wire
-        noisy = bool(np.any(release.noise_stds))
-        steps = [wire.step * std if noisy else 1e-4 for std in release.noise_stds]
+        stds = [float(std) for std in release.noise_stds]
         header = UpdateHeader(
             task=plan.task,
             round=plan.round,
             device=name,
             codec=wire.codec,
             value_count=sum(counts),
-            steps=tuple(steps) if wire.codec == "quantized" else (),
+            steps=steps_for(wire, noise_stds=stds, layer_rms=[2e-3] * len(stds)),
             noise_stds=tuple(release.noise_stds),
             clip_norms=tuple(release.clip_norms),
             public_digest=state.public.digest(),
