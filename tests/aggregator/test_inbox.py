@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from aggregator.inbox import Refusal, VerifiedUpdate
@@ -41,12 +41,13 @@ def refused(fleet: Any, name: str, data: bytes, *, held: PublicState | None = No
     method=st.sampled_from(["dp-fedavg", "fedglp-adp", "fedavg"]),
     accounting=st.sampled_from(["as-published", "strict"]),
     multiplier=st.sampled_from([0.01, 0.3, 1.0, 4.0, 100.0]),
-    codec=st.sampled_from(["quantized", "float32"]),
+    codec=st.sampled_from(["quantized", "one-bit", "float16", "float32"]),
     step=st.sampled_from([0.25, 0.5, 1.0, 2.0]),
 )
 def test_every_honest_update_passes(
     make_fleet: MakeFleet, seed: int, method: str, accounting: str, multiplier: float, codec: str, step: float
 ) -> None:
+    assume(codec != "one-bit" or method != "fedavg")
     fleet = make_fleet(
         method=method,
         accounting=accounting,
@@ -197,3 +198,17 @@ def test_signal_and_noise_of_an_update_by_hand(make_fleet: MakeFleet) -> None:
     assert row.noise_square == pytest.approx(256 * 1.0)
     assert row.noise_variance == pytest.approx(2 * 256)
     assert row.signal_square == pytest.approx(square - 256 - 256 * 0.5**2 / 12)
+
+
+def test_signs_show_no_signal_and_may_not_be_larger_than_the_noise_makes_them(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(method="dp-fedavg", accounting="strict", wire={"codec": "one-bit"})
+    fleet.open()
+    update = fleet.update("dev-0")
+    row = opened(fleet, "dev-0", update.data).row
+    assert row.signal_square == 0
+    assert row.noise_square == pytest.approx(256 * 1.0)
+    assert set(np.abs(update.encoded.sent).tolist()) == {float(np.float32(math.sqrt(math.pi / 2)))}
+    louder = tuple(1.01 * size for size in update.header.steps)
+    signed = fleet.devices.sign("dev-0", update.header, update.values, update.counts, steps=louder)
+    refusal = refused(fleet, "dev-0", signed.data)
+    assert (refusal.code, "magnitude" in refusal.reason) == ("out-of-bounds", True)

@@ -192,7 +192,9 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
         ({"data": {"name": "folder", "input_shape": [3, 32, 32]}}, "data: name = 'folder' needs class_names"),
         ({"data": {"path": "images"}}, "data: path belongs to name = 'folder'; where 'digits' lies"),
         ({"wire": {"step": 17}}, "wire.step = 17: .*less than or equal to 16"),
-        ({"wire": {"codec": "zip"}}, "wire.codec = 'zip': .*'quantized' or 'float32'"),
+        ({"wire": {"codec": "one-bit"}, "privacy": {"noise_multiplier": 0}}, 'wire.codec = "one-bit" sends signs'),
+        ({"wire": {"codec": "one-bit"}, "privacy": {"unit": "record", "epsilon": 8}}, 'wire.codec = "one-bit" sends'),
+        ({"wire": {"codec": "zip"}}, "wire.codec = 'zip': .*'quantized', 'one-bit', 'float16' or 'float32'"),
     ],
 )
 def test_errors_name_the_key_the_value_and_what_is_accepted(sections: dict[str, Any], said: str) -> None:

@@ -13,6 +13,7 @@ import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from hushfleet.errors import Malformed, WireError
 from hushfleet.wire.chunks import Assembler, parse_frame, split
 from hushfleet.wire.codec import decode_values, encode_values
+from hushfleet.wire.forms import Form
 from hushfleet.wire.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.messages import (
     Ack,
@@ -136,7 +138,7 @@ def test_frames_and_assembler() -> None:
 def an_update(codec: str) -> bytes:
     values = np.random.default_rng(1).standard_normal(200).astype(np.float32)
     header = UpdateHeader(
-        "demo-1f", 2, "pi-1", codec, 200, (0.5, 0.25) if codec == "quantized" else (), (1.0, 0.5), (1.0, 1.0),
+        "demo-1f", 2, "pi-1", codec, 200, () if "float" in codec else (0.5, 0.25), (1.0, 0.5), (1.0, 1.0),
         bytes(16), 3, 1.5, 1.25, 2,
     )  # fmt: skip
     return encode_update(header, values, counts=[150, 50], identity=DEVICE, public=b"mask").data
@@ -144,10 +146,10 @@ def an_update(codec: str) -> bytes:
 
 def test_updates() -> None:
     rng = random.Random(3)
-    originals = [an_update("quantized"), an_update("float32")]
+    originals = [an_update(codec) for codec in get_args(Form)]
     outcomes: Counter[str] = Counter()
     for turn in range(12_000):
-        data = mutated(originals[turn % 2], rng)
+        data = mutated(originals[turn // 4 % 4], rng)
         if turn % 4:
             data = signed_again(data) if len(data) > SIGNATURE_BYTES else data
         outcome(lambda: read_header(data))  # noqa: B023
@@ -163,11 +165,11 @@ def test_updates() -> None:
 def test_coded_values() -> None:
     rng = random.Random(4)
     x = np.random.default_rng(2).standard_normal(300).astype(np.float32)
-    coded = [encode_values(x, counts=[300], steps=[s], dither_key=bytes(16)) for s in (1.0, 0.1, 1e-4)]
-    assert {data[0] for data in coded} == {1, 2}
+    coded = [encode_values(x, counts=[300], steps=[s], dither_key=bytes(16)) for s in (0.1, 1e-4, 4.0, 30.0, 1e3)]
+    assert {data[0] for data in coded} == {0, 1, 2, 4}
     outcomes: Counter[str] = Counter()
     for turn in range(6000):
-        data = mutated(coded[turn % 3], rng)
+        data = mutated(coded[turn % 5], rng)
         decode = lambda: decode_values(data, counts=[300], steps=[1.0], dither_key=bytes(16))  # noqa: B023, E731
         outcomes[outcome(decode)] += 1
     assert outcomes["Malformed"] > 2000

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadSignature, Malformed, TooLarge
 from hushfleet.strict import to_plain
+from hushfleet.wire.forms import Form
 from hushfleet.wire.identity import Identity
+from hushfleet.wire.one_bit import magnitude
 from hushfleet.wire.update import (
     MAX_HEADER_BYTES,
     UpdateHeader,
@@ -38,14 +40,16 @@ def header(**changes: Any) -> UpdateHeader:
         "public_digest": bytes(range(16)), "rounds_charged": 4, "epsilon_server": math.inf,
         "multiplier_server": 1.25, "noise_split": 10,
     }  # fmt: skip
-    if changes.get("codec") == "float32":
+    if changes.get("codec") == "one-bit":
+        fields["steps"] = tuple(magnitude(std) for std in fields["noise_stds"])
+    elif "float" in changes.get("codec", ""):
         fields["steps"] = ()
     return UpdateHeader(**{**fields, **changes})
 
 
 def blob(packed_header: bytes, values: bytes, public: bytes = b"", identity: Identity = DEVICE) -> bytes:
     """An update written without the module under test."""
-    signed = b"HU\x01\x00" + struct.pack("<I", len(packed_header)) + packed_header
+    signed = b"HU\x02\x00" + struct.pack("<I", len(packed_header)) + packed_header
     signed += struct.pack("<I", len(values)) + values + struct.pack("<I", len(public)) + public
     return signed + identity.sign(signed)
 
@@ -54,7 +58,7 @@ def packed(plain: UpdateHeader, **changes: Any) -> bytes:
     return msgpack.packb({**to_plain(plain), **changes})
 
 
-@pytest.mark.parametrize("codec", ["quantized", "float32"])
+@pytest.mark.parametrize("codec", get_args(Form))
 @pytest.mark.parametrize("public", [None, b"mask"])
 def test_what_was_sent_is_what_is_decoded_bit_for_bit(codec: str, public: bytes | None) -> None:
     sent_header = header(codec=codec)
@@ -64,9 +68,25 @@ def test_what_was_sent_is_what_is_decoded_bit_for_bit(codec: str, public: bytes 
     assert decoded.values.tobytes() == encoded.sent.tobytes()
     assert decoded.header == read_header(encoded.data) == sent_header
     assert decoded.public == public
-    assert (np.abs(decoded.values - VALUES) <= 0.51 * np.repeat((0.5, 0.25, 1.0), COUNTS)).all()
-    if codec == "float32":
-        assert decoded.values.tobytes() == VALUES.tobytes()
+    expected = {
+        "quantized": lambda: np.abs(decoded.values - VALUES) <= 0.51 * np.repeat((0.5, 0.25, 1.0), COUNTS),
+        "one-bit": lambda: decoded.values == np.copysign(np.repeat(np.float32(sent_header.steps), COUNTS), VALUES),
+        "float16": lambda: decoded.values == VALUES.astype(np.float16),
+        "float32": lambda: decoded.values == VALUES,
+    }
+    assert expected[codec]().all()
+    memory = np.full(1000, np.nan, np.float32)
+    into = decode_update(encoded.data, public_key=DEVICE.public_key, counts=COUNTS, out=memory)
+    assert into.values is memory
+    assert memory.tobytes() == decoded.values.tobytes()
+
+
+def test_what_float16_cannot_hold_is_not_sent() -> None:
+    plain = header(codec="float16", value_count=2, noise_stds=[0], clip_norms=[1])
+    with pytest.raises(Malformed, match="65520 is too large for float16"):
+        encode_update(plain, np.array([1.0, 65520.0], np.float32), counts=[2], identity=DEVICE)
+    sent = encode_update(plain, np.array([1e-9, 65519.0], np.float32), counts=[2], identity=DEVICE).sent
+    assert sent.tolist() == [0.0, 65504.0]
 
 
 def test_the_result_does_not_alias_the_input() -> None:
@@ -137,14 +157,14 @@ def test_values_that_do_not_fit_the_mask_are_malformed(counts: list[int]) -> Non
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("codec", ["quantized", "float32"])
+@pytest.mark.parametrize("codec", get_args(Form))
 def test_values_that_are_not_finite_are_neither_sent_nor_taken(codec: str, bad: float) -> None:
     values = VALUES.copy()
     values[5] = bad
     with pytest.raises(Malformed):
         encode_update(header(codec=codec), values, counts=COUNTS, identity=DEVICE)
-    if codec == "float32":
-        data = blob(packed(header(codec=codec)), values.tobytes())
+    if "float" in codec:
+        data = blob(packed(header(codec=codec)), values.astype(codec).tobytes())
         with pytest.raises(Malformed, match="not finite"):
             decode_update(data, public_key=DEVICE.public_key, counts=COUNTS)
 
@@ -176,13 +196,13 @@ def test_headers_that_break_a_rule_are_malformed_though_signed(changes: dict[str
 
 def test_sections_that_do_not_fit_the_blob_are_refused() -> None:
     good = encode_update(header(), VALUES, counts=COUNTS, identity=DEVICE).data
-    for data in (b"", good[:79], good[:-1], good + b"\0", b"HX" + good[2:], b"HU\x02" + good[3:]):
+    for data in (b"", good[:79], good[:-1], good + b"\0", b"HX" + good[2:], b"HU\x01" + good[3:]):
         with pytest.raises(Malformed):
             read_header(data)
     with pytest.raises(TooLarge):
-        read_header(b"HU\x01\x00" + struct.pack("<I", MAX_HEADER_BYTES + 1) + bytes(200))
+        read_header(b"HU\x02\x00" + struct.pack("<I", MAX_HEADER_BYTES + 1) + bytes(200))
     with pytest.raises(Malformed, match="section of 4294967295 bytes"):
-        read_header(b"HU\x01\x00" + struct.pack("<I", 4) + bytes(4) + b"\xff" * 4 + bytes(80))
+        read_header(b"HU\x02\x00" + struct.pack("<I", 4) + bytes(4) + b"\xff" * 4 + bytes(80))
 
 
 @given(st.integers(1, 20_000), st.integers(0, 3))
@@ -190,7 +210,7 @@ def test_no_update_is_larger_than_its_cap(size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.uniform(-8e6, 8e6, size).astype(np.float32)
     public = rng.bytes(4 + size // 8 + 20)
-    for codec, steps in (("quantized", [1.0]), ("float32", [])):
+    for codec, steps in (("quantized", [1.0]), ("one-bit", [1.0]), ("float32", [])):
         plain = header(codec=codec, value_count=size, steps=steps, noise_stds=[1], clip_norms=[1])
         encoded = encode_update(plain, values, counts=[size], identity=DEVICE, public=public)
         assert len(encoded.data) <= max_update_bytes(size)

@@ -1,0 +1,73 @@
+"""The one-bit form against a slow reading of its definition, and what it does to signal and noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hushfleet.errors import Malformed, NotFinite, PrivacyError
+from hushfleet.spec import WireSpec
+from hushfleet.wire.forms import added_variance, steps_for
+from hushfleet.wire.one_bit import VARIANCE_FACTOR, decode_signs, encode_signs, magnitude
+
+
+@given(
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=70),
+    st.integers(0, 70),
+    st.sampled_from([0, 1 << 16, (1 << 16) - 3]),
+)
+def test_a_bit_a_value_and_its_layers_magnitude_back(values: list[float], first: int, before: int) -> None:
+    x = np.array([1.0] * before + values, np.float32)
+    counts = [min(first, x.size), 0, max(0, x.size - first)]
+    data, out = encode_signs(x), np.empty(x.size, np.float32)
+    bits = "".join("1" if value < 0 else "0" for value in x.tolist())
+    expected = bytes(int(bits[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(bits), 8))
+    assert data == expected
+    decode_signs(data, counts=counts, magnitudes=[0.5, 7.0, 0.1], out=out)
+    sizes = np.repeat(np.array([0.5, 7.0, 0.1], np.float32), counts)
+    assert out.tolist() == [-size if value < 0 else size for value, size in zip(x, sizes, strict=True)]
+
+
+def test_gain_is_one_and_the_variance_is_as_stated() -> None:
+    """A signal of a tenth of the noise; the mean of n signs has a standard error of 1.25 noise / sqrt(n)."""
+    n, std, signal = 1_000_000, 0.7, 0.07
+    noised = (signal + std * np.random.default_rng(1).standard_normal(n)).astype(np.float32)
+    out = np.empty(n, np.float32)
+    decode_signs(encode_signs(noised), counts=[n], magnitudes=[magnitude(std)], out=out)
+    assert out.mean(dtype=np.float64) == pytest.approx(signal, abs=4 * 1.26 * std / math.sqrt(n))
+    assert out.var(dtype=np.float64) == pytest.approx(VARIANCE_FACTOR * std**2, rel=0.01)
+    added = added_variance("one-bit", step=magnitude(std), noise_std=std)
+    assert std**2 + added == pytest.approx(1.5708 * std**2, rel=1e-4)
+
+
+def test_quantisation_adds_what_it_says() -> None:
+    assert added_variance("quantized", step=0.6, noise_std=9.0) == pytest.approx(0.03)
+    assert added_variance("float16", step=0.0, noise_std=1.0) == added_variance("float32", step=0.0, noise_std=1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "counts"), [(b"", [1]), (b"\0\0", [8]), (b"\0", [9]), (b"\x01", [7]), (b"\xff\x40", [9]), (b"\0", [0])]
+)
+def test_signs_that_do_not_fit_are_malformed(data: bytes, counts: list[int]) -> None:
+    with pytest.raises(Malformed):
+        decode_signs(data, counts=counts, magnitudes=[1.0], out=np.empty(sum(counts), np.float32))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_only_finite_values_have_a_sign(bad: float) -> None:
+    with pytest.raises(NotFinite):
+        encode_signs(np.array([1.0, bad], np.float32))
+
+
+def test_steps_follow_the_noise_or_the_values() -> None:
+    stds, rms = [0.5, 2.0], [3.0, 0.0]
+    assert steps_for(WireSpec(step=0.25), noise_stds=stds, layer_rms=rms) == (0.125, 0.5)
+    assert steps_for(WireSpec(relative_step=0.1), noise_stds=[0, 0], layer_rms=rms) == pytest.approx((0.3, 2.0**-100))
+    assert steps_for(WireSpec("one-bit"), noise_stds=stds, layer_rms=rms) == (magnitude(0.5), magnitude(2.0))
+    assert steps_for(WireSpec("float16"), noise_stds=stds, layer_rms=rms) == ()
+    with pytest.raises(PrivacyError, match="no noise"):
+        steps_for(WireSpec("one-bit"), noise_stds=[0, 0], layer_rms=rms)
