@@ -1,6 +1,6 @@
 """The virtual clock beside the live engine: the same small fleet on emulated boards, predicted and waited for.
 
-    python benchmarks/clock_against_live.py [--rounds 6] [--json FILE]
+    python -m benchmarks.clock_against_live [--rounds 6] [--json FILE] [--plot FILE.png]
 
 The live side is a real broker, a real aggregator and a real client process for each device, each as slow as its board
 and behind its board's link. Both sides use the same profiles, so this checks the clock's model of the protocol and
@@ -25,6 +25,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+if not __package__:  # run as a file: the repository's root is not on the path then
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every live process has
 
 import numpy as np
@@ -32,6 +35,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from aggregator.events import read_events
+from benchmarks.outputs import COLOURS, add_outputs, write_outputs
 from hushfleet.task import load_task
 from simulator.boards import FleetMix, parse_mix
 from simulator.clock.rounds import fleet_clock
@@ -122,7 +126,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=3, help="local epochs")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--json", type=Path, help="also write the figures there")
+    add_outputs(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hushfleet-clock-") as folder:
         result = compare(Path(folder), rounds=options.rounds, epochs=options.epochs, settings=options.settings)
@@ -136,9 +140,22 @@ def main() -> int:
         )
     good = abs(result["ratio"] - 1) <= _WITHIN
     print(f"median    {result['ratio']:.2f} of the measured round; goal 0.75 to 1.25: {'met' if good else 'NOT met'}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1))
+    title = "A round on the virtual clock and on emulated boards"
+    write_outputs(options, result, title=title, draw=lambda figure: draw(figure, result))
     return 0 if good else 1
+
+
+def draw(figure: Any, result: dict[str, Any]) -> None:
+    """Two bars a round."""
+    axes = figure.subplots()
+    for side, shift, colour in (("predicted", -0.2, "ours"), ("measured", 0.2, "other")):
+        seconds = [each["wall_s"] for each in result[side]]
+        places = [number + shift for number in range(1, len(seconds) + 1)]
+        axes.bar(places, seconds, width=0.4, color=COLOURS[colour], label=side)
+    axes.set_xlabel(f"round; the median one is predicted at {result['ratio']:.2f} of the measured")
+    axes.set_ylabel("seconds")
+    axes.set_xticks(range(1, len(result["measured"]) + 1))
+    axes.legend(frameon=False)
 
 
 if __name__ == "__main__":
