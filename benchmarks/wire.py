@@ -96,6 +96,7 @@ def _speed(options: argparse.Namespace, folder: Path, console: Console) -> dict[
         rows = speeds(updates[0], turns=3 if options.quick else 15)
         copy_mb_s = 1e3 * memory_copy_gb_s(turns=3)
     console.print(tables.speed(rows, network=network, values=updates[0].values.size))
+    console.print(tables.speed_goal(rows), highlight=False)
     return {
         "network": network,
         "values": updates[0].values.size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,9 +92,3 @@ def _extra_memory(work: Callable[[], object], vector_bytes: int) -> float:
         return tracemalloc.get_traced_memory()[1] / vector_bytes
     finally:
         tracemalloc.stop()
-
-
-def goal_met(rows: Sequence[dict[str, Any]], *, least_mb_s: float) -> bool:
-    """Whether all quantised forms reach it, in both directions."""
-    ours = [row for row in rows if row["name"].startswith("ours, step")]
-    return all(min(row["encode_mb_s"], row["decode_mb_s"]) >= least_mb_s for row in ours)

@@ -13,6 +13,7 @@ from hushfleet.spec import WireSpec
 MOST_ABOVE_ENTROPY = 0.03
 LEAST_BELOW_EQ20 = {ours_at(WireSpec().step): 14.0, "ours, one-bit": 28.0}
 
+LEAST_MB_S = 100.0
 NOISED = ("dp-fedavg", "fedglp-adp")
 
 Rows = Sequence[dict[str, Any]]
@@ -73,7 +74,7 @@ def goals(rows: Rows) -> Iterator[str]:
 
 def _goal(words: str, worst: dict[str, str], missed: Sequence[str]) -> str:
     told = ", ".join(f"{name} {value}" for name, value in worst.items())
-    return f"{words}: {'missed by ' + ', '.join(missed) if missed else 'met'}. Worst update of each: {told}."
+    return f"{words}: {'missed by ' + ', '.join(missed) if missed else 'met'}. Worst of each: {told}."
 
 
 def speed(rows: Rows, *, network: str, values: int) -> Table:
@@ -89,6 +90,19 @@ def speed(rows: Rows, *, network: str, values: int) -> Table:
             f"{row['decode_extra_memory']:.2f} vectors",
         )
     return table
+
+
+def speed_goal(rows: Rows) -> str:
+    """Of the quantised forms, in both directions."""
+    worst = {
+        row["name"]: min(row["encode_mb_s"], row["decode_mb_s"])
+        for row in rows
+        if row["name"].startswith("ours, step")
+    }
+    slow = [name for name, rate in worst.items() if rate < LEAST_MB_S]
+    return _goal(
+        f"at least {LEAST_MB_S:g} MB of float32 a second", {name: f"{rate:.0f}" for name, rate in worst.items()}, slow
+    )
 
 
 def accuracy(result: dict[str, Any]) -> Table:
