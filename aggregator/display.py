@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.fleet_state import STATES, FleetState
+from aggregator.report.traffic_section import wire_words
 from aggregator.report.verdict import (
     MEANINGLESS_EPSILON,
     answer,
@@ -244,15 +245,22 @@ def summary_table(result: Result) -> RenderableType:
     for name, own, alone, gain in rows:
         table.add_row(name, percent(own), percent(alone), points(gain))
     table.add_row("global model, common test", percent(verdict.global_common), "", "")
-    sent = sum(row.uplink_bytes for row in result.rounds)
+    sent = result.uplink_bytes
     received = sum(row.downlink_bytes for row in result.rounds)
     epsilons = f"epsilon_server {number(verdict.epsilon_server)}, epsilon_release {number(verdict.epsilon_release)}"
     facts = Text(
         f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}; "
-        f"sent up {size(sent)}, received {size(received)}"
+        f"sent up {size(sent)}{_form(result)}, received {size(received)}"
     )
     told = (answer(verdict), privacy_answer(verdict, devices=result.devices), trade_answer(result, verdict))
     return Group(table, facts, *(Text(words, "" if n else "bold") for n, words in enumerate(told) if words))
+
+
+def _form(result: Result) -> str:
+    """` (2.3 bits per parameter; quantized, step 1 of the noise)`, as far as it is known."""
+    bits = [] if result.bits_per_value is None else [f"{number(result.bits_per_value)} bits per parameter"]
+    parts = [*bits, *([wire_words(result.wire)] if result.wire else [])]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _accuracies(state: FleetState) -> list[tuple[str, float | None]]:

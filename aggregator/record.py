@@ -16,10 +16,11 @@ from pathlib import Path
 import hushfleet
 from aggregator.metrics import RoundSummary, privacy_table
 from aggregator.prepare import PreparedTask
-from aggregator.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow
+from aggregator.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow, WireInfo
 from aggregator.store import AggregatorStore
 from aggregator.timeline import read_timeline
 from hushfleet.methods.base import RoundTerms
+from hushfleet.spec import WireSpec
 
 EVENTS_NAME = "events.jsonl"
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
@@ -65,6 +66,7 @@ def record(
         declined_in.setdefault(round, set()).add(device)
         counts = declines.setdefault(device, {})
         counts[code] = counts.get(code, 0) + 1
+    noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
     return Result(
         task=spec.task,
         method=spec.method,
@@ -80,7 +82,8 @@ def record(
         ),
         accounting=spec.privacy.accounting,
         clip_norm=spec.privacy.clip_norm,
-        noise_multiplier=prepared.method.noise_multiplier(RoundTerms()),
+        noise_multiplier=noise_multiplier,
+        wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[_round_row(summary) for summary in summaries],
         local_only=LocalOnly(),
@@ -90,6 +93,7 @@ def record(
             class_names=list(spec.model.class_names),
             eq20_bytes=[summary.eq20_bytes for summary in summaries],
             float32_bytes=[summary.float32_bytes for summary in summaries],
+            values_sent=[sum(row.shared for row in rows) for rows in rows_by_device],
             epsilon_server=[_column(table, names, "epsilon_server") for table in spent],
             epsilon_release=[_column(table, names, "epsilon_release") for table in spent],
             rounds_accepted=list(accepted.values()),
@@ -121,6 +125,13 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
+    """:param noised: whether updates carry noise of their own, which the step then follows."""
+    step = wire.step if noised else wire.relative_step
+    unit = "noise" if noised else "rms"
+    return WireInfo(codec=wire.codec, step=step if wire.codec == "quantized" else None, step_unit=unit)
 
 
 def _round_row(summary: RoundSummary) -> RoundRow:

@@ -114,16 +114,44 @@ class PrivacyRow(_Part):
     rounds_charged: Count
 
 
-class SweepPoint(_Part):
-    """The run repeated at another noise; the gain is `accuracy_own_common` over local-only's."""
+class WireInfo(_Part):
+    """How updates are coded.
 
-    noise_multiplier: Annotated[float, Field(ge=0)]
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    epsilon_release: Annotated[Number, Field(ge=0)]
+    :param step: of `quantized`, else null: the quantisation step in units of what `step_unit` names, the standard
+        deviation of a layer's noise, or a layer's root mean square where updates carry no noise of their own.
+    """
+
+    codec: Literal["quantized", "one-bit", "float16", "float32"]
+    step: Annotated[float, Field(gt=0)] | None = None
+    step_unit: Literal["noise", "rms"]
+
+
+class _Repeated(_Part):
+    """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's."""
+
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
     accuracy_global: Fraction = None
     gain_over_local_only: Measured = None
+
+
+class SweepPoint(_Repeated):
+    """The run repeated at another noise."""
+
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    epsilon_server: Annotated[Number, Field(ge=0)]
+    epsilon_release: Annotated[Number, Field(ge=0)]
+
+
+class WirePoint(_Repeated):
+    """The run repeated with another codec or step, at the same noise.
+
+    :param uplink_bytes: of all rounds; `bits_per_value` are these bytes for each parameter that was sent.
+    """
+
+    wire: WireInfo
+    uplink_bytes: Count
+    bits_per_value: Measured = None
 
 
 class TimelineRow(_Part):
@@ -230,6 +258,7 @@ class Details(_Part):
     class_names: list[str] = []
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
+    values_sent: list[Count] = []
     epsilon_server: Grid = []
     epsilon_release: Grid = []
     rounds_accepted: list[Count] = []
@@ -239,6 +268,7 @@ class Details(_Part):
     timeline: list[TimelineRow] = []
     fleet_timeline: FleetTimeline | None = None
     privacy_sweep: list[SweepPoint] = []
+    wire_sweep: list[WirePoint] = []
 
 
 class Result(_Part):
@@ -256,12 +286,24 @@ class Result(_Part):
     accounting: Literal["as-published", "strict"]
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]
+    wire: WireInfo | None = None
     boards: dict[str, str] = {}
     rounds: list[RoundRow]
     local_only: LocalOnly
     privacy: list[PrivacyRow]
     details: Details = Details()
     versions: dict[str, str]
+
+    @property
+    def uplink_bytes(self) -> int:
+        """Of all rounds."""
+        return sum(row.uplink_bytes for row in self.rounds)
+
+    @property
+    def bits_per_value(self) -> float | None:
+        """What an update takes for each parameter that is sent, header and signature included; None: not recorded."""
+        values = sum(self.details.values_sent)
+        return 8 * self.uplink_bytes / values if values else None
 
     @model_validator(mode="after")
     def _lists_fit_together(self) -> Self:
@@ -271,7 +313,7 @@ class Result(_Part):
             _check_grid(name, getattr(detail, name), rounds, devices)
         for name in ("personal_share", "clip_weights"):
             _check_grid(name, getattr(detail, name), rounds, layers)
-        for name in ("eq20_bytes", "float32_bytes", "timeline"):
+        for name in ("eq20_bytes", "float32_bytes", "values_sent", "timeline"):
             _check_length(name, getattr(detail, name), rounds, "round")
         for name in PER_DEVICE:
             _check_length(name, getattr(detail, name), devices, "device")

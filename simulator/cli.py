@@ -20,6 +20,7 @@ from hushfleet.task import Task, load_task
 from simulator.boards import FleetMix, read_boards
 from simulator.run import RunOptions, run
 from simulator.run_folder import Simulation, begin, go_on
+from simulator.sweep import with_wire
 
 INTERRUPTED = 130
 
@@ -71,6 +72,7 @@ def register(app: typer.Typer) -> None:
         evaluate_every: Annotated[int, typer.Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1,
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
+        sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
 
@@ -98,6 +100,7 @@ def register(app: typer.Typer) -> None:
             evaluate_every=evaluate_every,
             local_only=local_only,
             sweep=_numbers(sweep),
+            sweep_wire=_wire_choices(sweep_wire, task),
         )
         with console.status("loading data, exporting and checking the model's graphs"):
             mix = None if boards is None else read_boards(boards, devices=task.data.devices, seed=task.seed)
@@ -169,3 +172,14 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise BadInput(f"--sweep {text!r}: give numbers such as 0,0.3,1,3") from error
+
+
+def _wire_choices(text: str, task: Task) -> tuple[str, ...]:
+    """Refused before anything is begun, not after the run."""
+    choices = tuple(part.strip() for part in text.split(",") if part.strip())
+    for choice in choices:
+        try:
+            with_wire(task, choice)
+        except BadInput as error:
+            raise BadInput(f"--sweep-wire: {error}") from error
+    return choices

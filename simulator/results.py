@@ -11,7 +11,7 @@ import numpy as np
 
 from aggregator.events import read_lines
 from aggregator.record import record
-from aggregator.result import LocalOnly, Result, SweepPoint
+from aggregator.result import LocalOnly, Result, SweepPoint, WirePoint
 from aggregator.store import AggregatorStore
 from simulator.local_only import Alone
 from simulator.run_folder import Simulation
@@ -20,7 +20,12 @@ Metrics = dict[int, dict[str, Any]]
 
 
 def assemble(
-    simulation: Simulation, *, engine: str, alone: Sequence[Alone] = (), sweep: Sequence[SweepPoint] = ()
+    simulation: Simulation,
+    *,
+    engine: str,
+    alone: Sequence[Alone] = (),
+    sweep: Sequence[SweepPoint] = (),
+    wire_sweep: Sequence[WirePoint] = (),
 ) -> Result:
     """The result of the rounds that are closed.
 
@@ -56,6 +61,7 @@ def assemble(
             "clip_weights": _means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
             "label_counts": [simulation.fleet.label_counts[by_name[name].index].tolist() for name in names],
             "privacy_sweep": list(sweep),
+            "wire_sweep": list(wire_sweep),
         }
     )
     rows = [

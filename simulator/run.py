@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,7 +13,7 @@ from aggregator.broker import BrokerKind
 from aggregator.display import FleetDisplay
 from aggregator.events import EventLog
 from aggregator.report import write_report
-from aggregator.result import Result, SweepPoint
+from aggregator.result import Result
 from simulator.clock.rounds import VirtualTime, run_clocked_rounds
 from simulator.director import Director
 from simulator.fast import run_rounds
@@ -25,13 +25,14 @@ from simulator.results import assemble
 from simulator.run_folder import Simulation
 from simulator.runtimes import ON_DEVICES
 from simulator.schedule import schedule_of
-from simulator.sweep import sweep_noise
+from simulator.sweep import sweep_noise, sweep_wire
 from simulator.trial import choose_runtime
 from simulator.watch import Watch
 from simulator.workers import Crew, Workers
 
 Engine = Literal["fast", "live", "ray"]
 AUTO = "auto"
+Point = TypeVar("Point")
 LIVE_RESTARTS = 3
 
 
@@ -47,6 +48,7 @@ class RunOptions:
     :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
     :param local_only: also train each device alone, for comparison.
     :param sweep: noise multipliers at which the run is repeated by the fast engine.
+    :param sweep_wire: codecs and steps with which it is repeated, see `simulator.sweep.with_wire`.
     """
 
     engine: Engine = "fast"
@@ -59,6 +61,7 @@ class RunOptions:
     evaluate_every: int = 1
     local_only: bool = True
     sweep: Sequence[float] = ()
+    sweep_wire: Sequence[str] = ()
 
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
@@ -71,9 +74,12 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             runtime = _runtime(simulation, workers, options, console)
             _run_fast(simulation, workers, options, runtime, console)
         alone = _train_alone(simulation, workers, runtime, console) if options.local_only else []
-        points = _sweep(simulation, workers, options.sweep, runtime, alone, console) if options.sweep else []
+        at_noise = sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime)
+        with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
+        points = _swept(at_noise, "the same run at other noise", len(options.sweep), console)
+        wire_points = _swept(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, sweep=points)
+    result = assemble(simulation, engine=options.engine, alone=alone, sweep=points, wire_sweep=wire_points)
     result.save(simulation.folder.result)
     write_report(result, simulation.folder.report)
     return result
@@ -153,21 +159,11 @@ def _train_alone(simulation: Simulation, workers: Crew, runtime: str, console: C
     return alone
 
 
-def _sweep(
-    simulation: Simulation,
-    workers: Crew,
-    multipliers: Sequence[float],
-    runtime: str,
-    alone: Sequence[Alone],
-    console: Console,
-) -> list[SweepPoint]:
+def _swept(points: Iterator[Point], words: str, total: int, console: Console) -> list[Point]:
+    if not total:
+        return []
     with _progress(console) as progress:
-        bar = progress.add_task("the same run at other noise", total=len(multipliers))
-        points = []
-        for point in sweep_noise(simulation, workers, multipliers, alone, runtime=runtime):
-            points.append(point)
-            progress.advance(bar)
-    return points
+        return list(progress.track(points, total=total, description=words))
 
 
 def _progress(console: Console) -> Progress:

@@ -53,6 +53,11 @@ MEANINGS = (
         "signal to noise",
         "The largest norm an update can have, against the norm of the noise added to it, in dB.",
     ),
+    (
+        "codec, step",
+        "How noised values are written for the wire. A step of half the noise's standard deviation makes the noise 2 % "
+        "stronger in variance, a step of the whole 8 %, one bit a parameter 57 %. Epsilons do not change.",
+    ),
     ("personalised share", "The part of a layer's parameters that stays on the device and is never sent."),
     ("clip weight", "The part of the clip norm that a layer may use."),
     (

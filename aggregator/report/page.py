@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from aggregator.report import layer_sections, privacy_sections, sections
+from aggregator.report import layer_sections, privacy_sections, sections, traffic_section
 from aggregator.report.glossary import MEANINGS
 from aggregator.report.markup import Section, definitions
 from aggregator.report.style import STYLE
@@ -36,11 +36,12 @@ def write_report(result: Result, path: Path) -> None:
 def render_report(result: Result) -> str:
     """The report as HTML text."""
     verdict = judge(result)
-    over_time = timeline_section(result)
+    over_time, other_forms = timeline_section(result), traffic_section.wire_sweep(result, verdict)
     parts = [
         sections.accuracy(result, verdict),
         sections.devices_against_alone(result, verdict),
-        sections.traffic(result),
+        traffic_section.traffic(result),
+        *([other_forms] if other_forms else []),
         *([over_time] if over_time else []),
         privacy_sections.privacy(result, verdict),
         privacy_sections.sweep(result, verdict),

@@ -11,6 +11,8 @@ from aggregator.report.measured import any_measured, from_to, rounds_of, whole_p
 from aggregator.report.verdict import MEANINGLESS_EPSILON, Verdict, number, percent, signed
 from aggregator.result import Result
 
+NO_SIGNAL_IN_SIGNS = "with one bit a parameter, all updates have the same norm, which tells nothing of their signal"
+
 
 def privacy(result: Result, verdict: Verdict) -> Section:
     detail, xs = result.details, rounds_of(result)
@@ -34,6 +36,8 @@ def privacy(result: Result, verdict: Verdict) -> Section:
         parts.append(figure("Signal to noise, dB", charts.lines(xs, ratio, label="signal to noise"), ratio, note=note))
     elif any(v == math.inf for v in ratio[0].values):
         parts.append(missing("There is no noise in the updates, so no signal-to-noise ratio either."))
+    elif result.wire and result.wire.codec == "one-bit":
+        parts.append(missing(f"There is no signal-to-noise ratio: {NO_SIGNAL_IN_SIGNS}."))
     else:
         parts.append(missing("The signal-to-noise ratio was not recorded."))
     lead = "Two adversaries, two numbers. Neither stands for the other."

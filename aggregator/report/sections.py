@@ -8,7 +8,7 @@ from statistics import median
 
 from aggregator.report import charts, grids
 from aggregator.report.charts import Series
-from aggregator.report.markup import Section, definitions, figure, gallery, missing, prose, table
+from aggregator.report.markup import Section, definitions, figure, gallery, missing, table
 from aggregator.report.measured import any_measured, rounds_of, whole_percent
 from aggregator.report.verdict import (
     Verdict,
@@ -95,38 +95,6 @@ def devices_against_alone(result: Result, verdict: Verdict) -> Section:
     return Section("devices-alone", "Each device against training alone", lead, gallery(parts))
 
 
-def traffic(result: Result) -> Section:
-    detail, xs = result.details, rounds_of(result)
-    sent = [row.uplink_bytes for row in result.rounds]
-    if not xs or not any(sent):
-        body = missing("No bytes were counted in this run.")
-        return Section("bytes", "Bytes per round", "What the devices sent up.", body)
-    references = [
-        Series(name, values, color, dashed=True)
-        for name, values, color in (
-            ("Eq. (20) of the paper", detail.eq20_bytes, 2),
-            ("float32, all parameters", detail.float32_bytes, 3),
-        )
-        if any_measured(values)
-    ]
-    chart = charts.bars(xs, sent, references, label="uplink bytes per round", name="sent", y_text=_size_tick)
-    legend = [Series("sent, all participants", sent, 1), *references]
-    down = sum(row.downlink_bytes for row in result.rounds)
-    words = [f"The devices sent {size(sum(sent))} up in {len(xs)} rounds and received {size(down)}."]
-    for name, values in (("Eq. (20)", detail.eq20_bytes), ("float32", detail.float32_bytes)):
-        total = sum(value or 0 for value in values)
-        words.append(_ratio(sum(sent), total, name) if total else f"What {name} takes was not recorded.")
-    note = "Payload of updates with their headers, without MQTT and TCP framing."
-    body = gallery([figure("Sent up per round", chart, legend, note=note), prose(words)])
-    return Section("bytes", "Bytes per round", "Fewer bytes are shorter radio time and a smaller bill.", body)
-
-
-def _ratio(sent: int, reference: float, name: str) -> str:
-    if sent <= reference:
-        return f"{name} counts {size(reference)}: what was sent is {reference / sent:.3g} times smaller."
-    return f"{name} counts {size(reference)}: what was sent is {sent / reference:.3g} times larger."
-
-
 def fleet(result: Result) -> Section:
     detail = result.details
     ids = detail.devices or [row.device for row in result.privacy]
@@ -192,7 +160,3 @@ def run_facts(result: Result) -> Section:
 
 def _codes(counts: dict[str, int] | None) -> str:
     return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) if counts else "0"
-
-
-def _size_tick(value: float) -> str:
-    return "0" if value == 0 else size(value)

@@ -95,13 +95,13 @@ def write_digits(folder: Path, name: str, samples: int) -> None:
         images = np.pad(part.images.repeat(factor, 2).repeat(factor, 3), ((0, 0), (0, 0), (margin,) * 2, (margin,) * 2))
         parts.append((images[chosen], part.labels[chosen]))
     place = folder / name
-    (_write_idx if name == "mnist" else _write_batches)(place, *parts)
+    (write_idx if name == "mnist" else _write_batches)(place, *parts)
 
 
 Part = tuple[np.ndarray, np.ndarray]
 
 
-def _write_idx(place: Path, train: Part, test: Part) -> None:
+def write_idx(place: Path, train: Part, test: Part) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for prefix, (images, labels) in (("train", train), ("t10k", test)):
         pixels = images[:, 0]

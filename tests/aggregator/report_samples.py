@@ -5,9 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aggregator.result import Details, LocalOnly, ModelInfo, PrivacyRow, Result, RoundRow, SweepPoint
+from aggregator.result import (
+    Details,
+    LocalOnly,
+    ModelInfo,
+    PrivacyRow,
+    Result,
+    RoundRow,
+    SweepPoint,
+    WireInfo,
+    WirePoint,
+)
 
 ADJACENCY = "add or remove one device's whole contribution to the round"
+QUANTIZED = WireInfo(codec="quantized", step=0.5, step_unit="noise")
 
 
 def sample(
@@ -23,8 +34,11 @@ def sample(
     delta: float = 1e-5,
     sweep: tuple[tuple[float, float], ...] = (),
     layers: int = 2,
+    wire: WireInfo = QUANTIZED,
+    wire_sweep: tuple[tuple[WireInfo, int], ...] = (),
 ) -> Result:
-    """A run in which every device has the same accuracies; `sweep` is (epsilon_server, gain) pairs."""
+    """A run in which every device has the same accuracies; `sweep` is (epsilon_server, gain) pairs, `wire_sweep`
+    (form, bytes) pairs of an accuracy that is a point better for each."""
     ids = [f"board-{n:03d}" for n in range(devices)]
     grown = [(n + 1) / rounds for n in range(rounds)]
     return Result(
@@ -39,6 +53,7 @@ def sample(
         accounting="strict",
         clip_norm=1.5,
         noise_multiplier=0.5,
+        wire=wire,
         boards=dict.fromkeys(ids, "pi-4-4gb"),
         rounds=[
             RoundRow(
@@ -80,6 +95,7 @@ def sample(
             class_names=["cat", "dog", "<owl & co>"],
             eq20_bytes=[3000.0 * devices] * rounds,
             float32_bytes=[4000.0 * devices] * rounds,
+            values_sent=[1000 * devices] * rounds,
             epsilon_server=[[epsilon_server * share] * devices for share in grown],
             epsilon_release=[[epsilon_release * share] * devices for share in grown],
             rounds_accepted=[rounds] * devices,
@@ -95,6 +111,16 @@ def sample(
                     gain_over_local_only=gain,
                 )
                 for server, gain in sweep
+            ],
+            wire_sweep=[
+                WirePoint(
+                    wire=form,
+                    uplink_bytes=size,
+                    bits_per_value=8 * size / (1000 * devices * rounds),
+                    accuracy_own_common=alone + 0.01 * (n + 1),
+                    gain_over_local_only=0.01 * (n + 1),
+                )
+                for n, (form, size) in enumerate(wire_sweep)
             ],
         ),
         versions={"hushfleet": "0.1.0", "numpy": "2.3.1"},
@@ -112,6 +138,7 @@ def bare(result: Result) -> Result:
             "local_only": LocalOnly(),
             "privacy": [],
             "details": Details(),
+            "wire": None,
             "seed": None,
             "boards": {},
         }

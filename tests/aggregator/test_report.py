@@ -24,9 +24,10 @@ from aggregator.report.verdict import (
     size,
     trade_answer,
 )
+from aggregator.result import WireInfo
 
 samples = runpy.run_path(str(Path(__file__).with_name("report_samples.py")))
-sample, bare = samples["sample"], samples["bare"]
+sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED"]
 
 SECTIONS = ["accuracy", "devices-alone", "bytes", "privacy", "sweep", "layers", "labels", "fleet", "run", "meaning"]
 VOID = {"meta", "line", "path", "rect", "circle", "polygon"}
@@ -115,6 +116,49 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
     assert "stranger (1 unknown-device)" in page.sections["fleet"]
     assert "digits-fedglp-adp-0001" in page.sections["run"]
     assert "2.3.1" in page.sections["run"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "step", "unit", "told"),
+    [
+        ("quantized", 0.5, "noise", ["quantized, step 0.5 of the noise", "0.0895 dB: 2.08 % more variance"]),
+        ("quantized", 1.0, "noise", ["step 1 of the noise", "0.348 dB: 8.33 % more variance"]),
+        ("quantized", 0.05, "rms", ["of a layer's root mean square", "rounding is 36.8 dB below the update"]),
+        ("one-bit", None, "noise", ["1.96 dB: signs have 1.57 times the variance"]),
+        ("float16", None, "noise", ["at most 1/2,048"]),
+        ("float32", None, "noise", ["codec\nfloat32\n", "cost in signal to noise\nnone\n"]),
+    ],
+)
+def test_what_the_form_on_the_wire_costs(codec: str, step: float | None, unit: str, told: list[str]) -> None:
+    wire = WireInfo(codec=codec, step=step, step_unit=unit)
+    words = Page(render_report(sample(2, 3, wire=wire))).sections["bytes"]
+    assert [part for part in told if part not in words] == []
+    assert "24 kB; as whole float32 models 24 kB, of the same size" in words
+
+
+def test_bits_are_of_whole_updates() -> None:
+    assert "8 bits, header and signature in" in Page(render_report(sample(2, 3))).sections["bytes"]
+    assert "not recorded" in Page(render_report(sample().model_copy(update={"wire": None}))).sections["bytes"]
+
+
+def test_signs_have_no_signal_to_noise_ratio_and_the_report_says_why() -> None:
+    wire = WireInfo(codec="one-bit", step_unit="noise")
+    for form, told in ((wire, "all updates have the same norm"), (QUANTIZED, "was not recorded")):
+        rows = [row.model_copy(update={"snr_db": None}) for row in sample().rounds]
+        page = Page(render_report(sample(wire=form).model_copy(update={"rounds": rows})))
+        assert told in page.sections["privacy"]
+
+
+def test_other_forms_are_drawn_by_their_bytes_and_the_runs_own_is_marked() -> None:
+    one_bit = WireInfo(codec="one-bit", step_unit="noise")
+    page = Page(render_report(sample(wire_sweep=((QUANTIZED, 6000), (one_bit, 750)))))
+    words = page.sections["wire-sweep"]
+    assert page.charts["wire-sweep"] == 1
+    assert words.index("one-bit") < words.index("quantized, step 0.5 (this run)")
+    assert "one-bit (this run)" not in words
+    assert "\n1\n750 B\n1.96\n72.0 %" in words
+    assert "\n8\n6 kB\n0.0895\n71.0 %" in words
+    assert "wire-sweep" not in Page(render_report(sample())).sections
 
 
 def test_text_from_outside_is_escaped() -> None:

@@ -15,11 +15,11 @@ from aggregator.result import Details, Result, RoundRow, last_measured, write_wh
 from hushfleet.errors import BadInput, StoreError
 
 samples = runpy.run_path(str(Path(__file__).with_name("report_samples.py")))
-sample, bare = samples["sample"], samples["bare"]
+sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED"]
 
 PROMISED = {
     "": "schema task method dataset partition devices seed engine rounds local_only privacy versions model "
-    "accounting clip_norm noise_multiplier boards details",
+    "accounting clip_norm noise_multiplier wire boards details",
     "rounds": "round participants accuracy_own_common accuracy_own_local accuracy_global loss uplink_bytes "
     "downlink_bytes snr_db wall_s",
     "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged",
@@ -51,10 +51,16 @@ def test_the_file_has_exactly_the_promised_keys(tmp_path: Path) -> None:
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "result.md").read_text()
-    data = sample(sweep=((3.0, 0.1),)).model_dump(by_alias=True)
-    names = {*data, *data["rounds"][0], *data["privacy"][0], *data["details"], *data["details"]["privacy_sweep"][0]}
-    assert len(names) > 45
+    data = sample(sweep=((3.0, 0.1),), wire_sweep=((QUANTIZED, 6000),)).model_dump(by_alias=True)
+    names = {*data, *data["rounds"][0], *data["privacy"][0], *data["details"], *data["wire"]}
+    names |= {*data["details"]["privacy_sweep"][0], *data["details"]["wire_sweep"][0]}
+    assert len(names) > 50
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+def test_bits_for_each_value_that_was_sent() -> None:
+    assert sample(2, 3).bits_per_value == 8.0  # a device's 1,000 bytes hold 1,000 values
+    assert bare(sample()).bits_per_value is None
 
 
 def test_infinity_is_written_as_a_string_and_read_as_a_number(tmp_path: Path) -> None:

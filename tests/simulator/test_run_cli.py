@@ -67,6 +67,7 @@ BAD = {
     "two noises": (["--set", "privacy.epsilon=3"], ["noise_multiplier", "epsilon", "not both"]),
     "a board that is none": (["--boards", "abacus"], ["abacus", "raspberry-pi-zero-2-w"]),
     "a sweep of words": (["--sweep", "0,some"], ["--sweep", "0,some", "numbers"]),
+    "a codec that is none": (["--sweep-wire", "1,some"], ["--sweep-wire", "some", "wire.codec"]),
     "nothing to resume": (["--resume", "--out", "nowhere"], ["nowhere", "resume"]),
 }
 
@@ -106,6 +107,7 @@ def test_a_run_as_typed_and_the_same_folder_again(
 ) -> None:
     words = ["simulate", str(task_file), "--workers", "1", "--out", "run", "--rounds", "1", "--devices", "2"]
     words += ["--seed", "5", "--set", "privacy.noise_multiplier=0.25", "--set", "wire.codec=float32", "--sweep", "2,0"]
+    words += ["--sweep-wire", "1,float32"]
     words += ["--boards", "raspberry-pi-5-8gb,jetson-orin-nano"]
     code, out, err = typed(capsys, monkeypatch, *words)
     assert code == 0, err
@@ -114,6 +116,7 @@ def test_a_run_as_typed_and_the_same_folder_again(
     assert (len(result.rounds), result.devices, result.seed, result.noise_multiplier) == (1, 2, 5, 0.25)
     assert list(result.boards.values()) == ["raspberry-pi-5-8gb", "jetson-orin-nano"]
     assert [point.noise_multiplier for point in result.details.privacy_sweep] == [0.0, 2.0]
+    assert [point.wire.step for point in result.details.wire_sweep] == [1.0, None]
     assert None not in (result.local_only.accuracy_own_common, result.local_only.accuracy_own_local)
     assert result.details.eq20_bytes[0] > 0
     assert Path("run/report.html").stat().st_size > 10_000

@@ -1,0 +1,105 @@
+"""`benchmarks/wire.py`: a tiny run of all its parts, and its arithmetic against slow oracles."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import wire
+from benchmarks.coding import accuracy, alternatives
+from benchmarks.coding.alternatives import elias_bits, entropy_bytes, lossless_ways, qsgd
+from benchmarks.coding.updates import METHODS
+
+
+def test_all_parts_run_and_say_what_they_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(wire, "CASES", [accuracy.Case("digits-cnn", "fedglp-adp", 3, 90, 2, 1, 0.005, 2.0, 0.1)])
+    monkeypatch.setattr(wire, "replace", lambda case, **_: case)
+    figures, picture = tmp_path / "f.json", tmp_path / "f.png"
+    words = "--quick --networks digits-cnn --seeds 2 --choices 1,one-bit --processes 1"
+    wire.main([*words.split(), "--json", str(figures), "--plot", str(picture)])
+    shown = json.loads(figures.read_text())
+
+    assert [(row["method"], row["round"]) for row in shown["sizes"]] == [(m, r) for m in METHODS for r in (1, 2)]
+    for row in shown["sizes"]:
+        assert row["values"] <= row["parameters"] == 4890
+        assert (row["values"] < 4890) == ((row["method"], row["round"]) == ("fedglp-adp", 2)), "masks"
+        size = {name: way["bytes"] for name, way in row["payloads"].items()}
+        assert size["Eq. (20)"] == pytest.approx((32 * row["values"] + 4890) / 8)
+        assert size["ours, float32"] > 4 * row["values"] > size["ours, float16"] > 2 * row["values"]
+        if row["method"] == "fedavg":
+            continue
+        assert size["ours, one-bit"] > row["values"] / 8
+        for bit in row["bits"]:
+            added = row["payloads"][f"ours, step {bit['step']:g}"]["added_variance"]
+            assert added == pytest.approx(bit["step"] ** 2 / 12, rel=0.05)
+            assert 0 < bit["above_entropy"] < 0.15
+            # noise alone has the entropy of a Gaussian in a dithered channel at least
+            assert bit["entropy_bits"] > 0.5 * math.log2(2 * math.pi * math.e * (1 / bit["step"] ** 2 + 1 / 12)) - 0.1
+
+    speeds = {row["name"]: row for row in shown["speed"]["rows"]}
+    assert {"memory copy", "JSON", "ours, step 1", "ours, one-bit", "ours, float32"} <= speeds.keys()
+    assert all(row["encode_mb_s"] > 0 and row["decode_mb_s"] > 0 for row in speeds.values())
+
+    (result,) = shown["accuracy"]
+    assert list(result["codecs"]) == ["float32", "1", "one-bit"]
+    assert result["codecs"]["float32"]["differences"] == [0.0, 0.0]
+    bits = [codec["bits_per_value"] for codec in result["codecs"].values()]
+    assert bits == sorted(bits, reverse=True)
+    for codec in result["codecs"].values():
+        pairs = zip(codec["accuracies"], result["codecs"]["float32"]["accuracies"], strict=True)
+        assert codec["differences"] == pytest.approx([one - other for one, other in pairs])
+
+    assert str(tmp_path) not in figures.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    # a header is much beside so tiny a network
+    assert re.search(r"at most 1/28 of Eq. \(20\): missed by digits-cnn", printed)
+
+
+def test_entropy_is_that_of_each_layers_own_counts() -> None:
+    rng = np.random.default_rng(1)
+    levels, counts = rng.integers(-3, 4, 500), (200, 0, 299, 1)
+    slow = 0.0
+    for layer in np.split(levels, [200, 200, 499]):
+        slow -= sum(math.log2(often / len(layer)) for often in (Counter(layer.tolist())[n] for n in layer.tolist()))
+    assert entropy_bytes(levels, counts) == pytest.approx(slow / 8)
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, "0"), (2, "100"), (7, "101110"), (127, "1011011111110")])
+def test_length_of_elias_recursive_code(number: int, code: str) -> None:
+    assert elias_bits(number) == len(code)
+
+
+def test_qsgd_is_unbiased_and_its_levels_are_of_the_buckets_norm() -> None:
+    values = np.random.default_rng(2).standard_normal(1000).astype(np.float32)
+    drawn = [qsgd(values, np.random.default_rng(seed)) for seed in range(200)]
+    unit = np.repeat([np.linalg.norm(values[:512]), np.linalg.norm(values[512:])], 512)[:1000] / 127
+    levels = drawn[0].values / unit
+    assert np.allclose(levels, np.rint(levels), atol=1e-3)
+    assert np.abs(drawn[0].values - values).max() <= unit.max() * 1.001
+    mean = np.mean([one.values for one in drawn], axis=0)
+    assert np.abs(mean - values).max() < 5 * unit.max() / 2 / math.sqrt(200)
+    assert drawn[0].fixed_bytes == 1000 + 2 * 4
+    assert qsgd(np.zeros(10, np.float32), np.random.default_rng(0)).elias_bytes == 4
+    # one value at place 3, of its bucket's norm: gap 4, level 127, sign, norm
+    alone = qsgd(np.array([0, 0, 0, -2], np.float32), np.random.default_rng(0))
+    assert alone.elias_bytes == -(-(6 + 13 + 1 + 32) // 8)
+    np.testing.assert_array_equal(alone.values, [0, 0, 0, -2])
+
+
+def test_lossless_ways_lose_nothing() -> None:
+    values = np.random.default_rng(3).standard_normal(100).astype(np.float32) * 1e-3
+    for name, way in lossless_ways().items():
+        if way.encode is None:
+            assert alternatives.zstandard is None, name
+            continue
+        np.testing.assert_array_equal(way.decode(way.encode(values)), values, err_msg=name)
