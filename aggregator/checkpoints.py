@@ -7,14 +7,13 @@ names it. A crash in between leaves a file that nothing names; the repeated clos
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from aggregator.store import StoreFull
+from aggregator.whole_file import write_whole
 from hushfleet.errors import StoreError
 from hushfleet.params import ParamLayout
 
@@ -42,20 +41,7 @@ class Checkpoints:
         # one key only: safetensors writes several in an order that changes from run to run
         about = json.dumps({"round": round, "layout": self.layout.digest})
         data = safetensors.numpy.save(tensors, {"hushfleet": about})
-        path = self.path(round)
-        part = path.with_name(f"{path.name}.part")
-        try:
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                if self.durable:
-                    os.fsync(file.fileno())
-            os.replace(part, path)
-            if self.durable:
-                _sync_folder(self.folder)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise StoreFull(f"the checkpoint {path} cannot be written: {error.strerror}; free some space") from error
+        write_whole(self.path(round), data, durable=self.durable)
 
     def read(self, round: int) -> np.ndarray:
         """The global model float32 `[d]`. Raises `StoreError` if it is gone, damaged or another model's."""
@@ -78,11 +64,3 @@ class Checkpoints:
         """Keeps the first model and the last `KEPT`, now that round `newest` is closed."""
         if newest - KEPT > 0:
             self.path(newest - KEPT).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

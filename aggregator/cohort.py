@@ -9,7 +9,7 @@ import numpy as np
 from hushfleet.wire.messages import MAX_COHORT, MAX_MESSAGE_BYTES
 
 _STREAM = 0x434F4852
-_PLAN_FIXED_BYTES = 512
+_PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
 _PLAN_ENTRY_BYTES = 20
 
 

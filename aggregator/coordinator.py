@@ -268,7 +268,7 @@ class Coordinator:
                 self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
                 self._announce()
             return
-        old_digest = engine.global_digest
+        old = {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}
         try:
             summary: RoundSummary = engine.close()
         except StoreError as error:
@@ -279,8 +279,8 @@ class Coordinator:
         self._note("round_close", **summary.to_dict())
         if engine.finished:
             self._note("finished")
-        if engine.global_digest != old_digest:
-            self._blobs.forget(old_digest)
+        for digest in old - {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}:
+            self._blobs.forget(digest)
         self._uplink.end_round()
         self._idle_since = now
         if not self._open_round(now):
@@ -314,8 +314,8 @@ class Coordinator:
     # helpers
 
     def _find_blob(self, digest: bytes) -> bytes | None:
-        """The task package, a graph, or the current global model."""
-        blob = self.engine.prepared.blobs.get(digest)
+        """The task package, a graph, a difference between the last global models, or the current one."""
+        blob = self.engine.prepared.blobs.get(digest) or self.engine.differences.find(digest)
         if blob is not None or digest != self.engine.global_digest:
             return blob
         if self._global is None or self._global[0] != digest:

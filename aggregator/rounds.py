@@ -1,14 +1,13 @@
 """The rounds of a run, without a network: open, accept updates, close. The simulator calls the same class.
 
 Every step that must survive is committed before its effect is visible: an update with the device's new public
-state and its privacy charge in one transaction, then it is added to the sums; a checkpoint, then the
-transaction that closes the round. A new engine on the same store goes on where the last one was killed: sums
-are exact integers, so re-adding the stored updates of an open round in any order gives the same bits.
+state and its privacy charge in one transaction, then it is added to the sums; a checkpoint and the difference that
+leads to it, then the transaction that closes the round. A new engine on the same store goes on where the last one
+was killed: sums are exact, so re-adding the stored updates of an open round in any order gives the same bits.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,14 +21,17 @@ from aggregator.accumulator import ExactSum
 from aggregator.checkpoints import Checkpoints
 from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
+from aggregator.difference_files import DifferenceFiles
+from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference
 from aggregator.inbox import Inbox, Refusal, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
 from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
 from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull, UpdateRow
 from hushfleet.errors import BadInput, HushfleetError, StoreError
 from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
+from hushfleet.wire.difference import EncodedDifference, params_digest
 from hushfleet.wire.messages import RoundPlan
-from hushfleet.wire.update import decode_update
+from hushfleet.wire.update import UpdateHeader, decode_update
 
 if TYPE_CHECKING:
     from aggregator.prepare import PreparedTask
@@ -58,6 +60,7 @@ class RoundEngine:
         self.layout = prepared.spec.model.layout
         self.inbox = Inbox(prepared.spec, prepared.method)
         self.checkpoints = Checkpoints(store.folder, self.layout, durable=store.durable)
+        self.differences = DifferenceFiles(store.folder, full_bytes=4 * self.layout.size, durable=store.durable)
         self._rules = prepared.task.round
         self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
@@ -186,15 +189,22 @@ class RoundEngine:
             raise BadInput("no round is open, so none can be closed")
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._rules.min_updates
-        params = self._aggregated() if enough else self.global_params
-        digest = _params_digest(params)
+        params, difference = self._aggregated() if enough else (self.global_params, None)
+        digest = params_digest(params)
         summary = self._summary(row, updates, params, enough)
         server = self._advanced(params, summary) if enough else self._server
         self.checkpoints.write(plan.round, params)
+        if difference is not None:
+            self.differences.write(difference.data, difference.header)
         with self.store.transaction():
             self.store.put("server_state", server_state_to_bytes(server))
             self.store.close_round(plan.round, result_digest=digest, metrics=summary.to_dict(), at=self._clock())
         self._plan, self.closed_rounds, self._server = None, plan.round, server
+        self._trained_on |= dict.fromkeys((update.device for update in updates), plan.global_digest)
+        if difference is not None:
+            self.differences.advance(difference.data, difference.header)
+        elif digest != self.global_digest:
+            self.differences.clear()
         self._set_global(params, digest)
         self.checkpoints.drop_old(plan.round)
         return summary
@@ -213,11 +223,13 @@ class RoundEngine:
         if last is None and not self.checkpoints.path(0).exists():
             self.checkpoints.write(0, np.ascontiguousarray(self.prepared.initial, np.float32))
         params = self.checkpoints.read(self.closed_rounds)
-        digest = _params_digest(params)
+        digest = params_digest(params)
         if last is not None and digest != (last.global_digest if last.phase == "open" else last.result_digest):
             path = self.checkpoints.path(self.closed_rounds)
             raise StoreError(f"{path} is not the model that the store names; restore it")
         self._set_global(params, digest)
+        self.differences.resume(digest)
+        self._trained_on = self.store.held_models(until=self.closed_rounds)
         if last is not None and last.phase == "open":
             self._resume_open(last)
 
@@ -246,7 +258,7 @@ class RoundEngine:
             shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
             decoded = decode_update(data, public_key=device.public_key, counts=counts)
-            self._add(update.device, decoded.values, shared, report=decoded.header.report)
+            self._add(update.device, decoded.values, shared, header=decoded.header)
             self._closing.accept(update.device)
         self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
@@ -262,12 +274,14 @@ class RoundEngine:
             noise_split=len(cohort),
             deadline_s=self._rules.deadline_s,
             controls=self.method.controls(self._server, number),
+            differences=self.differences.refs,
         )
 
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
         self._sums = ExactSum(self.layout.size, device=self._torch_device)
         self._reports: dict[str, tuple[float, ...]] = {}
+        self._noise: dict[str, Noise] = {}
         self._closing.begin(plan.cohort, now=self._monotonic())
 
     def _verify(self, device: str, data: bytes) -> VerifiedUpdate | Verdict:
@@ -319,16 +333,41 @@ class RoundEngine:
                     device_epsilon=header.epsilon_server,
                 )
             )
-        self._add(device, verified.values, verified.shared, report=header.report)
+        self._add(device, verified.values, verified.shared, header=header)
         self._closing.accept(device)
 
-    def _add(self, device: str, values: np.ndarray, shared: np.ndarray, *, report: tuple[float, ...]) -> None:
+    def _add(self, device: str, values: np.ndarray, shared: np.ndarray, *, header: UpdateHeader) -> None:
         sent = np.zeros(self.layout.size, np.float32)
         sent[shared] = values
-        self._sums.add(values, shared, weight=self.method.weight(self.global_params, sent))
-        self._reports[device] = report
+        weight = self.method.weight(self.global_params, sent)
+        self._sums.add(values, shared, weight=weight)
+        self._reports[device] = header.report
+        self._noise[device] = Noise(weight, header.noise_stds)
 
-    def _aggregated(self) -> np.ndarray:
+    def _aggregated(self) -> tuple[np.ndarray, EncodedDifference | None]:
+        """The new global model float32 `[d]`, and the difference that leads to it.
+
+        It is the old one plus the decoded difference, so that both ways to it give a device the same bits.
+        """
+        target, wire = self._target(), self.prepared.task.wire
+        if wire.downlink == "full" or np.array_equal(target, self.global_params):
+            return target, None
+        counts = [layer.size for layer in self.layout.layers]
+        difference = make_difference(
+            self.global_params,
+            target,
+            task=self.spec.task,
+            round=self._plan.round,
+            counts=counts,
+            noise_stds=aggregate_noise_stds(self._noise.values(), layers=len(counts)),
+            wire=wire,
+        )
+        if difference is None:
+            return target, None
+        moved = difference.header.base != difference.header.result
+        return difference.result, difference if moved else None
+
+    def _target(self) -> np.ndarray:
         """The method's server half in float64, as float32 `[d]`."""
         before = torch.from_numpy(self.global_params.astype(np.float64)).to(self._torch_device)
         after = self.method.aggregate(before, self._sums.sums, self._sums.weights)
@@ -360,7 +399,7 @@ class RoundEngine:
             cohort_size=cohort_size,
             participants=participants,
             uplink_bytes=sum(update.size for update in updates),
-            downlink_bytes=4 * self.layout.size * len(updates),
+            downlink_bytes=sum(download_bytes(self._plan, self._trained_on.get(update.device)) for update in updates),
             snr_db=snr_db(updates),
             wall_s=max(0.0, self._clock() - row.opened_at),
             accuracy_global=accuracy,
@@ -388,11 +427,6 @@ class RoundEngine:
 def terms_of(plan: RoundPlan) -> RoundTerms:
     """What the round asks of every device; a device's own preference is known to itself only."""
     return RoundTerms(plan.noise_split, plan.controls)
-
-
-def _params_digest(params: np.ndarray) -> bytes:
-    """SHA-256 of the global model as it travels: little-endian float32."""
-    return hashlib.sha256(np.ascontiguousarray(params, "<f4")).digest()
 
 
 def _measured(value: float) -> float | None:

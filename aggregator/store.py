@@ -322,6 +322,17 @@ class AggregatorStore:
             rows = self._db.execute(f"{_SELECT_UPDATE} ORDER BY device", (round,)).fetchall()
         return [UpdateRow(*row) for row in rows]
 
+    def held_models(self, *, until: int) -> dict[str, bytes]:
+        """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""
+        with self._errors():
+            return dict(
+                self._db.execute(
+                    "SELECT device, global_digest FROM rounds JOIN "
+                    "(SELECT device, MAX(round) AS round FROM updates WHERE round <= ? GROUP BY device) USING (round)",
+                    (until,),
+                ).fetchall()
+            )
+
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
         """Blob and public state of an accepted update; None once the round is closed."""
         with self._errors():

@@ -1,8 +1,9 @@
 """Typed values from untrusted plain data: what msgpack or TOML gave, checked field by field.
 
 A frozen dataclass says what is accepted: its type hints are the types, its `__post_init__` the ranges
-(raising `ValueError`). Nothing is converted except an integer where a float is expected; unknown and
-missing fields are refused. No third-party validation library, because boards import this.
+(raising `ValueError`). A `NamedTuple` in it travels as a list. Nothing is converted except an integer where a
+float is expected; unknown and missing fields are refused. No third-party validation library, because boards
+import this.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return ParamLayout.from_wire(value)
     if dataclasses.is_dataclass(hint):
         return from_plain(hint, value, where=where)
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        return hint(*_checked_tuple(tuple(_hints(hint).values()), value, where))
     if hint is float:
         try:
             number = float(value) if type(value) in (int, float) else math.nan

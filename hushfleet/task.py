@@ -169,15 +169,30 @@ class RoundSection(_Section):
 
 
 class WireSection(_Section):
-    """`[wire]`: see `hushfleet.spec.WireSpec`, whose ranges hold."""
+    """`[wire]`: see `hushfleet.spec.WireSpec`, whose ranges hold. Two keys are the aggregator's own.
+
+    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, coded, with a step of
+    `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
+    square of a layer's change where there is no noise); or `full`, exactly as it was computed. Left out, it is
+    `full` where `codec` rounds no more than a float does, since exact averages are then what is asked for.
+    """
 
     codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
     step: Annotated[float, Field(gt=0, le=16)] = 0.5
     relative_step: Annotated[float, Field(gt=0, le=1)] = 0.05
     chunk_bytes: Annotated[int, Field(ge=1024, le=1 << 19)] = 60 * 1024
+    downlink: Literal["difference", "full"] = "difference"
+    downlink_step: Annotated[float, Field(gt=0, le=16)] = 0.5
+
+    @model_validator(mode="before")
+    @classmethod
+    def _downlink_follows_codec(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("codec") in ("float32", "float16"):
+            return {"downlink": "full", **data}
+        return data
 
     def spec(self) -> WireSpec:
-        return WireSpec(**self.model_dump())
+        return WireSpec(**self.model_dump(exclude={"downlink", "downlink_step"}))
 
 
 class Task(_Section):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgpack
 
@@ -34,6 +35,8 @@ STATE_DIGEST_BYTES = 16
 MAX_SECONDS = 1e12
 MAX_CONTROLS = 16
 MAX_CONTROL_NAME = 32
+MAX_DIFFERENCES = 16
+BASE_BYTES = 8
 
 _HEAD = struct.Struct("<2sBBI")
 
@@ -105,6 +108,18 @@ class TaskNotice:
         _require_count("size", self.size, MAX_BLOB_BYTES, least=1)
 
 
+class DifferenceRef(NamedTuple):
+    """Where the difference between two global models is to be had (`hushfleet.wire.difference`).
+
+    :param base: the first 8 bytes of the SHA-256 of the model that it is applied to.
+    :param digest: SHA-256 of the blob; :param size: its bytes.
+    """
+
+    base: bytes
+    digest: bytes
+    size: int
+
+
 @dataclass(frozen=True)
 class RoundPlan:
     """Retained: who takes part in which round, from which global model, until when.
@@ -115,6 +130,8 @@ class RoundPlan:
     :param noise_split: between how many devices the round's noise is divided.
     :param deadline_s: seconds, not negative.
     :param controls: numbers that the method's server half chose for this round, by name.
+    :param differences: each applied to the model that the one before it gives; the last one gives the global model.
+        Together they are smaller than it is.
     """
 
     task: str
@@ -127,6 +144,7 @@ class RoundPlan:
     noise_split: int
     deadline_s: float
     controls: dict[str, float] = later({})
+    differences: tuple[DifferenceRef, ...] = later(())
 
     def __post_init__(self) -> None:
         _require_round(self.task, self.round)
@@ -145,6 +163,24 @@ class RoundPlan:
         for name, value in self.controls.items():
             require(name.isidentifier() and len(name) <= MAX_CONTROL_NAME, "controls", name[:64], "short identifiers")
             require(math.isfinite(value), f"controls[{name}]", value, "finite")
+        _require_count("number of differences", len(self.differences), MAX_DIFFERENCES)
+        for difference in self.differences:
+            _require_bytes("base of a difference", difference.base, BASE_BYTES)
+            _require_bytes("digest of a difference", difference.digest, DIGEST_BYTES)
+            _require_count("size of a difference", difference.size, MAX_BLOB_BYTES, least=1)
+        together = sum(difference.size for difference in self.differences)
+        require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
+
+    def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:
+        """Those that lead to the global model from one of the blobs in `held`, the fewest; None if none do.
+
+        :param held: SHA-256 of each blob that there is. Empty differences: the global model is among them.
+        """
+        if self.global_digest in held:
+            return ()
+        bases = {digest[:BASE_BYTES] for digest in held}
+        starts = [place for place, each in enumerate(self.differences) if each.base in bases]
+        return self.differences[starts[-1] :] if starts else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,36 @@
+"""A file that is there whole or not at all, whenever the process or the machine dies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aggregator.store import StoreFull
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
+    """Writes beside the place, syncs, renames, and syncs the folder. Raises `StoreFull`, having left nothing.
+
+    :param durable: False leaves syncing to the operating system: for simulations only.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(part, path)
+        if durable:
+            _sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StoreFull(f"{path} cannot be written: {error.strerror}; free some space") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
