@@ -247,12 +247,12 @@ class Agent:
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
-        fetch, sending, decline = self.blobs.fetch, self.rounds.sending, self.rounds.decline
+        sending, decline = self.rounds.sending, self.rounds.decline
         if decline is not None and self.rounds.decline_due:
             self._publish(messages, decline)
             self.rounds.decline_due = False
-        if fetch is not None and now >= fetch.due_at:
-            self._publish(messages, fetch.want(now))
+        if (want := self.blobs.want(now)) is not None:
+            self._publish(messages, want)
         if sending is None:
             return
         if sending.offer_due or (not sending.busy and now >= sending.due_at):

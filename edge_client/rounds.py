@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_client.fetch import BlobSource
+from edge_client.global_model import GlobalModel
 from edge_client.pacing import Pacer
 from edge_client.refusals import Declined, Refusal, refusal_of
 from edge_client.runtime import TaskRuntime
@@ -20,7 +21,6 @@ from edge_client.store import DeviceStore, OutboxEntry
 from edge_client.tasks import MAX_ATTEMPTS, TaskDesk
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.base import PublicState
-from hushfleet.spec import BlobRef
 from hushfleet.wire.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
 
 _log = logging.getLogger("hushfleet.edge")
@@ -60,6 +60,7 @@ class RoundDesk:
         self._device = device
         self._store = store
         self._blobs = blobs
+        self._model = GlobalModel(store, blobs)
         self._tasks = tasks
         self._memory_mib = memory_mib
         self._say = say
@@ -97,15 +98,17 @@ class RoundDesk:
         if not isinstance(plan, RoundPlan):
             raise Malformed(f"a {type(plan).__name__} came where a round plan belongs")
         before, self.plan = self.plan, plan
-        if before is not None and same_round(before, plan):
+        again = before is not None and same_round(before, plan)
+        if self._tasks.runtime is not None and not (again and plan.differences == before.differences):
+            # parts of the global model of a round that is over, or that an aggregator which came back has lost
+            self._blobs.drop()
+        if again:
             if (plan.phase, plan.deadline_s) == (before.phase, before.deadline_s):
                 # The same plan again: the aggregator was away, and may not know what was answered.
                 self.decline_due = self.decline is not None
                 if self.decline is None and self.sending is None:
                     self._settled = plan.phase != "open"
                 return
-        elif self._tasks.runtime is not None:
-            self._blobs.drop()  # the global model of a round that is over
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
@@ -213,7 +216,7 @@ class RoundDesk:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         trainer = task.trainer()
         trainer.check_round(plan)
-        model = self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes))
+        model = self._model.need(plan, spec)
         if model is None:
             return None
         if self._store.count_attempt("round", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:

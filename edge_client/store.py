@@ -170,6 +170,11 @@ class DeviceStore:
             return None
         return row[0]
 
+    def blob_digests(self) -> set[bytes]:
+        """The SHA-256 of every stored blob."""
+        with self._reading():
+            return {row[0] for row in self._connection.execute("SELECT digest FROM blobs")}
+
     def put_blob(self, digest: bytes, data: bytes) -> None:
         if hashlib.sha256(data).digest() != digest:
             raise StoreError(f"the bytes given are not the blob {digest.hex()[:16]}; nothing was stored")

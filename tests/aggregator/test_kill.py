@@ -25,7 +25,9 @@ helpers = importlib.util.module_from_spec(spec)
 sys.modules["fleet_of_tests"] = helpers
 spec.loader.exec_module(helpers)
 out, points = Path(sys.argv[2]), int(sys.argv[3])
-WATCHED = ("rounds.py", "store.py", "checkpoints.py", "accumulator.py")
+WATCHED = (
+    "rounds.py", "store.py", "checkpoints.py", "accumulator.py", "whole_file.py", "difference_files.py", "downlink.py",
+)
 FIXED = dict(devices=2, rounds=2)
 
 # what the devices send is fixed beforehand: a crash of the aggregator changes nothing on a device
@@ -61,7 +63,8 @@ def outcome(fleet):
         [repr(row) for row in fleet.store.devices()],
         [repr(row) for row in fleet.store.updates(1) + fleet.store.updates(2)],
         [row.phase for row in fleet.store.rounds()],
-        sorted(p.name for p in fleet.folder.iterdir() if p.suffix == ".safetensors"),
+        [each.digest.hex() for each in fleet.engine.differences.refs],
+        sorted(p.name for p in fleet.folder.iterdir() if p.suffix in (".safetensors", ".bin")),
     ]
 
 

@@ -23,7 +23,7 @@ MakeFleet = Callable[..., Any]
 
 
 def test_the_global_model_is_the_mean_of_what_was_sent_over_those_who_share_it(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(wire={"downlink": "full"})
     for _ in range(3):
         before = fleet.engine.global_params.astype(np.float64)
         fleet.open()

@@ -103,6 +103,7 @@ class ScriptedAggregator:
         self.updates: list[bytes] = []
         self.refuse_next: str | None = None
         self.global_params = self.package.initial
+        self.differences: dict[bytes, bytes] = {}
         self._open: dict[bytes, Assembler] = {}
         self.device_key: bytes | None = None
         self.link = self.hub.link(f"aggregator-{id(self)}")
@@ -113,7 +114,7 @@ class ScriptedAggregator:
     @property
     def blobs(self) -> dict[bytes, bytes]:
         model = self.global_params.astype("<f4").tobytes()
-        return {**self.package.blobs, hashlib.sha256(model).digest(): model}
+        return {**self.package.blobs, **self.differences, hashlib.sha256(model).digest(): model}
 
     def announce(self) -> None:
         """Retained: who the aggregator is, and the task."""
