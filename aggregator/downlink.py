@@ -11,9 +11,10 @@ import numpy as np
 
 from hushfleet.errors import Malformed
 from hushfleet.task import WireSection
-from hushfleet.wire.codec import MAX_LEVEL, MAX_STEP, MIN_STEP
+from hushfleet.wire.codec import MAX_STEP, MIN_STEP
 from hushfleet.wire.difference import EncodedDifference, encode_difference
 from hushfleet.wire.messages import RoundPlan
+from hushfleet.wire.symbols import MAX_LEVEL
 
 log = logging.getLogger("hushfleet.aggregator")
 

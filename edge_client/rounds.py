@@ -102,13 +102,12 @@ class RoundDesk:
         if self._tasks.runtime is not None and not (again and plan.differences == before.differences):
             # parts of the global model of a round that is over, or that an aggregator which came back has lost
             self._blobs.drop()
-        if again:
-            if (plan.phase, plan.deadline_s) == (before.phase, before.deadline_s):
-                # The same plan again: the aggregator was away, and may not know what was answered.
-                self.decline_due = self.decline is not None
-                if self.decline is None and self.sending is None:
-                    self._settled = plan.phase != "open"
-                return
+        if again and (plan.phase, plan.deadline_s) == (before.phase, before.deadline_s):
+            # The same plan again: the aggregator was away, and may not know what was answered.
+            self.decline_due = self.decline is not None
+            if self.decline is None and self.sending is None:
+                self._settled = plan.phase != "open"
+            return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference
 from hushfleet.task import WireSection
-from hushfleet.wire.codec import MAX_LEVEL
 from hushfleet.wire.difference import apply_difference, params_digest, read_difference_header
 from hushfleet.wire.messages import BASE_BYTES, RoundPlan
+from hushfleet.wire.symbols import MAX_LEVEL
 
 MakeFleet = Callable[..., Any]
 COUNTS = [204, 52]

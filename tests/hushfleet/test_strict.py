@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import pytest
@@ -29,6 +29,11 @@ class Inner:
             raise ValueError(f"count = {self.count}: must not be negative")
 
 
+class Named(NamedTuple):
+    label: str
+    count: int
+
+
 @dataclass(frozen=True)
 class Everything:
     whole: int
@@ -43,6 +48,7 @@ class Everything:
     table: dict[str, int]
     inner: Inner
     inners: tuple[Inner, ...]
+    named: tuple[Named, ...]
     layout: ParamLayout
     anything: Any = None
     listed: dict[str, Any] = field(default_factory=dict)
@@ -62,6 +68,7 @@ def plain(**changes: object) -> dict[str, object]:
         "table": {"k": 7},
         "inner": {"count": 1},
         "inners": [{"count": 2, "label": "two"}],
+        "named": [["first", 1], ["second", 2]],
         "layout": [["fc.weight", [2, 3]]],
     }
     return {**values, **changes}
@@ -82,6 +89,7 @@ def test_every_type_is_read() -> None:
         table={"k": 7},
         inner=Inner(1),
         inners=(Inner(2, "two"),),
+        named=(Named("first", 1), Named("second", 2)),
         layout=ParamLayout(("fc.weight",), ((2, 3),)),
     )
     assert from_plain(Everything, msgpack.unpackb(msgpack.packb(to_plain(value)))) == value
@@ -105,6 +113,7 @@ def test_an_integer_serves_as_a_float_and_nothing_else_is_converted() -> None:
         ("flag", [0, 1, "true", None, 1.0]),
         ("choice", ["up", "", None, 0, ["left"], b"left", {"left": 1}]),
         ("maybe", ["1", 1.0, False, [None]]),
+        ("named", [["first", 1], [["first"]], [["first", 1, 2]], [[1, "first"]], [{"label": "first", "count": 1}]]),
         ("pair", [[1], [1, "x", 2], ["x", 1], "1x", None, {"0": 1}]),
         ("many", [1.0, [1.0, "x"], [math.nan], [[1.0]], None, "12", b"12"]),
         ("table", [{"k": "v"}, {1: 1}, [["k", 1]], None, {"k": None}]),

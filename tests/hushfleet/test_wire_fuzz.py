@@ -27,6 +27,7 @@ from hushfleet.wire.messages import (
     Ack,
     Birth,
     Decline,
+    DifferenceRef,
     Message,
     Missing,
     Offer,
@@ -47,6 +48,10 @@ MESSAGES: list[Message] = [
     ServerState(3, "ready", DEVICE.public_key),
     TaskNotice("demo-1f", DIGEST, 5000),
     RoundPlan("demo-1f", 2, 20, "open", DIGEST, 400, {"pi-1": DIGEST[:16], "pi-2": DIGEST[16:]}, 2, 600.0),
+    RoundPlan(
+        "demo-1f", 2, 20, "open", DIGEST, 400, {}, 2, 600.0, {"clip_norm": 0.5},
+        (DifferenceRef(DIGEST[:8], DIGEST, 90),),
+    ),
     Birth("pi-1", 7, "training", "pi-4", "0.1.0", DEVICE.public_key, 900),
     Want(DIGEST, 5000, ((0, 1), (4, 7))),
     Offer("demo-1f", 2, DIGEST, 5000),

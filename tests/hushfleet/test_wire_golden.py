@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from hushfleet.wire.chunks import parse_frame, split
+from hushfleet.wire.difference import apply_difference, encode_difference
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.messages import (
     Ack,
     Birth,
     Decline,
+    DifferenceRef,
     Message,
     Missing,
     Offer,
@@ -160,6 +162,27 @@ GOLDEN_ONE_BIT = (
 GOLDEN_DECODED = "00d4433d2013813f60df91bf10112540233c1fc200f1fc3dd88c42408cc0fbc0"
 
 
+GOLDEN_PLAN_WITH_DIFFERENCES = (
+    "48460103190100008ba47461736ba764656d6f2d3166a5726f756e6402a6726f756e647314a57068617365a46f70656e"
+    "ad676c6f62616c5f646967657374c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+    "ac676c6f62616c5f6279746573cd0190a6636f686f727480ab6e6f6973655f73706c697402aa646561646c696e655f73"
+    "cb4082c00000000000a8636f6e74726f6c7381a9636c69705f6e6f726dcb3fe0000000000000ab646966666572656e63"
+    "65739293c4080001020304050607c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+    "5a93c40808090a0b0c0d0e0fc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fcd01"
+    "2c4b05b4dc1006224611dc02d32a4e83b3bdf319e7f3a102a6202dc6cb7fe136e2d012a126ae9e6a963dc170567d2cf8"
+    "27983e75bd60164c664f6ea9997400dd01"
+)
+
+GOLDEN_DIFFERENCE = (
+    "484401007e00000085a47461736ba764656d6f2d3166a5726f756e6402a462617365c4206a9a126564f58bb22e5cd2ef"
+    "b58d117ddc023d562d5a86fc904994a08c92c19ea6726573756c74c4205ba686d176b09d91938f028ea26915b45211d7"
+    "ea74fa94b23f7ddc0172bf07c2a5737465707392cb3fd0000000000000cb000000000000000001010000000a00000063"
+    "616460f8e7c0c80000"
+)
+
+GOLDEN_RESULT = "0000c03f0000e03f000040c00000003f000020420000e0400000e0400000e040"
+
+
 def header(codec: str) -> UpdateHeader:
     steps = {"quantized": (0.5, 0.25), "one-bit": (1.25, 0.625)}.get(codec, ())
     return UpdateHeader(
@@ -172,6 +195,25 @@ def test_messages(message: Message) -> None:
     golden = bytes.fromhex(GOLDEN_MESSAGES[type(message).__name__])
     assert encode_message(message, DEVICE) == golden
     assert decode_message(golden, public_key=DEVICE.public_key) == message
+
+
+def test_a_plan_with_the_fields_that_came_later() -> None:
+    golden = bytes.fromhex(GOLDEN_PLAN_WITH_DIFFERENCES)
+    differences = (DifferenceRef(DIGEST[:8], DIGEST, 90), DifferenceRef(DIGEST[8:16], DIGEST, 300))
+    plan = RoundPlan("demo-1f", 2, 20, "open", DIGEST, 400, {}, 2, 600.0, {"clip_norm": 0.5}, differences)
+    assert encode_message(plan, DEVICE) == golden
+    assert decode_message(golden, public_key=DEVICE.public_key) == plan
+
+
+def test_difference() -> None:
+    """Only applying it is pinned, as for updates."""
+    base = np.array([1, 2, -3, 0.5, 0, 7, 7, 7], np.float32)
+    result = apply_difference(bytes.fromhex(GOLDEN_DIFFERENCE), base, task="demo-1f", counts=COUNTS)
+    assert result.astype("<f4").tobytes() == bytes.fromhex(GOLDEN_RESULT)
+    assert result.tolist() == [1.5, 1.75, -3.0, 0.5, 40.0, 7.0, 7.0, 7.0]
+    target = base + np.array([0.5, -0.25, 0.1, 0, 40, 0, 0, 0], np.float32)
+    made = encode_difference(base, target, task="demo-1f", round=2, counts=COUNTS, steps=[0.25, 0.25])
+    assert made.result.tobytes() == result.tobytes()
 
 
 def test_chunk() -> None:

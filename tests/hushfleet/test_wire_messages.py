@@ -18,6 +18,7 @@ from hushfleet.wire.messages import (
     Ack,
     Birth,
     Decline,
+    DifferenceRef,
     Message,
     Missing,
     Offer,
@@ -49,6 +50,12 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
         RoundPlan, TASKS, st.integers(0, 9), st.integers(9, 1_000_000), st.just("open"), DIGESTS, SIZES,
         st.dictionaries(NAMES, st.binary(min_size=16, max_size=16), max_size=30), st.integers(1, 1 << 40),
         st.floats(0, 1e12), st.dictionaries(st.sampled_from(["clip_norm", "noise_multiplier"]), st.floats(-9, 9)),
+    ),
+    st.builds(
+        RoundPlan, TASKS, st.just(1), st.just(9), st.just("open"), DIGESTS, st.just(1000), st.just({}), st.just(1),
+        st.just(60.0), differences=st.lists(
+            st.builds(DifferenceRef, st.binary(min_size=8, max_size=8), DIGESTS, st.integers(1, 60)), max_size=16
+        ).map(tuple),
     ),
     st.builds(
         Birth, NAMES, st.integers(0, (1 << 63) - 1), st.sampled_from(["ready", "training", "sleeping", "lost"]),
