@@ -32,6 +32,7 @@ from aggregator.report.verdict import (
     percent,
     points,
     privacy_answer,
+    received,
     size,
     trade_answer,
 )
@@ -246,11 +247,10 @@ def summary_table(result: Result) -> RenderableType:
         table.add_row(name, percent(own), percent(alone), points(gain))
     table.add_row("global model, common test", percent(verdict.global_common), "", "")
     sent = result.uplink_bytes
-    received = sum(row.downlink_bytes for row in result.rounds)
     epsilons = f"epsilon_server {number(verdict.epsilon_server)}, epsilon_release {number(verdict.epsilon_release)}"
     facts = Text(
         f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}; "
-        f"sent up {size(sent)}{_form(result)}, received {size(received)}"
+        f"sent up {size(sent)}{_form(result)}, {received(result)}"
     )
     told = (answer(verdict), privacy_answer(verdict, devices=result.devices), trade_answer(result, verdict))
     return Group(table, facts, *(Text(words, "" if n else "bold") for n, words in enumerate(told) if words))

@@ -69,7 +69,8 @@ class GlobalModel:
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)
-        _log.info("round %d: %d differences of %d bytes", plan.round, len(chain), sum(ref.size for ref in chain))
+        together = sum(ref.size for ref in chain)
+        _log.info("round %d: the global model came as %d bytes of differences", plan.round, together)
         return model
 
     def _base(self, first: DifferenceRef, size: int) -> np.ndarray:

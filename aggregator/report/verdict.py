@@ -269,5 +269,14 @@ def size(count: float | None) -> str:
     return f"{count:.0f}\N{NO-BREAK SPACE}B"
 
 
+def received(result: Result) -> str:
+    """What devices fetched of the global models, and how much less it was than whole ones."""
+    down = sum(row.downlink_bytes for row in result.rounds)
+    # a whole model has as many bytes as an update of plain FedAvg
+    whole = sum(value or 0 for value in result.details.float32_bytes)
+    less = f", {whole / down:.3g} times less than full models" if 0 < down < whole else ""
+    return f"received {size(down)}{less}"
+
+
 def _minus(own: float | None, alone: float | None) -> float | None:
     return None if own is None or alone is None else own - alone

@@ -228,9 +228,14 @@ def test_a_round_waits_for_enough_devices(make_field: MakeField) -> None:
 
 
 def test_every_blob_of_a_round_can_be_fetched(make_field: MakeField) -> None:
-    field = make_field()
+    field = make_field(wire={"chunk_bytes": CHUNK_BYTES})
     field.join_all()
-    wanted = [*field.fleet.prepared.blobs, field.plan.global_digest]
+    for name in field.fleet.names:
+        field.deliver(name, field.fleet.update(name).data)
+    (difference,) = field.plan.differences
+    field.crash()
+    field.join_all()
+    wanted = [*field.fleet.prepared.blobs, difference.digest, field.plan.global_digest]
     for digest in wanted:
         size = len(field.coordinator._find_blob(digest))
         assembler = Assembler(digest, size)

@@ -88,7 +88,12 @@ def test_the_whole_command_leaves_logs_models_result_and_report(
     folder = live.folder
     for log in (folder.path / "aggregator.log", *(folder.device(d.name).log for d in live.fleet.devices)):
         assert log.stat().st_size > 0
-    assert "trained and committed" in folder.device("device-0").log.read_text()
+    for device in live.fleet.devices:
+        log = folder.device(device.name).log.read_text()
+        assert "round 2: trained and committed" in log
+        assert "round 2: the global model came as" in log, "as a difference"
+        assert "round 1: the global model came as" not in log
+    assert result.rounds[1].downlink_bytes < result.rounds[0].downlink_bytes / 5
     assert Result.load(folder.result) == result
     assert result.engine == "live"
     assert [row.participants for row in result.rounds] == [8, 8]
