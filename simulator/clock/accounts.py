@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from simulator.clock.agenda import Agenda
-from simulator.clock.broadcast import Broadcasts
 from simulator.clock.device import Device, Part
 from simulator.clock.sizes import Sizes
 
@@ -14,7 +13,6 @@ class Accounts:
     def __init__(self, sizes: Sizes, agenda: Agenda) -> None:
         self._sizes = sizes
         self._agenda = agenda
-        self._model_wire_bytes = sizes.blob_wire_bytes(sizes.model_bytes, down=True)
         self._task_wire_bytes = sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
         self._announced = 0  # bytes of plans that every linked device has received
 
@@ -49,16 +47,14 @@ class Accounts:
         """What has left the device by then will be sent once more."""
         device.spent.up_bytes += device.sent_bytes(part, until)
 
-    def part_ended(
-        self, device: Device, part: Part, *, computed_until: float, sent_until: float, broadcasts: Broadcasts
-    ) -> None:
+    def part_ended(self, device: Device, part: Part, *, computed_until: float, sent_until: float) -> None:
         """Counts a part that was laid out, as far as it went."""
         spent, sizes, until = device.spent, self._sizes, computed_until
         spent.compute_s += device.worked_s(part, until)
         spent.up_bytes += device.sent_bytes(part, sent_until)
-        spent.down_bytes += device.received_bytes(part, until, broadcasts, self._model_wire_bytes)
-        if part.wanted_at is not None:
-            spent.up_bytes += sizes.want
+        spent.down_bytes += device.received_bytes(part, until)
+        if part.download is not None:
+            spent.up_bytes += part.download.blobs * sizes.want
         if until < part.train_at:
             return
         spent.up_bytes += 2 * sizes.birth  # training, and ready again

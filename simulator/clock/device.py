@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from simulator.clock.broadcast import Broadcasts
 from simulator.clock.device_time import DeviceTimes
-from simulator.clock.sizes import Sizes
+from simulator.clock.sizes import Download, Sizes
 
 _HAIR_S = 1e-6  # a moment that was added up is this much after itself
 
@@ -23,7 +23,8 @@ class Part:
     """A device's part of one round; moments in virtual seconds.
 
     :param began_at: when the device turns to it; :param deadline_at: when it gives up training.
-    :param wanted_at: when its want reached the aggregator; None where it holds the global model already.
+    :param download: what brings the global model; None where the device holds it already.
+    :param broadcasts: of what is downloaded.
     :param train_at: when the model is stored and the first batch begins; :param last_at: the last batch begins.
     :param trained_at: the last batch ends; :param commit_at: the update is in the device's store.
     :param arrive_at: the update's last byte is at the aggregator.
@@ -35,7 +36,8 @@ class Part:
     round: int
     began_at: float
     deadline_at: float
-    wanted_at: float | None
+    download: Download | None
+    broadcasts: Broadcasts | None
     train_at: float
     last_at: float
     trained_at: float
@@ -130,18 +132,19 @@ class Device:
         began_at: float,
         deadline_at: float,
         sizes: Sizes,
+        download: Download | None,
         broadcasts: Broadcasts | None,
     ) -> Part:
         """The part from its beginning, if nothing disturbs it. The want must be the latest so far.
 
-        :param broadcasts: of the round's global model; None where the device holds it.
+        :param download: what brings the round's global model; None where the device holds it.
+        :param broadcasts: of what is downloaded.
         """
         times = self.times
-        wanted_at, train_at = None, began_at
-        if broadcasts is not None:
-            wanted_at = began_at + times.latency_s
-            pass_at = broadcasts.want(wanted_at)
-            train_at = pass_at + times.latency_s + times.model_s + times.model_store_s
+        train_at = began_at
+        if download is not None and broadcasts is not None:
+            pass_at = broadcasts.want(began_at + times.latency_s)
+            train_at = pass_at + times.latency_s + times.download_s(download) + times.download_store_s(download)
         last_at = train_at + max(times.steps - 1, 0) * times.step_s
         trained_at = train_at + times.train_s
         update = sizes.update(self.participations, with_public=not self.in_sync)
@@ -151,7 +154,8 @@ class Device:
             round=round,
             began_at=began_at,
             deadline_at=deadline_at,
-            wanted_at=wanted_at,
+            download=download,
+            broadcasts=broadcasts,
             train_at=train_at,
             last_at=last_at,
             trained_at=trained_at,
@@ -165,18 +169,22 @@ class Device:
 
     def holds_model_at(self, part: Part) -> float:
         """When the global model has come in whole."""
-        return part.began_at if part.wanted_at is None else part.train_at - self.times.model_store_s
+        return part.began_at if part.download is None else part.train_at - self.times.download_store_s(part.download)
 
-    def resume(self, part: Part, at: float, broadcasts: Broadcasts) -> None:
+    def pass_at(self, part: Part) -> float:
+        """When its first pass began; the device must have wanted one."""
+        return self.holds_model_at(part) - self.times.download_s(part.download) - self.times.latency_s
+
+    def resume(self, part: Part, at: float) -> None:
         """The link is up again since `at`: what was on its way goes on, what was not goes out as it becomes ready."""
         cut_at, part.cut_at = part.cut_at, None
         if cut_at is None:
             return
         times = self.times
-        if part.wanted_at is not None and cut_at < self.holds_model_at(part):
+        if part.broadcasts is not None and cut_at < self.holds_model_at(part):
             # asks for the chunks that it lacks; those that came are kept
-            missing_from = max(cut_at, self.holds_model_at(part) - times.model_s)
-            goes_on_at = broadcasts.want(at + times.latency_s) + times.latency_s
+            missing_from = max(cut_at, self.pass_at(part) + times.latency_s)
+            goes_on_at = part.broadcasts.want(at + times.latency_s) + times.latency_s
             part.delay(goes_on_at - missing_from)
         elif cut_at < part.sent_from:
             self.send_again(part, at)
@@ -198,17 +206,16 @@ class Device:
             return 0.0
         return part.wire_bytes * min(1.0, (until - part.sent_from) / sending_s) if sending_s > 0 else part.wire_bytes
 
-    def received_bytes(self, part: Part, until: float, broadcasts: Broadcasts, model_wire_bytes: int) -> float:
+    def received_bytes(self, part: Part, until: float) -> float:
         """How much of the global model has come by then, with the passes for others that came along."""
-        if part.wanted_at is None:
+        if part.download is None or part.broadcasts is None:
             return 0.0
-        whole_at, times = self.holds_model_at(part), self.times
-        began_at = whole_at - times.model_s
-        own_pass_at = began_at - times.latency_s
-        more = broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
+        whole_at, own_pass_at = self.holds_model_at(part), self.pass_at(part)
+        began_at, fetch_s = own_pass_at + self.times.latency_s, self.times.download_s(part.download)
+        more = part.broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
         if until >= whole_at:
-            return model_wire_bytes * (1.0 + more)
-        return model_wire_bytes * ((until - began_at) / times.model_s + more) if until > began_at else 0.0
+            return part.download.wire * (1.0 + more)
+        return part.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0
 
     def ending(self, part: Part, closed_at: float) -> Ending:
         """What becomes of a part whose round closes without it.

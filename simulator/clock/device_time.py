@@ -22,7 +22,7 @@ from edge_client.config import USABLE_MEMORY
 from hushfleet.errors import BadInput
 from hushfleet.wire.connection import Timing
 from simulator.boards import BoardKind
-from simulator.clock.sizes import Sizes
+from simulator.clock.sizes import Download, Sizes
 
 WANTS_S = COALESCE_S
 """How long the aggregator gathers the wants of a blob before it broadcasts it (`aggregator.blobs.ChunkServer`)."""
@@ -115,6 +115,17 @@ class DeviceTimes:
     def train_s(self) -> float:
         """All batches of a round."""
         return self.steps * self.step_s
+
+    def download_s(self, download: Download) -> float:
+        """The chunks of the global model, or of one difference after the other, on the link."""
+        if not download.differences:
+            return self.model_s
+        asking_s = 2 * self.latency_s + WANTS_S  # for each but the first
+        return download.wire * self.down_s_per_byte + (download.differences - 1) * asking_s
+
+    def download_store_s(self, download: Download) -> float:
+        """To store what came, and the model that was made of it."""
+        return download.stored * self.write_s_per_byte if download.differences else self.model_store_s
 
     def boundary(self, train_at: float, now: float) -> float:
         """When the device looks at the link between batches, at `now` or next after it."""

@@ -25,7 +25,7 @@ from simulator.clock.device import Device, Part
 from simulator.clock.device_time import Costs
 from simulator.clock.links import LinkOptions, Links
 from simulator.clock.outcome import Arrival, OpenRound, RoundOutcome
-from simulator.clock.sizes import Sizes
+from simulator.clock.sizes import Download, Sizes
 from simulator.schedule import Playback, Schedule
 
 _PATIENCE_S = 90 * 86400.0
@@ -64,7 +64,7 @@ class FleetClock:
         self._rule = ClosingRule(rules, least_ready=self._least)
         self._present: set[str] = set()
         self._version = 0  # of the global model
-        self._broadcasts = Broadcasts()
+        self._broadcasts: dict[int, Broadcasts] = {}  # of so many differences, or (0) of the whole model
         self._closed_rounds = 0
         self._open: OpenRound | None = None
         self._idle_since = 0.0
@@ -152,14 +152,22 @@ class FleetClock:
             reason = "the task needs more memory than this device gives"
             self._agenda.at(says_at, self._decline, device, current, "memory", reason)
             return
+        download = self._download(device)
         part = device.lay_out(
             round=current.number,
             began_at=began_at,
             deadline_at=max(heard_at, device.free_at) + self._rule.announced_deadline_s,
             sizes=self._sizes,
-            broadcasts=None if device.held == self._version else self._broadcasts,
+            download=download,
+            broadcasts=download and self._broadcasts.setdefault(download.differences, Broadcasts()),
         )
         self._agenda.at(part.arrive_at, self._arrive, device, device.number, current)
+
+    def _download(self, device: Device) -> Download | None:
+        """What brings the global model to the device; None if it holds it."""
+        if device.held == self._version:
+            return None
+        return self._sizes.download(None if device.held < 0 else self._version - device.held)
 
     def _arrive(self, device: Device, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
@@ -257,7 +265,7 @@ class FleetClock:
         self._open, self._closed_rounds, self._idle_since = None, current.number, now
         if used:
             self._version += 1
-            self._broadcasts = Broadcasts()
+            self._broadcasts = {}
         notes, extensions = self._agenda.notes_until(now), self._rule.extensions
         self._outcome = current.closed(
             now, late=late, given_up=given_up, lost=lost, extensions=extensions, used=used, notes=notes
@@ -282,7 +290,6 @@ class FleetClock:
             part,
             computed_until=until,
             sent_until=until if sent_until is None else sent_until,
-            broadcasts=self._broadcasts,
         )
         if until >= part.train_at:
             device.held = self._version
@@ -386,13 +393,13 @@ class FleetClock:
         if device.committed_round == current.number:  # in an earlier life; the plan says that it is still wanted
             device.send_again(part, device.task_at)
         elif part.cut_at is not None:
-            device.resume(part, linked_at, self._broadcasts)
+            device.resume(part, linked_at)
         elif went_at is not None and part.commit_at <= linked_at:
             self._accounts.sent_in_vain(device, part, linked_at)
             device.send_again(part, linked_at + 2 * times.latency_s)
-        elif went_at is not None and part.wanted_at is not None and went_at < device.holds_model_at(part):
-            pass_at = device.holds_model_at(part) - times.model_s - times.latency_s
+        elif went_at is not None and part.broadcasts is not None and went_at < device.holds_model_at(part):
+            pass_at = device.pass_at(part)
             if pass_at > went_at:
-                part.delay(self._broadcasts.want(linked_at + times.latency_s) - pass_at)
+                part.delay(part.broadcasts.want(linked_at + times.latency_s) - pass_at)
         device.number += 1
         self._agenda.at(part.arrive_at, self._arrive, device, device.number, current)

@@ -19,9 +19,10 @@ from aggregator.prepare import PreparedTask
 from hushfleet.methods.base import PublicState
 from hushfleet.wire import codec, forms
 from hushfleet.wire.chunks import FRAME_OVERHEAD
+from hushfleet.wire.difference import encode_difference
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import publish_packet_bytes
-from hushfleet.wire.messages import Ack, Birth, Offer, RoundPlan, Want, encode_message
+from hushfleet.wire.messages import MAX_DIFFERENCES, Ack, Birth, DifferenceRef, Offer, RoundPlan, Want, encode_message
 from hushfleet.wire.topics import Topics
 from hushfleet.wire.update import UpdateHeader, encode_update
 
@@ -37,6 +38,22 @@ class UpdateSizes(NamedTuple):
     wire: int
 
 
+class Download(NamedTuple):
+    """What brings the global model to a device.
+
+    :param differences: how many, one after the other; 0 for the whole model.
+    :param wire: packets of all chunks; :param stored: what is written into the device's store.
+    """
+
+    differences: int
+    wire: int
+    stored: int
+
+    @property
+    def blobs(self) -> int:
+        return max(1, self.differences)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes on the wire are of whole packets, bytes in a store of the content.
@@ -47,6 +64,7 @@ class Sizes:
     :param bits_per_value: of a coded value.
     :param header_bytes: of an update, all but values and public state.
     :param name_bytes: of a device's name; all of a fleet have the same.
+    :param difference_bytes: of a difference between one global model and the next; 0 where they travel whole.
     """
 
     parameters: int
@@ -56,11 +74,26 @@ class Sizes:
     bits_per_value: float
     header_bytes: int
     name_bytes: int
+    difference_bytes: int = 0
 
     @property
     def model_bytes(self) -> int:
         """The global model, float32."""
         return 4 * self.parameters
+
+    @property
+    def offered(self) -> int:
+        """How many differences a plan names once there are so many: as long as they are cheaper than the model."""
+        if not self.difference_bytes:
+            return 0
+        return min(MAX_DIFFERENCES, (self.model_bytes - 1) // self.difference_bytes)
+
+    def download(self, behind: int | None) -> Download:
+        """For a device whose global model is so many versions old; None for one that has none."""
+        if behind is None or behind > self.offered:
+            return Download(0, self.blob_wire_bytes(self.model_bytes, down=True), self.model_bytes)
+        wire = self.blob_wire_bytes(self.difference_bytes, down=True)
+        return Download(behind, behind * wire, behind * self.difference_bytes + self.model_bytes)
 
     def update(self, participations: int, *, with_public: bool) -> UpdateSizes:
         """After that many earlier updates; with the device's public state where the aggregator lacks it."""
@@ -143,6 +176,7 @@ class Sizes:
             cohort=dict.fromkeys(names, bytes(16)),
             noise_split=1,
             deadline_s=600.0,
+            differences=(DifferenceRef(bytes(8), bytes(32), self.difference_bytes),) * self.offered,
         )
         return publish_packet_bytes(self._topics.round, len(encode_message(message, _KEY)))
 
@@ -174,6 +208,7 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
         bits_per_value=_bits_per_value(prepared),
         header_bytes=_header_bytes(prepared, name_bytes),
         name_bytes=name_bytes,
+        difference_bytes=_difference_bytes(prepared),
     )
 
 
@@ -193,15 +228,40 @@ def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
 
 def _bits_per_value(prepared: PreparedTask) -> float:
     """The codec's own size of Gaussian values: noise hides the signal, and steps are tied to it."""
-    wire, noisy = prepared.spec.wire, prepared.spec.privacy.noise_multiplier > 0
+    wire = prepared.spec.wire
     if wire.codec != "quantized":
         return {"one-bit": 1.0, "float16": 16.0, "float32": 32.0}[wire.codec]
-    # a small network's share of the code table counts, so no more values than it has
-    count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
-    values = np.random.default_rng(0).standard_normal(count).astype(np.float32)
-    step = wire.step if noisy and prepared.method.clips else wire.relative_step
+    values = _trial_values(prepared)
+    step = wire.step if _noised(prepared) else wire.relative_step
     coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=bytes(16))
     return 8 * len(coded) / values.size
+
+
+def _difference_bytes(prepared: PreparedTask) -> int:
+    """Likewise, as if every parameter changed: too much where all devices keep a layer for themselves."""
+    wire, layout = prepared.task.wire, prepared.spec.model.layout
+    if wire.downlink == "full":
+        return 0
+    values = _trial_values(prepared)
+    step = wire.downlink_step if _noised(prepared) else wire.relative_step
+    coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=None)
+    layers = len(layout.layers)
+    still = np.zeros(layers, np.float32)
+    header = encode_difference(
+        still, still, task=prepared.spec.task, round=1, counts=[1] * layers, steps=[step] * layers
+    ).data
+    return len(header) + round(len(coded) * layout.size / values.size)
+
+
+def _noised(prepared: PreparedTask) -> bool:
+    """Whether updates carry noise that steps are tied to."""
+    return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.clips
+
+
+def _trial_values(prepared: PreparedTask) -> np.ndarray:
+    """A small network's share of the code table counts, so no more values than it has."""
+    count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
+    return np.random.default_rng(0).standard_normal(count).astype(np.float32)
 
 
 def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
