@@ -67,13 +67,14 @@ def clock(
     scenario: dict[str, Any] | None = None,
     options: LinkOptions = KILLED,
     noting: bool = False,
+    sizes: Sizes = SIZES,
     **rules: Any,
 ) -> FleetClock:
     devices = [Device("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
     return FleetClock(
-        section, devices, costs=costs, sizes=SIZES, schedule=schedule, seed=1, options=options, noting=noting
+        section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, noting=noting
     )
 
 
@@ -122,6 +123,42 @@ def test_everything_that_takes_time_takes_it() -> None:
     arrives = trains + 6 + 0.5 + 1 + 0.1 + 2
     assert arrivals(only) == {"a": round(arrives + 0.5, 6)}
     assert round(only.closed_s, 6) == round(arrives + 0.5 + 0.125, 6)
+
+
+def test_differences_come_instead_of_the_model() -> None:
+    sizes = replace(SIZES, difference_bytes=900)  # four are cheaper than 4,000 bytes
+    assert sizes.offered == 4
+    one = sizes.blob_wire_bytes(900, down=True)
+    times = replace(PLAIN, down_s_per_byte=0.1 / one, model_s=2.0)
+    plan_s = sizes.plan_wire_bytes(1) * times.down_s_per_byte
+    fleet = clock([times], rounds=2, sizes=sizes)
+    first, second = run(fleet)
+    assert round(first.wall_s, 6) == round(plan_s + ARRIVES + 1.0, 6), "a newcomer fetches the whole model"
+    assert round(second.wall_s, 6) == round(plan_s + ARRIVES - 1.0 + 0.1, 6)
+    whole = clock([times], rounds=2)
+    run(whole)
+    saved = whole.fleet[0].spent.down_bytes - fleet.fleet[0].spent.down_bytes
+    model, plans = sizes.blob_wire_bytes(4000, down=True), 4  # opened twice, and at the link's start and at the end
+    assert saved == model - one - plans * (sizes.plan_wire_bytes(0) - SIZES.plan_wire_bytes(0))
+
+
+def test_who_skipped_rounds_fetches_what_it_missed_or_the_model() -> None:
+    sizes = replace(SIZES, difference_bytes=900)
+    one = sizes.blob_wire_bytes(900, down=True)
+    times = replace(PLAIN, down_s_per_byte=0.1 / one, model_s=2.0, write_s_per_byte=1e-5)
+    stored_s = sizes.update(0, with_public=False).stored * 1e-5
+    last: dict[str, int] = {}
+    fetched = set()
+    for outcome in run(clock([times] * 4, rounds=30, cohort_size=1, sizes=sizes)):
+        (device,) = outcome.cohort
+        behind = outcome.round - last[device] if device in last else 99
+        last[device] = outcome.round
+        fetched.add(behind)
+        # each after the first is asked for: two latencies, and the time in which wants are gathered
+        fetch_s = behind * 0.1 + (behind - 1) * 0.25 + (behind * 900 + 4000) * 1e-5 if behind <= 4 else 2.0
+        plan_s = sizes.plan_wire_bytes(1) * times.down_s_per_byte
+        assert round(outcome.wall_s, 6) == round(plan_s + ARRIVES - 1.0 + fetch_s + stored_s, 6)
+    assert {1, 2, 3, 4, 99} < fetched, "one was away for longer than differences are offered"
 
 
 def test_updates_are_checked_one_after_the_other() -> None:
