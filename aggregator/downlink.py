@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from hushfleet.errors import Malformed
 from hushfleet.task import WireSection
 from hushfleet.wire.codec import MAX_STEP, MIN_STEP
 from hushfleet.wire.difference import EncodedDifference, encode_difference
-from hushfleet.wire.messages import RoundPlan
+from hushfleet.wire.messages import BASE_BYTES, DifferenceRef, RoundPlan
 from hushfleet.wire.symbols import MAX_LEVEL
 
 log = logging.getLogger("hushfleet.aggregator")
@@ -62,6 +62,16 @@ def make_difference(
     except Malformed as error:
         log.warning("round %d: the new global model is offered whole only, since %s", round, error)
         return None
+
+
+def worth_offering(differences: tuple[DifferenceRef, ...], held: Iterable[bytes]) -> tuple[DifferenceRef, ...]:
+    """The last of `differences`, as far back as one of the models `held` reaches; the last one in any case.
+
+    :param held: SHA-256 of the models that the cohort is known to have; a plan need not name what nobody applies.
+    """
+    bases = {digest[:BASE_BYTES] for digest in held}
+    first = next((place for place, each in enumerate(differences) if each.base in bases), len(differences) - 1)
+    return differences[first:] if differences else ()
 
 
 def download_bytes(plan: RoundPlan, held: bytes | None) -> int:

@@ -22,7 +22,7 @@ from aggregator.checkpoints import Checkpoints
 from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
 from aggregator.difference_files import DifferenceFiles
-from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference
+from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference, worth_offering
 from aggregator.inbox import Inbox, Refusal, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
 from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
@@ -263,6 +263,7 @@ class RoundEngine:
         self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _plan_of(self, number: int, cohort: dict[str, bytes]) -> RoundPlan:
+        held = [self._trained_on[device] for device in cohort if device in self._trained_on]
         return RoundPlan(
             task=self.spec.task,
             round=number,
@@ -274,7 +275,7 @@ class RoundEngine:
             noise_split=len(cohort),
             deadline_s=self._rules.deadline_s,
             controls=self.method.controls(self._server, number),
-            differences=self.differences.refs,
+            differences=worth_offering(self.differences.refs, held),
         )
 
     def _begin(self, plan: RoundPlan) -> None:

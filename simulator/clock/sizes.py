@@ -83,7 +83,7 @@ class Sizes:
 
     @property
     def offered(self) -> int:
-        """How many differences a plan names once there are so many: as long as they are cheaper than the model."""
+        """How many differences there may be, as long as they are cheaper than the model."""
         if not self.difference_bytes:
             return 0
         return min(MAX_DIFFERENCES, (self.model_bytes - 1) // self.difference_bytes)
@@ -176,7 +176,8 @@ class Sizes:
             cohort=dict.fromkeys(names, bytes(16)),
             noise_split=1,
             deadline_s=600.0,
-            differences=(DifferenceRef(bytes(8), bytes(32), self.difference_bytes),) * self.offered,
+            # each further one that a cohort needs is 50 bytes more
+            differences=(DifferenceRef(bytes(8), bytes(32), self.difference_bytes),) * min(self.offered, 1),
         )
         return publish_packet_bytes(self._topics.round, len(encode_message(message, _KEY)))
 

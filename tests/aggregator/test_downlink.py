@@ -51,25 +51,46 @@ def test_the_new_model_is_the_old_one_and_the_difference(make_fleet: MakeFleet) 
     assert allowed / 2 < away.max() <= allowed * (1 + 1e-5)
 
 
-def test_a_plan_offers_the_last_differences_oldest_first(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(rounds=6)
-    bases = []
-    assert fleet.open().differences == ()
-    while not fleet.engine.finished:
+def play(fleet: Any, *names: str) -> RoundPlan:
+    """A round in which only `names` are accepted; its plan."""
+    plan = fleet.open()
+    for name in names:
+        assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
+    fleet.engine.close()
+    return plan
+
+
+def test_a_plan_offers_what_its_cohort_needs_oldest_first(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(rounds=9)
+    bases = [fleet.engine.global_digest[:BASE_BYTES]]
+    offered = []
+    for names in (fleet.names, fleet.names[:2], fleet.names[:2], fleet.names, fleet.names[:1]):
+        plan = play(fleet, *names)
         bases.append(fleet.engine.global_digest[:BASE_BYTES])
-        for name in fleet.names:
-            fleet.engine.accept(name, fleet.update(name).data)
-        fleet.engine.close()
-        if not fleet.engine.finished:
-            plan = fleet.open()
-            kept = len(plan.differences)
-            assert 0 < kept <= len(bases)
-            assert [ref.base for ref in plan.differences] == bases[-kept:]
-            assert sum(ref.size for ref in plan.differences) < plan.global_bytes
-    assert kept < len(bases) - 1, "1,024 bytes of a model are soon outweighed"
+        offered.append([bases.index(ref.base) for ref in plan.differences])
+    # after the first round everybody has its model; dev-2 has it still when the fourth opens, and then a newer one
+    assert offered == [[], [0], [0, 1], [0, 1, 2], [3]]
+    assert [bases.index(ref.base) for ref in fleet.open(["dev-0"]).differences] == [4]
+    assert fleet.restart().plan.differences == fleet.engine.differences.refs[-1:]
+
+
+def test_strangers_are_offered_the_last_difference_only(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(rounds=4)
+    for _ in range(3):
+        play(fleet, "dev-0")
+    assert len(fleet.open(["dev-1", "dev-2"]).differences) == 1
+
+
+def test_no_more_are_kept_than_are_cheaper_than_the_model(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(rounds=6)
+    while not fleet.engine.finished:
+        plan = play(fleet, *fleet.names[fleet.engine.closed_rounds > 0 :])
+        kept = fleet.engine.differences.refs
+        assert sum(ref.size for ref in plan.differences) <= sum(ref.size for ref in kept) < plan.global_bytes
+    assert len(kept) < 6, "1,024 bytes of a model are soon outweighed"
     assert fleet.engine.announcement.differences == ()
     files = {path.name.split("-")[2] for path in fleet.folder.glob("difference-*")}
-    assert files == {f"{ref.digest.hex()}.bin" for ref in fleet.engine.differences.refs}
+    assert files == {f"{ref.digest.hex()}.bin" for ref in kept}
 
 
 @pytest.mark.parametrize("wire", [{"downlink": "full"}, {"codec": "float32"}])
@@ -84,19 +105,18 @@ def test_too_few_updates_make_no_difference_and_break_no_chain(make_fleet: MakeF
     fleet = make_fleet(rounds=4, min_updates=2)
     first = fleet.engine.global_params
     fleet.run_round()
-    fleet.open()
-    fleet.engine.accept("dev-0", fleet.update("dev-0").data)
-    fleet.engine.close()
-    fleet.run_round()
+    play(fleet, "dev-0")
+    play(fleet, "dev-0", "dev-1")
     plan = fleet.open()
-    assert len(plan.differences) == 2
+    assert len(plan.differences) == 2, "dev-2 is where it was"
     assert np.array_equal(chain_applied(fleet, first, plan), fleet.engine.global_params)
 
 
 def test_differences_are_offered_after_a_restart_but_not_those_that_are_damaged(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(rounds=5)
-    for _ in range(3):
-        fleet.run_round()
+    fleet.run_round()
+    for _ in range(2):
+        play(fleet, "dev-0")
     plan = fleet.open()
     assert len(plan.differences) == 3
     assert fleet.restart().plan == plan
