@@ -202,6 +202,25 @@ def test_a_hostile_difference_is_refused_once(bench: Bench, fault: str) -> None:
     assert len(bench.server.wants) == 2
 
 
+def test_after_one_failure_no_other_difference_is_tried_for_the_same_model(bench: Bench) -> None:
+    base = bench.server.global_params.astype(np.float32)
+    good = moved(bench, seed=1)
+    bad = served(bench, base, b"HD" + bytes(500))
+    bench.server.serves = False
+    plan = open_round(bench, 2, [bad])
+    bench.until(lambda: asked(bench) == [bad.digest])
+    for frame in split(bench.server.differences[bad.digest]):
+        bench.server.link.publish(bench.server.topics.blob(bad.digest), frame)
+    bench.until(lambda: plan.global_digest in asked(bench))
+    plan = bench.server.open_round(2, cohort=plan.cohort, differences=(good,))
+    bench.until(lambda: bench.agent.rounds.plan == plan)
+    bench.steps(5)
+    bench.server.serves = True
+    bench.clock.now += FIRST_WAIT_S
+    trained(bench, plan)
+    assert asked(bench) == [bad.digest, plan.global_digest]
+
+
 def test_a_chain_that_leads_elsewhere_is_refused_once(bench: Bench) -> None:
     ref = moved(bench, seed=1)
     bench.server.global_params = bench.server.global_params + np.float32(1)
