@@ -21,6 +21,7 @@ from aggregator.report.verdict import (
     percent_up,
     points,
     privacy_answer,
+    received,
     size,
     trade_answer,
 )
@@ -92,6 +93,16 @@ def test_a_report_needs_nothing_from_outside(result) -> None:
     assert "url(" not in html
     assert "@import" not in html
     assert "prefers-color-scheme: dark" in html
+
+
+@pytest.mark.parametrize(
+    ("down", "told"),
+    [(8000, "received 24 kB"), (1000, "received 3 kB, 8 times less than full models"), (0, "received 0 B")],
+)
+def test_what_was_received_against_full_models(down: int, told: str) -> None:
+    result = sample(2, 3)  # 2 devices x 4000 B x 3 rounds as whole models
+    rounds = [row.model_copy(update={"downlink_bytes": down}) for row in result.rounds]
+    assert received(result.model_copy(update={"rounds": rounds})).replace("\N{NO-BREAK SPACE}", " ") == told
 
 
 def test_the_numbers_of_the_result_are_in_the_report() -> None:

@@ -82,6 +82,26 @@ def test_there_are_the_examples_that_the_documents_name() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("wire", "downlink"),
+    [
+        ({}, "difference"),
+        ({"codec": "quantized"}, "difference"),
+        ({"codec": "one-bit"}, "difference"),
+        ({"codec": "float32"}, "full"),
+        ({"codec": "float16"}, "full"),
+        ({"codec": "float32", "downlink": "difference"}, "difference"),
+        ({"downlink": "full"}, "full"),
+    ],
+)
+def test_exact_updates_ask_for_exact_models(wire: dict[str, Any], downlink: str) -> None:
+    read = task(wire=wire, privacy={"noise_multiplier": 2.0})
+    assert read.wire.downlink == downlink
+    again = parse_task(read.model_dump(mode="json", exclude_none=True))
+    assert again.wire == read.wire
+    assert again.wire.spec() == read.wire.spec()
+
+
 def test_the_digits_have_the_shape_that_is_assumed_here() -> None:
     assert load("digits").input_shape == SHAPES["digits"]
 

@@ -45,6 +45,9 @@ def test_every_cell_whose_method_exists_is_a_task(entry: Entry) -> None:
             task = cell.task()
             assert task.seed == 0
             assert task.privacy.clip_norm > 0
+            # what the committed results were run with, and no part of a cell's digest
+            assert (task.wire.downlink, task.wire.step) == ("full", 0.5)
+            assert "wire" not in cell.plain
             classes = {"emnist": 26, "cifar100": 100}.get(task.data.name, 10)
             model = get_model(task.model.name, classes=classes)
             grey = task.data.name in ("mnist", "fashion-mnist", "emnist")
