@@ -63,7 +63,7 @@ def test_emulated_boards_end_in_the_model_of_fast(
     audit.check(live)
     model_bytes = 4 * live.prepared.spec.model.layout.size
     for name in names:
-        assert traffic[name].down_bytes > 2 * model_bytes
+        assert traffic[name].down_bytes > model_bytes + 2000, "a model and a difference"
         assert traffic[name].up_bytes > 2000
         log = live.folder.device(name).log.read_text()
         stretched = emulation_of(fleet.boards[name], machine_speed=machine_speed()).slowdown
