@@ -16,7 +16,7 @@ import pytest
 
 from aggregator.coordinator import Coordinator
 from aggregator.events import EventLog, read_events
-from aggregator.inbox import Refusal
+from aggregator.decoding import Refusal
 from hushfleet.wire.chunks import Assembler, split
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import Delivery

@@ -1,0 +1,104 @@
+"""Adding a float32 vector to sums of whole numbers on a processor: compiled where it can be, in NumPy elsewhere.
+
+Both give the same bits: value * scale is exact in float64 (24 bits times at most 23), rounded half to even.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+
+from hushfleet.blocks import blocks
+from hushfleet.errors import HushfleetError
+
+SMALL = 2.0**51
+"""Scaled values below this are rounded by adding `_SHIFT`, whose double has the nearest whole number in its low bits:
+an addition is what every processor does quickest, and a conversion to int64 is what few do on vectors."""
+_SHIFT = 1.5 * 2.0**52
+_SHIFT_BITS = int(np.float64(_SHIFT).view(np.int64))
+
+
+class Addition(Protocol):
+    """What `ExactSum` needs; arrays are contiguous and not checked again.
+
+    :param sums: int64 `[d]`, changed; :param counts: int32 `[d]`, changed.
+    :param values: float32 `[k]`; `add` wants all `[d]`, `add_shared` those where `shared` (bool `[d]`) is True.
+    :param scale: positive, a multiple of 2^20 below 2^43.
+    :param is_small: no value times `scale` reaches 2^51; otherwise none reaches 2^63.
+    """
+
+    def largest(self, values: np.ndarray) -> float:
+        """The largest magnitude; NaN if one is NaN."""
+        ...
+
+    def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None: ...
+
+    def add_shared(
+        self,
+        sums: np.ndarray,
+        counts: np.ndarray,
+        values: np.ndarray,
+        shared: np.ndarray,
+        *,
+        scale: float,
+        is_small: bool,
+    ) -> None: ...
+
+
+@cache
+def find_addition() -> Addition:
+    """The compiled one if this machine has a C compiler."""
+    from models.native.sums import NativeAddition
+
+    try:
+        return NativeAddition()
+    except HushfleetError:
+        return BlockAddition()
+
+
+class BlockAddition:
+    """NumPy, over pieces that stay in the cache."""
+
+    def largest(self, values: np.ndarray) -> float:
+        least = most = np.float32(0.0)
+        for part in blocks(values):
+            # NaN is the minimum and the maximum of whatever it is among
+            least, most = np.minimum(least, values[part].min()), np.maximum(most, values[part].max())
+        return float(np.maximum(-least, most))
+
+    def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None:
+        for part in blocks(sums):
+            _add(sums[part], values[part], scale, is_small)
+
+    def add_shared(
+        self,
+        sums: np.ndarray,
+        counts: np.ndarray,
+        values: np.ndarray,
+        shared: np.ndarray,
+        *,
+        scale: float,
+        is_small: bool,
+    ) -> None:
+        taken = 0
+        for part in blocks(sums):
+            mask = shared[part]
+            here = int(np.count_nonzero(mask))
+            dense = np.zeros(mask.size, np.float32)
+            dense[mask] = values[taken : taken + here]
+            taken += here
+            _add(sums[part], dense, scale, is_small)
+            counts[part] += mask
+
+
+def _add(sums: np.ndarray, values: np.ndarray, scale: float, is_small: bool) -> None:
+    scaled = values.astype(np.float64)
+    scaled *= scale
+    if is_small:
+        scaled += _SHIFT
+        sums += scaled.view(np.int64)
+        sums -= _SHIFT_BITS
+    else:
+        sums += np.rint(scaled, out=scaled).astype(np.int64)
