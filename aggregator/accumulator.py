@@ -125,11 +125,7 @@ class ExactSum:
             if values.size != self.size:
                 raise Malformed(f"an update of {values.size} values does not fit {self.size} parameters")
             return None
-        if (
-            shared.dtype != np.bool_
-            or shared.shape != (self.size,)
-            or int(np.count_nonzero(shared)) != values.size
-        ):
+        if shared.dtype != np.bool_ or shared.shape != (self.size,) or int(np.count_nonzero(shared)) != values.size:
             raise Malformed(f"{values.size} values do not fit a mask of shape {shared.shape}")
         return None if values.size == self.size else np.ascontiguousarray(shared)
 

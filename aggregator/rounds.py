@@ -112,6 +112,11 @@ class RoundEngine:
         """How often the open round's deadline was put off."""
         return self._closing.extensions
 
+    @property
+    def deadline(self) -> float:
+        """Of the open round, on the monotonic clock."""
+        return self._closing.deadline
+
     def is_expected(self, device: str) -> bool:
         """Whether this cohort member has neither been accepted nor given another final answer."""
         return self._plan is not None and self._closing.expects(device)
@@ -231,9 +236,7 @@ class RoundEngine:
         self._check_same_task()
         stored = self.store.get("server_state")
         seed = self.prepared.task.seed
-        self._server: ServerState = (
-            self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
-        )
+        self._server: ServerState = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
         if last is None and not self.checkpoints.path(0).exists():

@@ -51,6 +51,4 @@ class NativeAddition:
         is_small: bool,
     ) -> None:
         addresses = [array.ctypes.data for array in (sums, counts, values)]
-        self._library.add_scaled_shared(
-            *addresses, values.size, shared.ctypes.data, shared.size, scale, is_small
-        )
+        self._library.add_scaled_shared(*addresses, values.size, shared.ctypes.data, shared.size, scale, is_small)
