@@ -57,7 +57,7 @@ class ExactSum:
         Raises `Malformed`, having added nothing, for a wrong shape, a value that is not finite or above 2^20.
         """
         shared = self._checked(values, shared)
-        values = np.require(values, requirements=("C_CONTIGUOUS", "ALIGNED"))
+        values = np.ascontiguousarray(values)
         largest = self._addition.largest(values)
         if not largest <= MAX_MAGNITUDE:  # a NaN among the values makes the maximum NaN
             raise Malformed(f"an update's largest value is {largest!r}, above the limit of {MAX_MAGNITUDE:g}")

@@ -1,21 +1,25 @@
-"""Adding a float32 vector to sums of whole numbers on a processor: compiled where it can be, in NumPy elsewhere.
+"""The walks through a float32 vector that an update costs on a processor: compiled where that can be, or NumPy.
 
-Both give the same bits: value * scale is exact in float64 (24 bits times at most 23), rounded half to even.
+Both give the same bits. A value times a scale is exact in float64 (24 bits times at most 23) and rounded half to even.
+A square is exact too, and squares are added in an order that is the same for both.
+Nothing here imports PyTorch unless a compiled form is asked for.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Protocol
 
 import numpy as np
 
-from hushfleet.blocks import blocks
+from hushfleet.blocks import BLOCK, blocks
 from hushfleet.errors import HushfleetError
 
 SMALL = 2.0**51
 """Scaled values below this are rounded by adding `_SHIFT`, whose double has the nearest whole number in its low bits:
 an addition is what every processor does quickest, and a conversion to int64 is what few do on vectors."""
+LANES = 256
 _SHIFT = 1.5 * 2.0**52
 _SHIFT_BITS = int(np.float64(_SHIFT).view(np.int64))
 
@@ -31,6 +35,10 @@ class Addition(Protocol):
 
     def largest(self, values: np.ndarray) -> float:
         """The largest magnitude; NaN if one is NaN."""
+        ...
+
+    def squares(self, values: np.ndarray) -> float:
+        """The sum of the squares: value i is in running sum i modulo `LANES`, and these are added exactly."""
         ...
 
     def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None: ...
@@ -67,6 +75,17 @@ class BlockAddition:
             # NaN is the minimum and the maximum of whatever it is among
             least, most = np.minimum(least, values[part].min()), np.maximum(most, values[part].max())
         return float(np.maximum(-least, most))
+
+    def squares(self, values: np.ndarray) -> float:
+        # The running sums are the first row, and NumPy adds rows one after the other.
+        rows = np.zeros((1 + BLOCK // LANES, LANES))
+        for part in blocks(values):
+            flat = rows[1:].reshape(-1)
+            size = part.stop - part.start
+            flat[:size], flat[size:] = values[part], 0.0
+            flat *= flat
+            rows[0] = rows.sum(axis=0)
+        return math.fsum(rows[0])
 
     def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None:
         for part in blocks(sums):

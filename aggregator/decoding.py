@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.blocks import blocks
+from aggregator.addition import Addition, BlockAddition
 from hushfleet.errors import NotFinite, WireError
 from hushfleet.wire.update import decode_signed
 
@@ -38,41 +38,32 @@ class Decoded(NamedTuple):
     squares: tuple[float, ...]
 
 
-def decode(data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None) -> Decoded | Refusal:
+def decode(
+    data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None, walk: Addition | None = None
+) -> Decoded | Refusal:
     """The values of an update whose signature was verified, or why it is refused.
 
     :param counts: how many values of each layer are expected.
-    :param out: float32 `[k]`, memory for the values; after a refusal its content means nothing.
+    :param out: float32 `[k]`, memory for the values; after a refusal its content means nothing. Without it they may
+        be read-only and lie in `data`.
+    :param walk: what measures the values; by default NumPy, which gives the same bits.
     """
     try:
-        return _decoded(data, counts, out)
+        return _decoded(data, counts, out, walk or BlockAddition())
     except Refusal as refusal:
         return refusal
 
 
-def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | None) -> Decoded:
+def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | None, walk: Addition) -> Decoded:
     try:
         values = decode_signed(data, counts=counts, out=out).values
     except NotFinite as error:
         raise Refusal("non-finite", str(error)) from error
     except WireError as error:
         raise Refusal("malformed", str(error)) from error
-    squares, start, largest = [], 0, 0.0
-    for k in counts:
-        square, magnitude = _measured(values[start : start + k])
-        squares.append(square)
-        largest = max(largest, magnitude)
-        start += k
+    largest = walk.largest(values)
     if not largest <= MAX_MAGNITUDE:
         raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
+    ends = np.cumsum(counts).tolist()
+    squares = (walk.squares(values[end - k : end]) for k, end in zip(counts, ends, strict=True))
     return Decoded(values, tuple(squares))
-
-
-def _measured(values: np.ndarray) -> tuple[float, float]:
-    """The sum of the squares and the largest magnitude, in one walk through memory."""
-    square, largest = 0.0, 0.0
-    for part in blocks(values):
-        largest = max(largest, float(values[part].max()), -float(values[part].min()))
-        piece = values[part].astype(np.float64)
-        square += float(np.multiply(piece, piece, out=piece).sum())
-    return square, largest

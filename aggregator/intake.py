@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from aggregator.decoding import Decoded, Refusal, decode
+from aggregator.decoding import Decoded, Refusal
 from aggregator.decoding_pool import DecodingPool, workers_for
 from aggregator.inbox import Admitted, Verdict
 from aggregator.rounds import RoundEngine
@@ -72,7 +72,7 @@ class Intake:
             self._inside[device, offer.digest] = update
             pool.put(update, data, counts=admitted.counts)
         else:
-            self._settle(update, decode(data, counts=admitted.counts))
+            self._settle(update, self._engine.decode(admitted))
 
     def settle(self, *, wait_s: float = 0.0) -> None:
         """Gives the verdicts on what has been decoded; with none yet, waits for one at most `wait_s` seconds."""
@@ -110,7 +110,7 @@ class Intake:
     def _decoded(self, update: _Inside, decoded: Decoded | Refusal | None) -> None:
         del self._inside[update.device, update.offer.digest]
         if decoded is None:
-            decoded = decode(update.admitted.data, counts=update.admitted.counts)
+            decoded = self._engine.decode(update.admitted)
         self._settle(update, decoded)
 
     def _settle(self, update: _Inside, decoded: Decoded | Refusal) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from aggregator.accumulator import ExactSum
+from aggregator.addition import find_addition
 from aggregator.checkpoints import Checkpoints
 from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
@@ -142,12 +143,12 @@ class RoundEngine:
     def accept(self, device: str, data: bytes) -> Verdict:
         """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict.
 
-        Its three parts may be called one by one, with `decode` in another process and other updates between them.
+        Its three parts may be called one by one, with the second in another process and other updates between them.
         """
         admitted = self.admit(device, data)
         if isinstance(admitted, Verdict):
             return admitted
-        return self.settle(admitted, decode(data, counts=admitted.counts))
+        return self.settle(admitted, self.decode(admitted))
 
     def admit(self, device: str, data: bytes) -> Admitted | Verdict:
         """The short part before decoding: who sent it, is it new, does it belong to the round, as noisy as asked."""
@@ -155,6 +156,10 @@ class RoundEngine:
             return self._admitted(device, data)
         except Refusal as refusal:
             return self._refused(device, refusal)
+
+    def decode(self, admitted: Admitted) -> Decoded | Refusal:
+        """The long part, here and now; it changes nothing."""
+        return decode(admitted.data, counts=admitted.counts, walk=find_addition())
 
     def settle(self, admitted: Admitted, decoded: Decoded | Refusal) -> Verdict:
         """The part after decoding: holds the values to the header, commits the update, adds it.

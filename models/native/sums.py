@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
 from models.native.build import load_library
+
+LANES = 256
+"""Of the kernel."""
 
 
 @cache
@@ -18,14 +22,15 @@ def _library() -> ctypes.CDLL:
     pointer, size, scale, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int
     library.largest_bits.argtypes = [pointer, size]
     library.largest_bits.restype = ctypes.c_uint32
+    library.sum_squares.argtypes = [pointer, pointer, size]
     library.add_scaled.argtypes = [pointer, pointer, size, scale, flag]
     library.add_scaled_shared.argtypes = [pointer, pointer, pointer, size, pointer, size, scale, flag]
-    library.add_scaled.restype = library.add_scaled_shared.restype = None
+    library.sum_squares.restype = library.add_scaled.restype = library.add_scaled_shared.restype = None
     return library
 
 
 class NativeAddition:
-    """As `aggregator.addition.BlockAddition`, bit for bit; contiguous arrays only.
+    """As `aggregator.addition.BlockAddition`, bit for bit; contiguous arrays only, of any alignment.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -36,6 +41,11 @@ class NativeAddition:
     def largest(self, values: np.ndarray) -> float:
         bits = self._library.largest_bits(values.ctypes.data, values.size)
         return float(np.uint32(bits).view(np.float32))
+
+    def squares(self, values: np.ndarray) -> float:
+        lanes = np.zeros(LANES)
+        self._library.sum_squares(lanes.ctypes.data, values.ctypes.data, values.size)
+        return math.fsum(lanes)
 
     def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None:
         self._library.add_scaled(sums.ctypes.data, values.ctypes.data, values.size, scale, is_small)

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from aggregator import accumulator, staging
 from aggregator.accumulator import ExactSum
-from aggregator.addition import SMALL, Addition, BlockAddition, find_addition
+from aggregator.addition import LANES, SMALL, Addition, BlockAddition, find_addition
 from aggregator.decoding import MAX_MAGNITUDE
 from aggregator.staging import SLOTS, Staging
 from hushfleet.blocks import BLOCK
@@ -252,6 +252,33 @@ def test_the_largest_value_is_seen_wherever_it_is(addition: Addition, place: int
     for sign in (1.0, -1.0):
         values[place] = math.copysign(math.nan, sign)
         assert math.isnan(addition.largest(values))
+
+
+@pytest.mark.parametrize("addition", [BlockAddition(), find_addition()], ids=["blocks", "found"])
+@pytest.mark.parametrize("size", [0, 1, LANES - 1, LANES + 1, BLOCK, 2 * BLOCK + LANES + 3])
+def test_squares_are_summed_in_one_order(addition: Addition, size: int) -> None:
+    values = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    lanes = [0.0] * LANES
+    for index, value in enumerate(values.tolist()):
+        lanes[index % LANES] += value * value
+    assert addition.squares(values) == math.fsum(lanes)
+
+
+@pytest.mark.parametrize("addition", [BlockAddition(), find_addition()], ids=["blocks", "found"])
+def test_values_may_lie_anywhere_in_the_bytes(addition: Addition) -> None:
+    values = np.random.default_rng(1).normal(size=5000).astype(np.float32)
+    shared = np.arange(7000) % 7 < 5
+    for shift in range(1, 4):
+        there = np.frombuffer(bytes(shift) + values.tobytes(), np.float32, offset=shift)
+        assert addition.largest(there) == np.abs(values).max()
+        assert addition.squares(there) == addition.squares(values)
+        sums = [np.zeros(5000, np.int64), np.zeros(5000, np.int64), np.zeros(7000, np.int64), np.zeros(7000, np.int64)]
+        for index, taken in enumerate((there, values)):
+            addition.add(sums[index], taken, scale=2.0**40, is_small=True)
+            counts = np.zeros(7000, np.int32)
+            addition.add_shared(sums[2 + index], counts, taken, shared, scale=2.0**40, is_small=True)
+        assert np.array_equal(sums[0], sums[1])
+        assert np.array_equal(sums[2], sums[3])
 
 
 # towards an accelerator

@@ -9,10 +9,14 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Values as they lie in an update, behind a header of any length. */
+typedef float any_float __attribute__((aligned(1)));
+
+#define LANES 256
 #define PIECE 1024 /* values of a masked update that are spread out at a time: in the first cache */
 
 /* The largest magnitude as the bits of a float32. A NaN is larger than infinity in this order. */
-uint32_t largest_bits(const float *restrict values, size_t size)
+uint32_t largest_bits(const any_float *restrict values, size_t size)
 {
     uint32_t largest = 0;
     for (size_t i = 0; i < size; i++) {
@@ -24,6 +28,17 @@ uint32_t largest_bits(const float *restrict values, size_t size)
     return largest;
 }
 
+/* The sum of the squares in LANES running sums, one value each in turn: an order that NumPy can follow as well. */
+void sum_squares(double *restrict lanes, const any_float *restrict values, size_t size)
+{
+    size_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (size_t j = 0; j < LANES; j++)
+            lanes[j] += (double)values[i + j] * (double)values[i + j];
+    for (size_t j = 0; i + j < size; j++)
+        lanes[j] += (double)values[i + j] * (double)values[i + j];
+}
+
 static inline int64_t as_bits(double value)
 {
     int64_t bits;
@@ -32,7 +47,7 @@ static inline int64_t as_bits(double value)
 }
 
 /* `is_small`: no value times `scale` reaches 2^51. */
-void add_scaled(int64_t *restrict sums, const float *restrict values, size_t size, double scale, int is_small)
+void add_scaled(int64_t *restrict sums, const any_float *restrict values, size_t size, double scale, int is_small)
 {
     const double shift = 6755399441055744.0; /* 1.5 * 2^52 */
     if (is_small)
@@ -44,7 +59,7 @@ void add_scaled(int64_t *restrict sums, const float *restrict values, size_t siz
 }
 
 /* Spreads out `values [count]` to where `shared` is 1, zeros elsewhere; returns how many it took. */
-static size_t spread(float *restrict dense, const uint8_t *restrict shared, size_t size, const float *restrict values,
+static size_t spread(float *restrict dense, const uint8_t *restrict shared, size_t size, const any_float *restrict values,
                      size_t count)
 {
     size_t taken = 0, i = 0;
@@ -69,7 +84,7 @@ static size_t spread(float *restrict dense, const uint8_t *restrict shared, size
 }
 
 /* As `add_scaled` for `values [count]` of the entries where `shared` is 1, which are counted too. */
-void add_scaled_shared(int64_t *restrict sums, int32_t *restrict counts, const float *restrict values, size_t count,
+void add_scaled_shared(int64_t *restrict sums, int32_t *restrict counts, const any_float *restrict values, size_t count,
                        const uint8_t *restrict shared, size_t size, double scale, int is_small)
 {
     float dense[PIECE];
