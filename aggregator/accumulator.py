@@ -47,18 +47,27 @@ class ExactSum:
         self._counts = torch.zeros(size, dtype=torch.int32, device=self.device)
         self._weights: torch.Tensor | None = None
 
-    def add(self, values: np.ndarray, shared: np.ndarray | None = None, *, weight: float = 1.0) -> None:
+    def add(
+        self,
+        values: np.ndarray,
+        shared: np.ndarray | None = None,
+        *,
+        weight: float = 1.0,
+        largest: float | None = None,
+    ) -> None:
         """Adds one update, times `weight`. On an accelerator it is queued, and nothing here waits for it.
 
         :param values: float32 `[k]`, the entries where `shared` is True in their order; all `[d]` without it.
         :param shared: bool `[d]` with k times True.
         :param weight: positive, taken to 20 binary places, so that sums of weights are exact as well.
+        :param largest: the largest magnitude among the values, where decoding has found it already.
 
         Raises `Malformed`, having added nothing, for a wrong shape, a value that is not finite or above 2^20.
         """
         shared = self._checked(values, shared)
         values = np.ascontiguousarray(values)
-        largest = self._addition.largest(values)
+        if largest is None:
+            largest = self._addition.largest(values)
         if not largest <= MAX_MAGNITUDE:  # a NaN among the values makes the maximum NaN
             raise Malformed(f"an update's largest value is {largest!r}, above the limit of {MAX_MAGNITUDE:g}")
         weight = round(weight * _WEIGHT_SCALE) / _WEIGHT_SCALE

@@ -37,8 +37,11 @@ class Addition(Protocol):
         """The largest magnitude; NaN if one is NaN."""
         ...
 
-    def squares(self, values: np.ndarray) -> float:
-        """The sum of the squares: value i is in running sum i modulo `LANES`, and these are added exactly."""
+    def measure(self, values: np.ndarray) -> tuple[float, float]:
+        """`largest`, and the sum of the squares: value i is in running sum i modulo `LANES`, which are added exactly.
+
+        Where a value is not finite, the sum means nothing.
+        """
         ...
 
     def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None: ...
@@ -76,16 +79,18 @@ class BlockAddition:
             least, most = np.minimum(least, values[part].min()), np.maximum(most, values[part].max())
         return float(np.maximum(-least, most))
 
-    def squares(self, values: np.ndarray) -> float:
+    def measure(self, values: np.ndarray) -> tuple[float, float]:
         # The running sums are the first row, and NumPy adds rows one after the other.
         rows = np.zeros((1 + BLOCK // LANES, LANES))
+        largest = np.float64(0.0)
         for part in blocks(values):
             flat = rows[1:].reshape(-1)
             size = part.stop - part.start
             flat[:size], flat[size:] = values[part], 0.0
+            largest = np.maximum(largest, self.largest(values[part]))  # keeps a NaN
             flat *= flat
             rows[0] = rows.sum(axis=0)
-        return math.fsum(rows[0])
+        return float(largest), math.fsum(rows[0]) if np.isfinite(largest) else math.nan
 
     def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None:
         for part in blocks(sums):

@@ -32,9 +32,10 @@ class Refusal(Exception):
 
 
 class Decoded(NamedTuple):
-    """`values` float32 `[k]`, finite and at most 2^20 in magnitude; `squares` is the sum of squares of each layer."""
+    """`values` float32 `[k]`, finite and at most 2^20 in magnitude: `largest`; `squares` sums those of each layer."""
 
     values: np.ndarray
+    largest: float
     squares: tuple[float, ...]
 
 
@@ -61,9 +62,9 @@ def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | 
         raise Refusal("non-finite", str(error)) from error
     except WireError as error:
         raise Refusal("malformed", str(error)) from error
-    largest = walk.largest(values)
+    ends = np.cumsum(counts).tolist()
+    measured = [walk.measure(values[end - k : end]) for k, end in zip(counts, ends, strict=True)]
+    largest = float(np.max([magnitude for magnitude, _ in measured]))  # keeps a NaN
     if not largest <= MAX_MAGNITUDE:
         raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
-    ends = np.cumsum(counts).tolist()
-    squares = (walk.squares(values[end - k : end]) for k, end in zip(counts, ends, strict=True))
-    return Decoded(values, tuple(squares))
+    return Decoded(values, largest, tuple(square for _, square in measured))

@@ -9,17 +9,18 @@ piece that vanishes with the processes, however those end; a worker ends when it
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import multiprocessing
+import mmap
 import multiprocessing.connection
+import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from ctypes import Array
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,6 +35,8 @@ MAX_WORKERS = 8
 """More decode faster than one main process checks signatures and commits."""
 MAX_SHARED_BYTES = 512 << 20
 _ALIGNED = 64
+# Not `multiprocessing.Process`: that would import the program's main module, and PyTorch with it, into each worker.
+_PROGRAM = "import sys; from aggregator.decoding_pool import work; work(*map(int, sys.argv[1:]))"
 
 log = logging.getLogger("hushfleet.aggregator")
 
@@ -50,11 +53,11 @@ class _Places(NamedTuple):
     def slot_bytes(self) -> int:
         return self._values_start + _aligned(4 * self.value_count)
 
-    def data(self, memory: Array, slot: int, size: int) -> memoryview:
+    def data(self, memory: mmap.mmap, slot: int, size: int) -> memoryview:
         start = slot * self.slot_bytes
-        return memoryview(memory).cast("B")[start : start + size]
+        return memoryview(memory)[start : start + size]
 
-    def values(self, memory: Array, slot: int, size: int) -> np.ndarray:
+    def values(self, memory: mmap.mmap, slot: int, size: int) -> np.ndarray:
         return np.frombuffer(memory, np.float32, size, slot * self.slot_bytes + self._values_start)
 
     @property
@@ -63,8 +66,9 @@ class _Places(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """Of a worker: of the values themselves only the sums of squares, or the fields of a `Refusal`."""
+    """Of a worker: the fields of `Decoded` but the values, or those of a `Refusal`."""
 
+    largest: float
     squares: tuple[float, ...]
     refused: tuple[str, str, bool] | None
 
@@ -80,7 +84,7 @@ class _Job(Generic[Ticket]):
 class _Worker(Generic[Ticket]):
     """:param jobs: what it was given, in its order; :param free: slots that it was not given."""
 
-    process: BaseProcess
+    process: subprocess.Popen[bytes]
     pipe: Connection
     free: list[int]
     jobs: deque[_Job[Ticket]] = field(default_factory=deque)
@@ -102,10 +106,9 @@ class DecodingPool(Generic[Ticket]):
         max_values: int,
         done: Callable[[Ticket, Decoded | Refusal | None], None],
     ) -> None:
-        # Threads run in this process, so its workers must not be forks of it.
-        self._context = multiprocessing.get_context("spawn")
         self._places = _Places(max_bytes, max_values)
-        self._memory = self._context.RawArray(ctypes.c_uint8, workers * SLOTS_A_WORKER * self._places.slot_bytes)
+        self._file = _anonymous_file(workers * SLOTS_A_WORKER * self._places.slot_bytes)
+        self._memory = mmap.mmap(self._file, 0)
         self._done = done
         self._deaths = 0
         self._lost: deque[Ticket] = deque()
@@ -119,7 +122,7 @@ class DecodingPool(Generic[Ticket]):
 
     @property
     def pids(self) -> list[int]:
-        return [worker.process.pid or 0 for worker in self._workers]
+        return [worker.process.pid for worker in self._workers]
 
     def put(self, ticket: Ticket, data: bytes, *, counts: Sequence[int]) -> None:
         """Gives an update to the worker with the least to do; there must be room."""
@@ -156,17 +159,22 @@ class DecodingPool(Generic[Ticket]):
             worker.pipe.close()
             worker.process.kill()
         for worker in self._workers:
-            worker.process.join()
-            worker.process.close()
+            worker.process.wait()
         self._workers.clear()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _start(self, slots: list[int]) -> None:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=_work, args=(theirs, self._memory, self._places), name="hushfleet-decoder", daemon=True
-        )
-        process.start()
-        theirs.close()
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            inherited = (theirs.fileno(), self._file)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *map(str, (*inherited, *self._places))],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
         self._workers.append(_Worker(process, ours, slots))
 
     def _hand_on(self, worker: _Worker[Ticket], answer: _Answer) -> None:
@@ -177,7 +185,7 @@ class DecodingPool(Generic[Ticket]):
                 self._done(job.ticket, Refusal(code, reason, final=final))
             else:
                 values = self._places.values(self._memory, job.slot, job.value_count)
-                self._done(job.ticket, Decoded(values, answer.squares))
+                self._done(job.ticket, Decoded(values, answer.largest, answer.squares))
         finally:
             worker.free.append(job.slot)
 
@@ -185,12 +193,12 @@ class DecodingPool(Generic[Ticket]):
         self._workers.remove(worker)
         worker.pipe.close()
         worker.process.kill()
-        worker.process.join()
+        worker.process.wait()
         self._deaths += 1
         slots = worker.free + [job.slot for job in worker.jobs]
         log.warning(
             "a decoding process died with exit code %s; its %d updates are decoded again",
-            worker.process.exitcode,
+            worker.process.returncode,
             len(worker.jobs),
         )
         if self._deaths <= MAX_DEATHS:
@@ -206,9 +214,10 @@ def workers_for(*, cores: int, max_bytes: int, max_values: int) -> int:
     return max(0, min(cores - 1, MAX_WORKERS, room))
 
 
-def _work(pipe: Connection, memory: Array, places: _Places) -> None:
-    """A worker's life: until the pipe ends."""
+def work(pipe_file: int, memory_file: int, *places_of: int) -> None:
+    """A worker's life: until the pipe ends. The arguments are descriptors that it inherited, and its `_Places`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
+    pipe, memory, places = Connection(pipe_file), mmap.mmap(memory_file, 0), _Places(*places_of)
     while True:
         try:
             slot, size, counts = pipe.recv()
@@ -216,9 +225,20 @@ def _work(pipe: Connection, memory: Array, places: _Places) -> None:
             return
         decoded = decode(places.data(memory, slot, size), counts=counts, out=places.values(memory, slot, sum(counts)))
         if isinstance(decoded, Refusal):
-            pipe.send(_Answer((), (decoded.code, decoded.reason, decoded.final)))
+            pipe.send(_Answer(0.0, (), (decoded.code, decoded.reason, decoded.final)))
         else:
-            pipe.send(_Answer(decoded.squares, None))
+            pipe.send(_Answer(decoded.largest, decoded.squares, None))
+
+
+def _anonymous_file(size: int) -> int:
+    """A descriptor of so many bytes of memory that ends with the last process that holds it."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("hushfleet-decoding")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.truncate(file, size)
+    return file
 
 
 def _aligned(size: int) -> int:

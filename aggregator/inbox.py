@@ -62,12 +62,12 @@ class VerifiedUpdate:
     """An update that may be added.
 
     :param row: what the store keeps of it.
-    :param values: float32 `[k]`, what was sent.
+    :param decoded: what was sent.
     """
 
     admitted: Admitted
     row: UpdateRow
-    values: np.ndarray
+    decoded: Decoded
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Inbox:
     def verify(self, admitted: Admitted, decoded: Decoded) -> VerifiedUpdate:
         """Holds the values to what the header declares of them. Raises `Refusal`."""
         self._check_squares(admitted.header, decoded.squares, admitted.counts)
-        return VerifiedUpdate(admitted, _row(admitted, math.fsum(decoded.squares)), decoded.values)
+        return VerifiedUpdate(admitted, _row(admitted, math.fsum(decoded.squares)), decoded)
 
     def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> None:
         """The header against the task: codec, layers, and clip norms and noise that make its mechanism."""

@@ -8,7 +8,6 @@ taken, the update at hand is decoded here, which is also what holds back those b
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -102,8 +101,7 @@ class Intake:
             return self._pool
         max_bytes = self._engine.inbox.max_bytes
         workers = workers_for(cores=self._cores, max_bytes=max_bytes, max_values=size)
-        # a daemonic process may have no children
-        if workers and not multiprocessing.current_process().daemon:
+        if workers:
             self._pool = DecodingPool(workers=workers, max_bytes=max_bytes, max_values=size, done=self._decoded)
         return self._pool
 

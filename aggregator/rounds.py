@@ -346,7 +346,8 @@ class RoundEngine:
         known = row is not None and row.public_digest == header.public_digest
         # packing a mask takes longer than reading it, so what is there is copied
         before = (self.store.public_state(device) if known else None) or admitted.public.to_bytes()
-        sent = self._sent(verified.values, admitted.shared, needed=self._state_follows_values)
+        decoded = verified.decoded
+        sent = self._sent(decoded.values, admitted.shared, needed=self._state_follows_values)
         after = self.method.advance_public(admitted.public, sent)
         charge = self.method.charge(terms_of(self._plan))
         with self.store.transaction():
@@ -366,12 +367,20 @@ class RoundEngine:
                     device_epsilon=header.epsilon_server,
                 )
             )
-        self._add(device, verified.values, admitted.shared, report=header.report)
+        self._add(device, decoded.values, admitted.shared, report=header.report, largest=decoded.largest)
         self._closing.accept(device)
 
-    def _add(self, device: str, values: np.ndarray, shared: np.ndarray, *, report: tuple[float, ...]) -> None:
+    def _add(
+        self,
+        device: str,
+        values: np.ndarray,
+        shared: np.ndarray,
+        *,
+        report: tuple[float, ...],
+        largest: float | None = None,
+    ) -> None:
         sent = self._sent(values, shared, needed=self._weight_follows_values)
-        self._sums.add(values, shared, weight=self.method.weight(self.global_params, sent))
+        self._sums.add(values, shared, weight=self.method.weight(self.global_params, sent), largest=largest)
         self._reports[device] = report
 
     def _sent(self, values: np.ndarray, shared: np.ndarray, *, needed: bool) -> np.ndarray:

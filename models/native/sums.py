@@ -22,10 +22,11 @@ def _library() -> ctypes.CDLL:
     pointer, size, scale, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int
     library.largest_bits.argtypes = [pointer, size]
     library.largest_bits.restype = ctypes.c_uint32
-    library.sum_squares.argtypes = [pointer, pointer, size]
+    library.measure.argtypes = [pointer, pointer, size]
+    library.measure.restype = ctypes.c_uint32
     library.add_scaled.argtypes = [pointer, pointer, size, scale, flag]
     library.add_scaled_shared.argtypes = [pointer, pointer, pointer, size, pointer, size, scale, flag]
-    library.sum_squares.restype = library.add_scaled.restype = library.add_scaled_shared.restype = None
+    library.add_scaled.restype = library.add_scaled_shared.restype = None
     return library
 
 
@@ -40,12 +41,13 @@ class NativeAddition:
 
     def largest(self, values: np.ndarray) -> float:
         bits = self._library.largest_bits(values.ctypes.data, values.size)
-        return float(np.uint32(bits).view(np.float32))
+        return _as_float(bits)
 
-    def squares(self, values: np.ndarray) -> float:
+    def measure(self, values: np.ndarray) -> tuple[float, float]:
         lanes = np.zeros(LANES)
-        self._library.sum_squares(lanes.ctypes.data, values.ctypes.data, values.size)
-        return math.fsum(lanes)
+        bits = self._library.measure(lanes.ctypes.data, values.ctypes.data, values.size)
+        largest = _as_float(bits)
+        return largest, math.fsum(lanes) if math.isfinite(largest) else math.nan
 
     def add(self, sums: np.ndarray, values: np.ndarray, *, scale: float, is_small: bool) -> None:
         self._library.add_scaled(sums.ctypes.data, values.ctypes.data, values.size, scale, is_small)
@@ -62,3 +64,7 @@ class NativeAddition:
     ) -> None:
         addresses = [array.ctypes.data for array in (sums, counts, values)]
         self._library.add_scaled_shared(*addresses, values.size, shared.ctypes.data, shared.size, scale, is_small)
+
+
+def _as_float(bits: int) -> float:
+    return float(np.uint32(bits).view(np.float32))

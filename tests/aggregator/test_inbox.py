@@ -79,7 +79,7 @@ def test_values_are_put_where_the_mask_says(make_fleet: MakeFleet) -> None:
     verified = opened(fleet, "dev-0", update.data, held=PublicState(mask, 0))
     assert verified.admitted.counts == (202, 50)
     assert np.array_equal(verified.admitted.shared, ~mask)
-    assert np.array_equal(verified.values, update.values.astype(np.float32))
+    assert np.array_equal(verified.decoded.values, update.values.astype(np.float32))
 
 
 def test_an_attached_state_is_used_only_where_its_digest_is_the_headers(make_fleet: MakeFleet) -> None:
