@@ -111,8 +111,10 @@ def _run(row: Row, model: str, cohort: int, box_s: float, options: argparse.Name
             timeout=CELL_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"missing": type(error).__name__}
+    except OSError:
+        return {"missing": "no such interpreter"}
+    except subprocess.TimeoutExpired:
+        return {"missing": f"no answer after {CELL_TIMEOUT_S} s"}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return {"missing": "not installed" if "No module named" in last else last}
