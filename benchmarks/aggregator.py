@@ -164,7 +164,8 @@ def _goals(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             goals.append({"text": text, "met": times >= 1, "times_flower": times})
     single, pool = best("decode and add, quantized"), best("worker processes, quantized")
     gain = pool["of_copy"] / single["of_copy"]
-    text = f"{pool['workers']} worker processes on {cores()} cores: {gain:.2f} times one process"
+    start = pool["start_s"] * single["updates_per_s"]
+    text = f"{pool['workers']} worker processes on {cores()} cores: {gain:.2f} times one process; {start:.0f} to start"
     return [*goals, {"text": text, "met": gain > 1}]
 
 

@@ -877,6 +877,7 @@ def test_repeats_while_an_update_is_decoded_wait_for_its_verdict(make_pooled: Ma
         field.push("dev-0", data)
         assert field.answers("dev-0") == []
     assert len(field.coordinator._uplink._intake._inside) == 1
+    assert "dev-0" not in field.refusals(), "its chunks are expected"
     os.kill(worker_of(field), signal.SIGCONT)
     until(field, lambda: field.fleet.engine.accepted == 2)
     assert field.answers("dev-0") == [Ack("tiny-0001", 1, offer.digest)]
