@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells: list[dict[str, Any]] = []
     for model, rows, cohorts, box_s in (
         (options.model, ROWS, options.cohorts, options.box_s),
-        (options.flat_model, FLAT_ROWS, (min(options.cohorts), max(options.cohorts)), CELL_TIMEOUT_S),
+        (options.flat_model, FLAT_ROWS, sorted({min(options.cohorts), max(options.cohorts)}), CELL_TIMEOUT_S),
     ):
         print(f"\n{model}, {get_model(model).layout.size:,} parameters\n{_HEAD}")
         for cohort in cohorts:
