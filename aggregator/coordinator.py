@@ -125,6 +125,7 @@ class Coordinator:
 
     def close(self) -> None:
         """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
+        self._uplink.close()
         self._refusals.flush(now=self._clock(), force=True)
         try:
             self._publish(self.topics.server, self._server_state("lost"), retain=True)
@@ -255,6 +256,7 @@ class Coordinator:
             for frame in self._blobs.frames(now=now, limit=FRAMES_A_STEP):
                 self.link.publish(self.topics.blob(frame.digest), frame.data)
             self._uplink.tell_gaps(now=now)
+        self._uplink.settle()
         self._close_round(now)
         self._open_round(now)
 
@@ -262,12 +264,15 @@ class Coordinator:
         engine = self.engine
         if engine.plan is None or now < self._retry_close_at:
             return
+        if now >= engine.deadline:
+            self._uplink.finish()  # what came whole in time counts, before it is seen who is missing
         extensions = engine.extensions
         if not engine.should_close(now, ready=len(self.present)):
             if engine.extensions > extensions:
                 self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
                 self._announce()
             return
+        self._uplink.finish()
         old = {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}
         try:
             summary: RoundSummary = engine.close()

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.accumulator import MAX_MAGNITUDE
+from aggregator.decoding import Decoded, Refusal
 from aggregator.store import UpdateRow
-from hushfleet.errors import BadSignature, NotFinite, WireError
+from hushfleet.errors import BadSignature, WireError
 from hushfleet.methods.base import Method, PublicState, RoundTerms
 from hushfleet.spec import TaskSpec
 from hushfleet.wire.forms import added_variance, steps_for
@@ -25,7 +25,6 @@ from hushfleet.wire.identity import SIGNATURE_BYTES, verify
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import (
     UpdateHeader,
-    decode_update,
     max_update_bytes,
     payload_digest,
     read_header,
@@ -40,17 +39,22 @@ _QUIET = 0.5
 _QUIET_COUNT = 64
 
 
-class Refusal(Exception):
-    """An update that is not taken: a code of docs/wire.md and the reason in words.
+@dataclass(frozen=True)
+class Admitted:
+    """An authenticated update of the open round with a sound header, not decoded yet.
 
-    :param final: the device did sign it for this round, and sending it again would not help.
+    :param data: the signed blob; :param payload: the digest of its header and values.
+    :param shared: bool `[d]`, True where a value was sent.
+    :param public: the device's public state before this update.
+    :param counts: how many values were sent of each layer.
     """
 
-    def __init__(self, code: str, reason: str, *, final: bool = True) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-        self.final = final
+    header: UpdateHeader
+    data: bytes
+    payload: bytes
+    shared: np.ndarray
+    public: PublicState
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -58,20 +62,12 @@ class VerifiedUpdate:
     """An update that may be added.
 
     :param row: what the store keeps of it.
-    :param values: float32 `[k]`, what was sent.
-    :param sent: the same as float32 `[d]`, zero where the device's parameters are personal.
-    :param shared: bool `[d]`, True where a value was sent.
-    :param public: the device's public state before this update.
-    :param counts: how many values were sent of each layer.
+    :param decoded: what was sent.
     """
 
-    header: UpdateHeader
+    admitted: Admitted
     row: UpdateRow
-    values: np.ndarray
-    sent: np.ndarray
-    shared: np.ndarray
-    public: PublicState
-    counts: tuple[int, ...]
+    decoded: Decoded
 
 
 @dataclass(frozen=True)
@@ -117,17 +113,12 @@ class Inbox:
             raise _forged("bad-signature", f"the update names {header.device}, but {device} sent it")
         return header, payload
 
-    def open(
-        self,
-        header: UpdateHeader,
-        data: bytes,
-        *,
-        plan: RoundPlan,
-        public_key: bytes,
-        held: PublicState,
-    ) -> VerifiedUpdate:
-        """Checks and decodes an authenticated update of this round's cohort. Raises `Refusal`.
+    def admit(
+        self, header: UpdateHeader, data: bytes, *, payload: bytes, plan: RoundPlan, held: PublicState
+    ) -> Admitted:
+        """Checks what can be checked without the values. Raises `Refusal`.
 
+        :param data: authenticated; :param payload: its digest, as `authenticate` gives it.
         :param held: the public state that the aggregator holds of the device.
         """
         self._check_declared(header, plan)
@@ -140,20 +131,14 @@ class Inbox:
                 )
         shared = ~public.mask
         counts = tuple(int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers)
-        values = self._decode(data, header, counts, public_key)
-        squares = _layer_squares(values, counts)
-        self._check_values(header, values, squares, counts)
-        sent = np.zeros(self.layout.size, np.float32)
-        sent[shared] = values
-        return VerifiedUpdate(
-            header=header,
-            row=_row(header, data, counts, math.fsum(squares)),
-            values=values,
-            sent=sent,
-            shared=shared,
-            public=public,
-            counts=counts,
-        )
+        if header.value_count != sum(counts):
+            raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
+        return Admitted(header, data, payload, shared, public, counts)
+
+    def verify(self, admitted: Admitted, decoded: Decoded) -> VerifiedUpdate:
+        """Holds the values to what the header declares of them. Raises `Refusal`."""
+        self._check_squares(admitted.header, decoded.squares, admitted.counts)
+        return VerifiedUpdate(admitted, _row(admitted, math.fsum(decoded.squares)), decoded)
 
     def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> None:
         """The header against the task: codec, layers, and clip norms and noise that make its mechanism."""
@@ -231,22 +216,7 @@ class Inbox:
             raise Refusal("malformed", "the attached public state is not the one that the header names")
         return public
 
-    def _decode(self, data: bytes, header: UpdateHeader, counts: Sequence[int], public_key: bytes) -> np.ndarray:
-        if header.value_count != sum(counts):
-            raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
-        try:
-            return decode_update(data, public_key=public_key, counts=counts).values
-        except NotFinite as error:
-            raise Refusal("non-finite", str(error)) from error
-        except WireError as error:
-            raise Refusal("malformed", str(error)) from error
-
-    def _check_values(
-        self, header: UpdateHeader, values: np.ndarray, squares: Sequence[float], counts: Sequence[int]
-    ) -> None:
-        largest = float(np.abs(values).max(initial=0.0))
-        if not largest <= MAX_MAGNITUDE:
-            raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
+    def _check_squares(self, header: UpdateHeader, squares: Sequence[float], counts: Sequence[int]) -> None:
         steps = header.steps or (0.0,) * len(counts)
         heard = 0.0
         for span, square, k, std, bound, step in zip(
@@ -273,8 +243,9 @@ def _forged(code: str, reason: str) -> Refusal:
     return Refusal(code, reason, final=False)
 
 
-def _row(header: UpdateHeader, data: bytes, counts: Sequence[int], square: float) -> UpdateRow:
+def _row(admitted: Admitted, square: float) -> UpdateRow:
     """:param square: squared norm of all values; what noise and codec do not explain of it is signal."""
+    header, counts = admitted.header, admitted.counts
     noise = math.fsum(k * std**2 for k, std in zip(counts, header.noise_stds, strict=True))
     steps = header.steps or (0.0,) * len(counts)
     added = math.fsum(
@@ -283,23 +254,15 @@ def _row(header: UpdateHeader, data: bytes, counts: Sequence[int], square: float
     )
     return UpdateRow(
         device=header.device,
-        digest=hashlib.sha256(data).digest(),
-        payload_digest=payload_digest(data),
-        size=len(data),
+        digest=hashlib.sha256(admitted.data).digest(),
+        payload_digest=admitted.payload,
+        size=len(admitted.data),
         shared=sum(counts),
         # signs are all of one size, which says nothing of the signal
         signal_square=0.0 if header.codec == "one-bit" else square - noise - added,
         noise_square=noise,
         noise_variance=math.fsum(2 * k * std**4 for k, std in zip(counts, header.noise_stds, strict=True)),
     )
-
-
-def _layer_squares(values: np.ndarray, counts: Sequence[int]) -> list[float]:
-    squares, start = [], 0
-    for k in counts:
-        squares.append(float(np.square(values[start : start + k], dtype=np.float64).sum()))
-        start += k
-    return squares
 
 
 def _shown(values: np.ndarray) -> str:

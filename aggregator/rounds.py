@@ -18,17 +18,19 @@ import numpy as np
 import torch
 
 from aggregator.accumulator import ExactSum
+from aggregator.addition import find_addition
 from aggregator.checkpoints import Checkpoints
 from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
+from aggregator.decoding import Decoded, Refusal, decode
 from aggregator.difference_files import DifferenceFiles
 from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference, worth_offering
-from aggregator.inbox import Inbox, Refusal, Verdict, VerifiedUpdate
+from aggregator.inbox import Admitted, Inbox, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
 from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
 from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull, UpdateRow
 from hushfleet.errors import BadInput, HushfleetError, StoreError
-from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
+from hushfleet.methods.base import Method, PublicState, RoundOutcome, RoundTerms, ServerState
 from hushfleet.wire.difference import EncodedDifference, params_digest
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, decode_update
@@ -65,6 +67,9 @@ class RoundEngine:
         self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
+        # most methods look at neither, and making `[d]` of `[k]` is a walk through memory
+        self._state_follows_values = type(self.method).advance_public is not Method.advance_public
+        self._weight_follows_values = type(self.method).weight is not Method.weight
         self._newcomer = prepared.method.init_state().public
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
@@ -111,6 +116,11 @@ class RoundEngine:
         """How often the open round's deadline was put off."""
         return self._closing.extensions
 
+    @property
+    def deadline(self) -> float:
+        """Of the open round, on the monotonic clock."""
+        return self._closing.deadline
+
     def is_expected(self, device: str) -> bool:
         """Whether this cohort member has neither been accepted nor given another final answer."""
         return self._plan is not None and self._closing.expects(device)
@@ -134,19 +144,45 @@ class RoundEngine:
         return self.announcement
 
     def accept(self, device: str, data: bytes) -> Verdict:
-        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict."""
+        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict.
+
+        Its three parts may be called one by one, with the second in another process and other updates between them.
+        """
+        admitted = self.admit(device, data)
+        if isinstance(admitted, Verdict):
+            return admitted
+        return self.settle(admitted, self.decode(admitted))
+
+    def admit(self, device: str, data: bytes) -> Admitted | Verdict:
+        """The short part before decoding: who sent it, is it new, does it belong to the round, as noisy as asked."""
         try:
-            verified = self._verify(device, data)
-            if isinstance(verified, Verdict):
-                return verified
-            self._commit(device, data, verified)
+            return self._admitted(device, data)
         except Refusal as refusal:
-            if refusal.final:
-                self._closing.answer(device)
-            return Verdict(refusal.code, refusal.reason, False)
+            return self._refused(device, refusal)
+
+    def decode(self, admitted: Admitted) -> Decoded | Refusal:
+        """The long part, here and now; it changes nothing."""
+        return decode(admitted.data, counts=admitted.counts, walk=find_addition())
+
+    def settle(self, admitted: Admitted, decoded: Decoded | Refusal) -> Verdict:
+        """The part after decoding: holds the values to the header, commits the update, adds it.
+
+        The round may have been closed, or another update of the device accepted, since `admit`.
+        """
+        header = admitted.header
+        try:
+            earlier = self._earlier(header, admitted.payload)
+            if earlier is not None:
+                return earlier
+            if isinstance(decoded, Refusal):
+                raise decoded
+            verified = self.inbox.verify(admitted, decoded)
+            self._commit(verified)
+        except Refusal as refusal:
+            return self._refused(header.device, refusal)
         except StoreFull as error:
             return Verdict("store-full", str(error), False)
-        return Verdict("accepted", "", True, verified.header, verified.counts, snr_db([verified.row]))
+        return Verdict("accepted", "", True, header, admitted.counts, snr_db([verified.row]))
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -215,9 +251,7 @@ class RoundEngine:
         self._check_same_task()
         stored = self.store.get("server_state")
         seed = self.prepared.task.seed
-        self._server: ServerState = (
-            self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
-        )
+        self._server: ServerState = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
         if last is None and not self.checkpoints.path(0).exists():
@@ -285,40 +319,54 @@ class RoundEngine:
         self._noise: dict[str, Noise] = {}
         self._closing.begin(plan.cohort, now=self._monotonic())
 
-    def _verify(self, device: str, data: bytes) -> VerifiedUpdate | Verdict:
+    def _admitted(self, device: str, data: bytes) -> Admitted | Verdict:
         row = self.store.device(device)
-        key = None if row is None else row.public_key
-        header, payload = self.inbox.authenticate(device, data, public_key=key)
+        header, payload = self.inbox.authenticate(device, data, public_key=None if row is None else row.public_key)
         if header.task != self.spec.task:
             raise Refusal("late", f"the update is of {header.task}; this is {self.spec.task}", final=False)
-        known = self.store.update(header.round, device)
+        earlier = self._earlier(header, payload)
+        if earlier is not None:
+            return earlier
+        plan = self._plan
+        if device not in plan.cohort:
+            raise Refusal("not-in-cohort", f"{device} does not take part in round {plan.round}")
+        return self.inbox.admit(header, data, payload=payload, plan=plan, held=self._held(device))
+
+    def _earlier(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
+        """`duplicate` for an update that was accepted before. Raises `Refusal` for another one, or a late one."""
+        known = self.store.update(header.round, header.device)
         if known is not None:
             if known.payload_digest == payload:
                 return Verdict("duplicate", "", True, header)
-            reason = f"another update of {device} was accepted in round {header.round}"
+            reason = f"another update of {header.device} was accepted in round {header.round}"
             raise Refusal("duplicate", reason, final=False)
         plan = self._plan
         if plan is None or header.round != plan.round:
             at = "no round is open" if plan is None else f"round {plan.round} is open"
             raise Refusal("late", f"the update is of round {header.round}, and {at}", final=False)
-        if device not in plan.cohort:
-            raise Refusal("not-in-cohort", f"{device} does not take part in round {plan.round}")
-        return self.inbox.open(header, data, plan=plan, public_key=key or b"", held=self._held(device))
+        return None
+
+    def _refused(self, device: str, refusal: Refusal) -> Verdict:
+        if refusal.final:
+            self._closing.answer(device)
+        return Verdict(refusal.code, refusal.reason, False)
 
     def _held(self, device: str) -> PublicState:
         stored = self.store.public_state(device)
         return self._newcomer if stored is None else PublicState.from_bytes(stored, size=self.layout.size)
 
-    def _commit(self, device: str, data: bytes, verified: VerifiedUpdate) -> None:
-        header = verified.header
-        row = self.store.device(device)
+    def _commit(self, verified: VerifiedUpdate) -> None:
+        admitted, header = verified.admitted, verified.admitted.header
+        device, row = header.device, self.store.device(header.device)
         known = row is not None and row.public_digest == header.public_digest
         # packing a mask takes longer than reading it, so what is there is copied
-        before = (self.store.public_state(device) if known else None) or verified.public.to_bytes()
-        after = self.method.advance_public(verified.public, verified.sent)
+        before = (self.store.public_state(device) if known else None) or admitted.public.to_bytes()
+        decoded = verified.decoded
+        sent = self._sent(decoded.values, admitted.shared, needed=self._state_follows_values)
+        after = self.method.advance_public(admitted.public, sent)
         charge = self.method.charge(terms_of(self._plan))
         with self.store.transaction():
-            self.store.put_update(header.round, verified.row, data=data, public_before=before)
+            self.store.put_update(header.round, verified.row, data=admitted.data, public_before=before)
             self.store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
             self.store.put_charge(
                 ChargeRow(
@@ -334,16 +382,33 @@ class RoundEngine:
                     device_epsilon=header.epsilon_server,
                 )
             )
-        self._add(device, verified.values, verified.shared, header=header)
+        self._add(device, decoded.values, admitted.shared, header=header, largest=decoded.largest)
         self._closing.accept(device)
 
-    def _add(self, device: str, values: np.ndarray, shared: np.ndarray, *, header: UpdateHeader) -> None:
-        sent = np.zeros(self.layout.size, np.float32)
-        sent[shared] = values
+    def _add(
+        self,
+        device: str,
+        values: np.ndarray,
+        shared: np.ndarray,
+        *,
+        header: UpdateHeader,
+        largest: float | None = None,
+    ) -> None:
+        sent = self._sent(values, shared, needed=self._weight_follows_values)
         weight = self.method.weight(self.global_params, sent)
-        self._sums.add(values, shared, weight=weight)
+        self._sums.add(values, shared, weight=weight, largest=largest)
         self._reports[device] = header.report
         self._noise[device] = Noise(weight, header.noise_stds)
+
+    def _sent(self, values: np.ndarray, shared: np.ndarray, *, needed: bool) -> np.ndarray:
+        """`values` as float32 `[d]`, zero where parameters are personal; made only for a method that looks at it."""
+        if values.size == self.layout.size:
+            return values
+        if not needed:
+            return np.broadcast_to(np.float32(0.0), self.layout.size)
+        sent = np.zeros(self.layout.size, np.float32)
+        sent[shared] = values
+        return sent
 
     def _aggregated(self) -> tuple[np.ndarray, EncodedDifference | None]:
         """The new global model float32 `[d]`, and the difference that leads to it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aggregator.intake import POLL_S, Intake
 from aggregator.refusals import Refusals
 from aggregator.round_events import update_fields
 from aggregator.rounds import RoundEngine, Verdict
@@ -36,6 +37,7 @@ class Uplink:
         self._refusals = refusals
         self._say, self._note, self._clock = say, note, clock
         self._transfers = Transfers(max_bytes=engine.inbox.max_bytes)
+        self._intake = Intake(engine, answer=self._on_verdict)
         self._refused: dict[str, Refused] = {}
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._settled: dict[str, bytes] = {}
@@ -43,10 +45,12 @@ class Uplink:
 
     @property
     def due_at(self) -> float:
-        return self._transfers.due_at
+        return min(self._transfers.due_at, self._clock() + POLL_S if self._intake.busy else float("inf"))
 
     def offer(self, device: str, offer: Offer) -> None:
         """Answers a device's offer, or waits for its chunks."""
+        if self._intake.holds(device, offer.digest):
+            return  # it is here already; its verdict is the answer
         answer = self._answer(device, offer)
         self._note_offer(device, offer)
         if answer is not None:
@@ -63,22 +67,24 @@ class Uplink:
     def chunk(self, device: str, payload: bytes) -> None:
         """Takes a chunk, and the update when it is whole. Raises `Malformed` or `TooLarge`."""
         chunk = parse_frame(payload, max_blob_bytes=self._transfers.max_bytes)
-        if chunk.digest == self._settled.get(device):
+        if chunk.digest == self._settled.get(device) or self._intake.holds(device, chunk.digest):
             return
         data = self._transfers.chunk(device, chunk, now=self._clock())
         plan = self._engine.plan
         if data is None or plan is None:
             return
-        offer = Offer(plan.task, plan.round, chunk.digest, chunk.size)
-        verdict = self._engine.accept(device, data)
-        self._note_update(device, offer, verdict)
-        if verdict.acknowledged and verdict.header is not None and verdict.header.round != plan.round:
-            self._refuse(device, offer, "late", f"the update is of round {verdict.header.round}, which has it")
-        elif verdict.acknowledged:
-            self._settled[device] = chunk.digest
-            self._say(device, Ack(offer.task, offer.round, offer.digest))
-        else:
-            self._refuse(device, offer, verdict.code, verdict.reason)
+        self._intake.take(device, Offer(plan.task, plan.round, chunk.digest, chunk.size), data)
+
+    def settle(self) -> None:
+        """Answers what worker processes have decoded meanwhile."""
+        self._intake.settle()
+
+    def finish(self) -> None:
+        """Answers all that came whole."""
+        self._intake.finish()
+
+    def close(self) -> None:
+        self._intake.close()
 
     def tell_gaps(self, *, now: float) -> None:
         """Names the missing chunks to devices that have stopped sending."""
@@ -108,6 +114,16 @@ class Uplink:
             return _refused(offer, "not-in-cohort", f"{device} does not take part in round {plan.round}")
         before = self._refused.get(device)
         return before if before is not None and before.digest == offer.digest else None
+
+    def _on_verdict(self, device: str, offer: Offer, verdict: Verdict) -> None:
+        self._note_update(device, offer, verdict)
+        if verdict.acknowledged and verdict.header is not None and verdict.header.round != offer.round:
+            self._refuse(device, offer, "late", f"the update is of round {verdict.header.round}, which has it")
+        elif verdict.acknowledged:
+            self._settled[device] = offer.digest
+            self._say(device, Ack(offer.task, offer.round, offer.digest))
+        else:
+            self._refuse(device, offer, verdict.code, verdict.reason)
 
     def _refuse(self, device: str, offer: Offer, code: str, reason: str) -> None:
         self._refusals.add(device, code, reason)

@@ -90,21 +90,26 @@ def decode(
 ) -> np.ndarray:
     """What `encode` said was sent, float32 `[k]`.
 
-    :param out: float32 `[k]`, filled and returned; after an error its content means nothing.
+    :param out: float32 `[k]`, filled and returned; after an error its content means nothing. Without it the values
+        of `float32` are read-only and lie in `data`.
 
     Raises `Malformed` or `NotFinite`, and allocates in proportion to k, whatever `data` says.
     """
     size = sum(counts)
     if form == "quantized":
         return codec.decode_values(data, counts=counts, steps=steps, dither_key=dither_key, out=out)
-    values = np.empty(size, np.float32) if out is None else out
     if form == "one-bit":
+        values = np.empty(size, np.float32) if out is None else out
         one_bit.decode_signs(data, counts=counts, magnitudes=steps, out=values)
         return values
     kind = np.dtype(_FLOATS[form])
     if len(data) != kind.itemsize * size:
         raise Malformed(f"{len(data)} bytes are not {size} {form} values")
-    values[:] = np.frombuffer(data, kind)
+    read = np.frombuffer(data, kind)
+    if out is not None:
+        out[:] = read
+    # where they lie, if they may: a copy would take as long as all that is done with them
+    values = read.astype(np.float32, copy=False) if out is None else out
     _check_finite(values)
     return values
 

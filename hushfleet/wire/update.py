@@ -188,6 +188,17 @@ def decode_update(
     """
     sections = _sections(data)
     verify(public_key, sections.signed, sections.signature)
+    return _decoded(sections, counts, out)
+
+
+def decode_signed(
+    data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None
+) -> DecodedUpdate:
+    """As `decode_update`, where the signature was verified before: it is NOT checked here."""
+    return _decoded(_sections(data), counts, out)
+
+
+def _decoded(sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> DecodedUpdate:
     header = _header(sections.header)
     _check_counts(header, counts)
     values = forms.decode(
@@ -221,7 +232,7 @@ def _assembled(header: bytes | memoryview, values: bytes | memoryview, public: b
     return signed + identity.sign(signed)
 
 
-def _sections(data: bytes) -> _Sections:
+def _sections(data: bytes | memoryview) -> _Sections:
     view = memoryview(data)
     if len(view) < _HEAD.size + 2 * _LENGTH.size + SIGNATURE_BYTES:
         raise Malformed(f"an update of {len(view)} bytes is too short")

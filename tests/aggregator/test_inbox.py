@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from aggregator.inbox import Refusal, VerifiedUpdate
+from aggregator.decoding import Refusal, decode
+from aggregator.inbox import VerifiedUpdate
 from hushfleet.methods.base import PublicState
 from hushfleet.wire.update import attach_public
 
@@ -24,9 +25,14 @@ MakeFleet = Callable[..., Any]
 
 def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> VerifiedUpdate:
     key = fleet.devices.identities[name].public_key
-    header, _ = fleet.engine.inbox.authenticate(name, data, public_key=key)
+    inbox = fleet.engine.inbox
+    header, payload = inbox.authenticate(name, data, public_key=key)
     known = held or fleet.prepared.method.init_state().public
-    return fleet.engine.inbox.open(header, data, plan=fleet.engine.plan, public_key=key, held=known)
+    admitted = inbox.admit(header, data, payload=payload, plan=fleet.engine.plan, held=known)
+    decoded = decode(data, counts=admitted.counts)
+    if isinstance(decoded, Refusal):
+        raise decoded
+    return inbox.verify(admitted, decoded)
 
 
 def refused(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> Refusal:
@@ -71,10 +77,9 @@ def test_values_are_put_where_the_mask_says(make_fleet: MakeFleet) -> None:
     fleet.devices.states["dev-0"] = replace(state, public=PublicState(mask, 0))
     update = fleet.update("dev-0", advance=False)
     verified = opened(fleet, "dev-0", update.data, held=PublicState(mask, 0))
-    assert verified.counts == (202, 50)
-    assert verified.sent[mask].tolist() == [0, 0, 0, 0]
-    assert np.array_equal(verified.sent[~mask], update.values.astype(np.float32))
-    assert np.array_equal(verified.values, update.values.astype(np.float32))
+    assert verified.admitted.counts == (202, 50)
+    assert np.array_equal(verified.admitted.shared, ~mask)
+    assert np.array_equal(verified.decoded.values, update.values.astype(np.float32))
 
 
 def test_an_attached_state_is_used_only_where_its_digest_is_the_headers(make_fleet: MakeFleet) -> None:
@@ -88,7 +93,7 @@ def test_an_attached_state_is_used_only_where_its_digest_is_the_headers(make_fle
     wrong = PublicState.initial(256)
     assert refused(fleet, "dev-0", update.data, held=wrong).code == "state-unknown"
     attached = attach_public(update.data, before.to_bytes(), identity=identity)
-    assert opened(fleet, "dev-0", attached, held=wrong).public.digest() == before.digest()
+    assert opened(fleet, "dev-0", attached, held=wrong).admitted.public.digest() == before.digest()
     for section in (wrong.to_bytes(), b"\0", PublicState.initial(255).to_bytes(), before.to_bytes() + b"x"):
         forged = attach_public(update.data, section, identity=identity)
         assert refused(fleet, "dev-0", forged, held=wrong).code == "malformed"
@@ -136,7 +141,7 @@ def test_a_layer_may_be_as_loud_as_its_bound_and_noise_allow_and_no_louder(make_
         values[204:] = norm / math.sqrt(52)
         data = fleet.devices.sign("dev-0", update.header, values, update.counts).data
         if passes:
-            assert opened(fleet, "dev-0", data).counts == (204, 52)
+            assert opened(fleet, "dev-0", data).admitted.counts == (204, 52)
         else:
             refusal = refused(fleet, "dev-0", data)
             assert (refusal.code, refusal.final) == ("out-of-bounds", True)
@@ -154,7 +159,7 @@ def test_a_quiet_layer_is_found_among_loud_ones(make_fleet: MakeFleet) -> None:
     values = update.values.copy()
     values[204:] *= 0.4  # 52 values are too few to be sure
     few = fleet.devices.sign("dev-0", update.header, values, update.counts)
-    assert opened(fleet, "dev-0", few.data).counts == (204, 52)
+    assert opened(fleet, "dev-0", few.data).admitted.counts == (204, 52)
 
 
 @pytest.mark.parametrize("size", [2.0**20 * 1.01, 1e30])
