@@ -13,7 +13,7 @@ from edge_client.pacing import PacedStore, Pacer
 from edge_client.store import OutboxEntry
 from hushfleet.methods.base import DeviceState
 from hushfleet.privacy.mechanism import Charge
-from hushfleet.wire.link import Delivery, LinkEvent
+from hushfleet.wire.link import Delivery, LinkEvent, publish_packet_bytes
 from hushfleet.wire.mqtt import MqttLink
 from hushfleet.wire.topics import Topics
 
@@ -25,15 +25,18 @@ class Diary:
         self._file: IO[str] = path.open("a", encoding="utf-8")
         self._lock = threading.Lock()
         self.messages: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
 
     def write(self, line: dict[str, Any]) -> None:
         with self._lock:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
-    def count(self, what: str) -> None:
+    def count(self, what: str, topic: str, payload: bytes) -> None:
+        """One PUBLISH packet."""
         with self._lock:
             self.messages[what] += 1
+            self.bytes[what] += publish_packet_bytes(topic, len(payload))
 
     def close(self) -> None:
         self._file.close()
@@ -111,13 +114,13 @@ class NotedLink(MqttLink):
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         super().publish(topic, payload, retain=retain)
-        self._diary.count(f"sent {self._topics.parse(topic).kind}")
+        self._diary.count(f"sent {self._topics.parse(topic).kind}", topic, payload)
 
     def receive(self, timeout_s: float) -> LinkEvent | None:
         event = super().receive(timeout_s)
         if isinstance(event, Delivery):
             kind = self._topics.parse(event.topic).kind
-            self._diary.count(f"received {kind}")
+            self._diary.count(f"received {kind}", event.topic, event.payload)
             if kind == "round":
                 self._rounds.note_plan()
         return event

@@ -45,8 +45,8 @@ class RoundTimes:
 @dataclass(frozen=True)
 class Figures:
     """:param latencies_s: of each update, from its commit on the device (the offer leaves next) to its ack there.
-    :param traffic_bytes: MQTT PUBLISH packets that devices sent and received, both ways together.
-    :param messages: the same counted, by direction and kind.
+    :param messages: MQTT PUBLISH packets that devices sent and received, by direction and kind.
+    :param traffic_bytes: of the same packets.
     """
 
     devices: int
@@ -54,8 +54,8 @@ class Figures:
     wall_s: float
     rounds: tuple[RoundTimes, ...]
     latencies_s: np.ndarray
-    traffic_bytes: int
     messages: dict[str, int]
+    traffic_bytes: dict[str, int]
     duplicates: int
     usages: dict[str, dict[str, float]]
 
@@ -68,7 +68,7 @@ class Figures:
             "wall_s": span,
             "updates_per_s": self.updates_per_s,
             "messages_per_s": sum(self.messages.values()) / span,
-            "mb_per_s": 1e-6 * self.traffic_bytes / span,
+            "mb_per_s": 1e-6 * sum(self.traffic_bytes.values()) / span,
             "traffic_bytes": self.traffic_bytes,
             "messages": self.messages,
             "duplicates": self.duplicates,
@@ -99,7 +99,7 @@ class Figures:
 
 def figures_of(simulation: Simulation, live: Live) -> Figures:
     """Raises KeyError for a run that did not end well: audit it first."""
-    notes, messages, traffic, imports_mib, shares = _diaries(live.diaries)
+    notes, messages, traffic_bytes, imports_mib, shares = _diaries(live.diaries)
     opened: dict[int, float] = {}
     closed: dict[int, float] = {}
     acks: dict[int, list[float]] = {}
@@ -152,8 +152,8 @@ def figures_of(simulation: Simulation, live: Live) -> Figures:
         wall_s=max(closed.values()) - opened[1],
         rounds=rounds,
         latencies_s=np.array(latencies),
-        traffic_bytes=traffic,
         messages=dict(messages),
+        traffic_bytes=dict(traffic_bytes),
         duplicates=duplicates,
         usages=usages,
     )
@@ -164,11 +164,11 @@ _PHASES = ("plan_at", "model_at", "trained_at", "acked_at")
 
 def _diaries(
     paths: Sequence[Path],
-) -> tuple[dict[int, list[dict[str, float]]], Counter[str], int, dict[str, float], dict[str, int]]:
-    """Round -> its devices' notes; messages by kind; PUBLISH bytes; MiB after imports and devices of each process."""
+) -> tuple[dict[int, list[dict[str, float]]], Counter[str], Counter[str], dict[str, float], dict[str, int]]:
+    """Round -> its devices' notes; messages and their bytes by kind; MiB after imports and devices of each process."""
     notes: dict[int, list[dict[str, float]]] = {}
-    messages: Counter[str] = Counter()
-    traffic, imports, shares = 0, dict[str, float](), dict[str, int]()
+    messages, traffic = Counter[str](), Counter[str]()
+    imports, shares = dict[str, float](), dict[str, int]()
     for number, path in enumerate(paths):
         for line in map(json.loads, path.read_text().splitlines()):
             if "round" in line:
@@ -177,6 +177,6 @@ def _diaries(
                 imports[f"generator {number}"] = line["imports_mib"]
                 shares[f"generator {number}"] = line["devices"]
             else:
-                traffic += line["bytes_sent"] + line["bytes_received"]
                 messages.update(line["messages"])
+                traffic.update(line["bytes"])
     return notes, messages, traffic, imports, shares

@@ -46,18 +46,13 @@ class Device(threading.Thread):
         super().__init__(name=config.device.id)
         self._config, self._diary, self._stop_asked, self._turn = config, diary, stop, turn
         self.failure: BaseException | None = None
-        self.bytes_sent = self.bytes_received = 0
 
     def run(self) -> None:
         config = self._config
         rounds = Rounds(config.device.id, self._diary)
         try:
             with NotedStore(config.store_path, device=config.device.id, rounds=rounds, turn=self._turn) as store:
-                agent = Agent(config, self._connector(rounds), store)
-                try:
-                    agent.run(self._stop_asked)
-                finally:
-                    self.bytes_sent, self.bytes_received = agent.link.bytes_sent, agent.link.bytes_received
+                Agent(config, self._connector(rounds), store).run(self._stop_asked)
         except BaseException as error:
             _log.exception("%s has ended", config.device.id)
             self.failure = error
@@ -99,14 +94,7 @@ def main() -> int:
         device.start()
     for device in devices:
         device.join()
-    diary.write(
-        {
-            "process": os.getpid(),
-            "bytes_sent": sum(device.bytes_sent for device in devices),
-            "bytes_received": sum(device.bytes_received for device in devices),
-            "messages": dict(diary.messages),
-        }
-    )
+    diary.write({"process": os.getpid(), "messages": dict(diary.messages), "bytes": dict(diary.bytes)})
     diary.close()
     return 1 if any(device.failure for device in devices) else 0
 

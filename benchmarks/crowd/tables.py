@@ -21,7 +21,11 @@ def print_tables(figures: Figures, console: Console) -> None:
         f"{plain['mb_per_s']:.1f} MB a second at the devices, both ways\n"
         f"from offer to ack: half within {latency['p50']:.2f} s, 95 % within {latency['p95']:.2f} s, 99 % within "
         f"{latency['p99']:.2f} s, all within {latency['longest']:.2f} s; {figures.duplicates} duplicates\n"
-        "messages: " + ", ".join(f"{count:,} {what}" for what, count in sorted(figures.messages.items())),
+        "messages: "
+        + ", ".join(
+            f"{count:,} {what} ({1e-6 * figures.traffic_bytes[what]:.1f} MB)"
+            for what, count in sorted(figures.messages.items())
+        ),
         highlight=False,
     )
 
