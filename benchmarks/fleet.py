@@ -25,15 +25,15 @@ if not __package__:  # run as a file: the repository's root is not on the path t
 
 from rich.console import Console
 
-from benchmarks.crowd.audit import Finding, audit, compare_with_fast
+from benchmarks.crowd.audit import Finding, audit, compare_with_fast, is_whole
 from benchmarks.crowd.charts import draw
 from benchmarks.crowd.figures import Figures, figures_of
-from benchmarks.crowd.run import Live, Progress, run_live
+from benchmarks.crowd.run import KILL_AT, Live, Progress, run_live
 from benchmarks.crowd.tables import print_findings, print_tables
 from benchmarks.machine import cores
 from benchmarks.outputs import add_outputs, write_outputs
 from benchmarks.versus.data import write_digits
-from hushfleet.errors import BadInput
+from hushfleet.errors import HushfleetError
 from hushfleet.task import Task, load_task
 from simulator.run_folder import Simulation, begin
 
@@ -42,7 +42,6 @@ MODELS = ("digits-cnn", "mnist-cnn")
 DEVICES, ROUNDS = 500, 5
 QUICK_DEVICES, QUICK_ROUNDS = 50, 2
 LEAST_SAMPLES = 2  # 1,437 digits to train on are 2 for each of 700 devices
-VICTIMS = ("broker", "aggregator")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,12 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.no_fast:
                 with console.status("the same rounds by the fast engine"):
                     findings.append(compare_with_fast(simulation, folder / "fast"))
+            print_findings(findings, console)
+            if not is_whole(findings):
+                return 1
             figures = figures_of(simulation, live)
-        except BadInput as error:
+        except HushfleetError as error:
             console.print(f"error: {error}", style="red", highlight=False)
             return error.exit_code
     print_tables(figures, console)
-    print_findings(findings, console)
     _write(options, simulation, live, figures, findings)
     return 0 if all(finding.kept for finding in findings) else 1
 
@@ -151,8 +152,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _victims(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if not set(names) <= set(VICTIMS):
-        raise argparse.ArgumentTypeError(f"{text!r}: choose among {', '.join(VICTIMS)}")
+    if not set(names) <= set(KILL_AT):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose among {', '.join(KILL_AT)}")
     return names
 
 

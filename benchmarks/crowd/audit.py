@@ -13,6 +13,9 @@ from simulator.fast import run_rounds
 from simulator.run_folder import Simulation, begin
 from simulator.workers import Workers
 
+ALL_CLOSED = "every round was closed"
+ALL_UPDATES = "every round has an update of every device"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -54,8 +57,8 @@ def audit(simulation: Simulation, *, refusals_are_fine: bool) -> list[Finding]:
         event["code"] for event in iterate_events(simulation.folder.events) if event["event"] == "update"
     )
     return [
-        Finding("every round was closed", closed == list(range(1, wanted + 1)), f"{len(closed)} of {wanted}"),
-        Finding("every round has an update of every device", len(whole) == wanted, f"{len(whole)} of {wanted}"),
+        Finding(ALL_CLOSED, closed == list(range(1, wanted + 1)), f"{len(closed)} of {wanted}"),
+        Finding(ALL_UPDATES, len(whole) == wanted, f"{len(whole)} of {wanted}"),
         Finding("nobody declined", declines == 0, f"{declines} declines"),
         Finding("every ledger holds what was charged", same_ledger == len(names), f"{same_ledger} of {len(names)}"),
         Finding("every update was acknowledged on its device", acked == updates, f"{acked} of {updates}"),
@@ -63,6 +66,11 @@ def audit(simulation: Simulation, *, refusals_are_fine: bool) -> list[Finding]:
         Finding("no update was refused", set(codes) <= {"accepted", "duplicate"}, _shown(codes)),
         Finding("no message was refused", refusals_are_fine or not refusals, _shown(refusals)),
     ]
+
+
+def is_whole(findings: list[Finding]) -> bool:
+    """Whether there are all updates of all rounds to take figures from."""
+    return all(finding.kept for finding in findings if finding.promise in (ALL_CLOSED, ALL_UPDATES))
 
 
 def compare_with_fast(simulation: Simulation, folder: Path) -> Finding:

@@ -21,7 +21,7 @@ from simulator.run_folder import Simulation
 
 PATIENCE_S = 180.0
 _TICK_S = 0.05
-_KILL_AT = 1 / 3  # of the cohort accepted
+KILL_AT = {"broker": 1 / 3, "aggregator": 2 / 3}  # of the cohort accepted
 
 
 @dataclass
@@ -32,7 +32,6 @@ class Progress:
     round: int = 0
     accepted: int = 0
     closed: int = 0
-    finished: bool = False
 
     def apply(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -44,7 +43,10 @@ class Progress:
             self.accepted += event["code"] == "accepted"
         elif kind == "round_close":
             self.closed = event["round"]
-        self.finished = self.finished or kind == "finished"
+
+    def is_at(self, round: int, accepted: float) -> bool:
+        """This round is open, and has so many updates or more."""
+        return self.round == round > self.closed and self.accepted >= accepted
 
 
 @dataclass
@@ -68,7 +70,7 @@ def run_live(
 ) -> Live:
     """Runs the task to its end. Raises `HushfleetError` where something ends that should not, or nothing happens.
 
-    :param kill: `broker`, `aggregator`: killed in the middle of `kill_round`, and started again.
+    :param kill: of `KILL_AT`: killed in the middle of `kill_round`, and started again.
     """
     names = [device.name for device in simulation.fleet.devices]
     need_descriptors(len(names) + 200)  # the broker inherits it
@@ -149,9 +151,8 @@ def _watch(
             heard_at = time.monotonic()
         elif time.monotonic() - heard_at > PATIENCE_S:
             raise HushfleetError(f"nothing has happened for {PATIENCE_S:g} s: {progress}")
-        in_the_middle = progress.accepted >= _KILL_AT * len(fleet.devices) and progress.closed < kill_round
-        if kill and progress.round == kill_round and in_the_middle:
-            name = kill.pop(0)
+        for name in [name for name in kill if progress.is_at(kill_round, KILL_AT[name] * len(fleet.devices))]:
+            kill.remove(name)
             live.killed.append((name, time.time()))
             fleet.expected_down.add(name)
             fleet.kill(name)
