@@ -47,6 +47,7 @@ class Figures:
     """:param latencies_s: of each update, from its commit on the device (the offer leaves next) to its ack there.
     :param messages: MQTT PUBLISH packets that devices sent and received, by direction and kind.
     :param traffic_bytes: of the same packets.
+    :param usages: of each process; `cpu_ms_per_update` is of the rounds only, without what starting takes.
     """
 
     devices: int
@@ -130,26 +131,28 @@ def figures_of(simulation: Simulation, live: Live) -> Figures:
         )
         for number in sorted(closed)
     )
+    first, last = opened[1], max(closed.values())
     usages = {}
     for name, usage in live.usages.items():
-        after_first = [mib for at, mib in usage.resident if at >= closed[1]]
+        devices = shares.get(name, len(names))
+        in_rounds_s = usage.at(last).cpu_s - usage.at(first).cpu_s
         usages[name] = {
             "cpu_s": usage.cpu_s,
+            "cpu_ms_per_update": 1e3 * in_rounds_s / devices / len(rounds),
             "peak_mib": usage.peak_mib,
-            "after_first_round_mib": after_first[0] if after_first else 0.0,
-            "at_the_end_mib": usage.resident[-1][1] if usage.resident else 0.0,
+            "after_first_round_mib": usage.at(closed[1]).resident_mib,
+            "after_last_round_mib": usage.at(last).resident_mib,
         }
         if name in shares:
             usages[name] |= {
                 "imports_mib": imports_mib[name],
-                "mib_per_device": (usage.peak_mib - imports_mib[name]) / shares[name],
-                "cpu_ms_per_device_round": 1e3 * usage.cpu_s / shares[name] / len(rounds),
+                "mib_per_device": (usage.peak_mib - imports_mib[name]) / devices,
             }
     latencies = [note["acked_at"] - note["trained_at"] for each in notes.values() for note in each]
     return Figures(
         devices=len(names),
         present_s=present_at - live.began_at,
-        wall_s=max(closed.values()) - opened[1],
+        wall_s=last - first,
         rounds=rounds,
         latencies_s=np.array(latencies),
         messages=dict(messages),

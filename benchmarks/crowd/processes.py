@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from hushfleet.errors import BadInput
 
@@ -48,16 +48,25 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+class Sample(NamedTuple):
+    """At a moment (unix seconds): resident memory, and the CPU time of all processes of that name so far."""
+
+    at: float
+    resident_mib: float
+    cpu_s: float
+
+
 @dataclass
 class Usage:
-    """Of one part of the run, over all processes that had its name one after the other.
-
-    :param resident: (unix seconds, MiB) while it ran.
-    """
+    """Of one part of the run, over all processes that had its name one after the other."""
 
     cpu_s: float = 0.0
     peak_mib: float = 0.0
-    resident: list[tuple[float, float]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+    def at(self, moment: float) -> Sample:
+        """The first sample from `moment` on; the last one after the end. Raises IndexError without samples."""
+        return next((sample for sample in self.samples if sample.at >= moment), self.samples[-1])
 
 
 class Meter:
@@ -95,8 +104,10 @@ class Meter:
             return
         usage.cpu_s += used - self._cpu.get((name, pid), 0.0)
         self._cpu[name, pid] = used
-        usage.peak_mib = max(usage.peak_mib, peak_mib(pid))
-        usage.resident.append((time.time(), resident_mib(pid)))
+        resident = resident_mib(pid)
+        if resident:  # one that has ended has none, until its parent has heard of it
+            usage.peak_mib = max(usage.peak_mib, peak_mib(pid))
+            usage.samples.append(Sample(time.time(), resident, usage.cpu_s))
 
 
 def _status_kib(pid: int, key: str) -> int:

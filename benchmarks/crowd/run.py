@@ -73,7 +73,6 @@ def run_live(
     :param kill: of `KILL_AT`: killed in the middle of `kill_round`, and started again.
     """
     names = [device.name for device in simulation.fleet.devices]
-    need_descriptors(len(names) + 200)  # the broker inherits it
     need_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // generators) + 100)
     fleet = LiveFleet(simulation, absent=names)
     live = Live(time.time())

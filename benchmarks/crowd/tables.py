@@ -17,7 +17,7 @@ def print_tables(figures: Figures, console: Console) -> None:
     latency = plain["latency_s"]
     console.print(
         f"all {figures.devices:,} devices present after {figures.present_s:.1f} s; "
-        f"{plain['updates_per_s']:,.0f} updates, {plain['messages_per_s']:,.0f} messages and "
+        f"{plain['updates_per_s']:,.1f} updates, {plain['messages_per_s']:,.0f} messages and "
         f"{plain['mb_per_s']:.1f} MB a second at the devices, both ways\n"
         f"from offer to ack: half within {latency['p50']:.2f} s, 95 % within {latency['p95']:.2f} s, 99 % within "
         f"{latency['p99']:.2f} s, all within {latency['longest']:.2f} s; {figures.duplicates} duplicates\n"
@@ -53,15 +53,14 @@ def _rounds(figures: Figures) -> Table:
 
 def _usages(figures: Figures) -> Table:
     table = Table()
-    heads = ("process", "CPU s", "peak MiB", "after round 1", "at the end", "MiB a device", "CPU ms a device and round")
-    for head in heads:
+    for head in ("process", "CPU s", "CPU ms an update", "peak MiB", "after round 1", "after the last", "MiB a device"):
         table.add_column(head, justify="left" if head == "process" else "right")
     for name, usage in sorted(figures.usages.items()):
-        shared = ("mib_per_device", "cpu_ms_per_device_round")
         table.add_row(
             name,
             f"{usage['cpu_s']:.1f}",
-            *(f"{usage[key]:.0f}" for key in ("peak_mib", "after_first_round_mib", "at_the_end_mib")),
-            *(f"{usage[key]:.2f}" if key in usage else "" for key in shared),
+            f"{usage['cpu_ms_per_update']:.2f}",
+            *(f"{usage[key]:.0f}" for key in ("peak_mib", "after_first_round_mib", "after_last_round_mib")),
+            f"{usage['mib_per_device']:.2f}" if "mib_per_device" in usage else "",
         )
     return table
