@@ -1,6 +1,6 @@
 """Hundreds of real devices on one broker and one aggregator, on this machine: is anything lost, and what does it cost?
 
-    python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--kill broker,aggregator] [--plot FILE.png]
+    python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--tls] [--kill broker,aggregator] [--plot F.png]
 
 Mosquitto, with the configuration that Hushfleet generates, and `hushfleet aggregator` with its durable store are the
 real ones, each a process. The devices are real, too: `edge_client.agent.Agent` with its store, trainer and MQTT link, a
@@ -106,6 +106,7 @@ def _live(simulation: Simulation, options: argparse.Namespace, console: Console)
         return run_live(
             simulation,
             generators=options.generators,
+            tls=options.tls,
             kill=options.kill,
             kill_round=min(2, options.rounds),
             show=show,
@@ -121,6 +122,7 @@ def _write(
             "model": options.model,
             "parameters": simulation.prepared.spec.model.layout.size,
             "generators": options.generators,
+            "tls": options.tls,
             "killed": [name for name, _ in live.killed],
             **figures.to_json(),
             "findings": [vars(finding) for finding in findings],
@@ -140,6 +142,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--kill", type=_victims, default=(), metavar="broker,aggregator", help="kill -9 these in the middle of a round"
     )
+    parser.add_argument("--tls", action="store_true", help="mutual TLS, a certificate for each device")
     parser.add_argument("--no-fast", action="store_true", help="do not compare with the fast engine")
     parser.add_argument("--out", type=Path, help="keep the run's folders here")
     add_outputs(parser)

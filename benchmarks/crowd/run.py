@@ -13,6 +13,7 @@ from typing import Any
 
 from aggregator.child import dies_with_parent
 from aggregator.events import EventTail, iterate_events
+from benchmarks.crowd.certificates import make_certificates
 from benchmarks.crowd.generator import DESCRIPTORS_A_DEVICE
 from benchmarks.crowd.processes import Meter, Usage, need_descriptors
 from hushfleet.errors import HushfleetError
@@ -66,15 +67,23 @@ class Live:
 
 
 def run_live(
-    simulation: Simulation, *, generators: int, kill: Sequence[str], kill_round: int, show: Callable[[Progress], None]
+    simulation: Simulation,
+    *,
+    generators: int,
+    tls: bool,
+    kill: Sequence[str],
+    kill_round: int,
+    show: Callable[[Progress], None],
 ) -> Live:
     """Runs the task to its end. Raises `HushfleetError` where something ends that should not, or nothing happens.
 
+    :param tls: mutual, with a certificate for each device.
     :param kill: of `KILL_AT`: killed in the middle of `kill_round`, and started again.
     """
     names = [device.name for device in simulation.fleet.devices]
     need_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // generators) + 100)
-    fleet = LiveFleet(simulation, absent=names)
+    folder = simulation.folder.path / "certificates"
+    fleet = LiveFleet(simulation, absent=names, tls=make_certificates(folder, devices=names) if tls else None)
     live = Live(time.time())
     processes: dict[str, subprocess.Popen[bytes]] = {}
 
