@@ -99,8 +99,9 @@ class RoundDesk:
         before, self.plan = self.plan, plan
         if before is not None and same_round(before, plan):
             if (plan.phase, plan.deadline_s) == (before.phase, before.deadline_s):
-                # The same plan again: the aggregator was away, and may not know what was answered.
-                self.decline_due = self.decline is not None
+                # The same plan again: the aggregator was away, and may not know what was answered. Where the broker
+                # was restarted, an offer that came before the aggregator had subscribed is lost.
+                self.resume()
                 if self.decline is None and self.sending is None:
                     self._settled = plan.phase != "open"
                 return
