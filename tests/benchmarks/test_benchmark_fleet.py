@@ -1,4 +1,4 @@
-"""`benchmarks/fleet.py`: a real, tiny fleet on a real broker; and every kind of loss must be found."""
+"""`benchmarks/fleet.py`: a real, tiny fleet on a real broker with mutual TLS; and every kind of loss must be found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fleet")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audits, "Workers", lambda: Workers(1))
-        words = f"--devices {DEVICES} --rounds {ROUNDS} --generators 1 --out {folder}"
+        words = f"--devices {DEVICES} --rounds {ROUNDS} --generators 1 --tls --out {folder}"
         assert fleet.main(f"{words} --json {folder}/f.json --plot {folder}/f.png".split()) == 0
     return folder
 
@@ -46,7 +46,7 @@ def test_nothing_is_lost_and_the_figures_say_what_it_took(ran: Path) -> None:
     assert (ran / "f.png").stat().st_size > 1000
     assert [finding["promise"] for finding in shown["findings"] if not finding["kept"]] == []
     assert shown["findings"][-1]["found"] == f"{ROUNDS} of {ROUNDS}", "the fast engine's models"
-    assert shown["devices"] == DEVICES
+    assert (shown["devices"], shown["tls"]) == (DEVICES, True)
     assert len(shown["rounds"]) == ROUNDS
     for each in shown["rounds"]:
         marks = [each[name] for name in ("plan_out_s", "model_out_s", "trained_s", "acked_s")]
