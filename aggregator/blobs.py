@@ -2,6 +2,9 @@
 
 When a round opens the whole cohort asks for the same model within a moment. So a `Want` only marks chunks; a
 pass over the marked ones begins a little later, and what is marked while it runs ahead costs nothing more.
+A pass goes to all who are still subscribed, those among them who have their chunks on the way already. So while
+a blob goes on being asked for, each pass waits twice as long for more to ask as the one before: with 500 devices that
+ask over seconds, a fixed wait sent most of them the same chunk ten times and more.
 A device is bounded: beyond `PER_MINUTE` times a minute it cannot have the same chunk sent again.
 """
 
@@ -17,6 +20,7 @@ from hushfleet.wire.chunks import chunk_count, expand, split
 from hushfleet.wire.messages import Want
 
 COALESCE_S = 0.05
+LONGEST_COALESCE_S = 1.6  # well before devices ask again by themselves
 PER_MINUTE = 6
 _MINUTE_S = 60.0
 
@@ -39,6 +43,24 @@ class _Pass:
 
 
 @dataclass
+class _Pace:
+    """How long the next pass of one blob waits for more to ask, and when the last one ended."""
+
+    wait_s: float = COALESCE_S
+    ended_at: float = -math.inf
+
+    def due_at(self, now: float) -> float:
+        """Of a pass that is first asked for at `now`."""
+        if now - self.ended_at > LONGEST_COALESCE_S:
+            self.wait_s = COALESCE_S
+        return now + self.wait_s
+
+    def ended(self, now: float) -> None:
+        self.ended_at = now
+        self.wait_s = min(2 * self.wait_s, LONGEST_COALESCE_S)
+
+
+@dataclass
 class _Window:
     """What each device asked for in this minute: (device, digest) -> how often each chunk."""
 
@@ -57,6 +79,7 @@ class ChunkServer:
         self._find = find
         self._chunk_bytes = chunk_bytes
         self._passes: dict[bytes, _Pass] = {}
+        self._paces: dict[bytes, _Pace] = {}
         self._window = _Window()
 
     def want(self, device: str, want: Want, *, now: float) -> bool:
@@ -78,7 +101,8 @@ class ChunkServer:
                 continue
             asked[index] += 1
             if running is None:
-                running = self._passes[want.digest] = _Pass(blob, bytearray(count), now + COALESCE_S)
+                due_at = self._paces.setdefault(want.digest, _Pace()).due_at(now)
+                running = self._passes[want.digest] = _Pass(blob, bytearray(count), due_at)
             running.wanted[index] = 1
         return True
 
@@ -103,16 +127,19 @@ class ChunkServer:
     def forget(self, digest: bytes) -> None:
         """A blob is obsolete: what of it is still to be sent is not."""
         self._passes.pop(digest, None)
+        self._paces.pop(digest, None)
 
     def clear(self) -> None:
         """The connection was lost: who still wants something asks again."""
         self._passes.clear()
 
     def _end_pass(self, digest: bytes, running: _Pass, now: float) -> None:
+        pace = self._paces[digest]
+        pace.ended(now)
         if running.wanted.find(1) < 0:
             del self._passes[digest]
         else:  # chunks behind the pass were asked for again
-            running.at, running.due_at = 0, now + COALESCE_S
+            running.at, running.due_at = 0, pace.due_at(now)
 
     def _asked(self, device: str, digest: bytes, count: int, now: float) -> bytearray:
         if now - self._window.began_at >= _MINUTE_S:

@@ -103,8 +103,9 @@ class RoundDesk:
             # parts of the global model of a round that is over, or that an aggregator which came back has lost
             self._blobs.drop()
         if again and (plan.phase, plan.deadline_s) == (before.phase, before.deadline_s):
-            # The same plan again: the aggregator was away, and may not know what was answered.
-            self.decline_due = self.decline is not None
+            # The same plan again: the aggregator was away, and may not know what was answered. Where the broker was
+            # restarted, an offer that came before the aggregator had subscribed is lost.
+            self.resume()
             if self.decline is None and self.sending is None:
                 self._settled = plan.phase != "open"
             return

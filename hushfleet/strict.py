@@ -19,6 +19,7 @@ from hushfleet.errors import Malformed
 from hushfleet.params import ParamLayout
 
 T = TypeVar("T")
+_SCALARS = (int, str, bytes, bool)
 
 
 def later(default: Any) -> Any:
@@ -33,6 +34,8 @@ def later(default: Any) -> Any:
 
 def to_plain(value: Any) -> Any:
     """A dataclass (nested as may be) as dicts, lists and scalars, ready for msgpack."""
+    if type(value) in _SCALARS:  # first, since a round plan has thousands
+        return value
     if isinstance(value, ParamLayout):
         return value.to_wire()
     if dataclasses.is_dataclass(value):
@@ -77,7 +80,10 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:
-    origin = get_origin(hint)
+    if hint in _SCALARS:  # first, since a round plan has thousands
+        if type(value) is not hint:
+            raise Malformed(f"{where}: expected {hint.__name__}, got {_shown(value)}")
+        return value
     if hint is Any:
         return value
     if hint is ParamLayout:
@@ -94,10 +100,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         if math.isnan(number):
             raise Malformed(f"{where}: expected a number, got {_shown(value)}")
         return number
-    if hint in (int, str, bytes, bool):
-        if type(value) is not hint:
-            raise Malformed(f"{where}: expected {hint.__name__}, got {_shown(value)}")
-        return value
+    origin = get_origin(hint)
     if origin is Literal:
         if value not in get_args(hint):
             raise Malformed(f"{where}: expected one of {get_args(hint)}, got {_shown(value)}")

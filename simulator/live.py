@@ -26,6 +26,7 @@ from firmware_profiles import Board, load_board
 from hushfleet.errors import BadInput, HushfleetError
 from simulator.emulation import Emulation, emulation_of, machine_speed, shown
 from simulator.fleet import SimulatedDevice
+from simulator.live_tls import AGGREGATOR, FleetTls
 from simulator.memory_limit import ARENAS, address_space_bytes, client_memory, limited
 from simulator.network import EmulatedNetwork, LinkConditions
 from simulator.run_folder import DeviceFolder, Simulation
@@ -53,6 +54,7 @@ class LiveFleet:
     :param absent: devices that are not started at the beginning.
     :param write_mb_s: of devices with a slow disk, 10^6 bytes a second, with or without `emulate`.
     :param memory_mib: of devices short of memory: what the process may take, instead of the board's.
+    :param tls: certificates of all; needs Mosquitto.
 
     A process whose name is in `expected_down` is meant to be down: `check` leaves it alone.
     """
@@ -71,6 +73,7 @@ class LiveFleet:
         absent: Collection[str] = (),
         write_mb_s: Mapping[str, float] | None = None,
         memory_mib: Mapping[str, int] | None = None,
+        tls: FleetTls | None = None,
     ) -> None:
         self.simulation = simulation
         self.client = tuple(client)
@@ -79,6 +82,7 @@ class LiveFleet:
         self.broker: Broker | None = None
         self.network: EmulatedNetwork | None = None
         self.expected_down: set[str] = set(absent)
+        self._tls = tls
         self._proxied = emulate or proxied
         self.boards = {device.name: load_board(device.board) for device in self.devices} | dict(boards or {})
         self._links = dict(links or {})
@@ -98,7 +102,7 @@ class LiveFleet:
         folder = self.simulation.folder.path / "broker"
         try:
             with ExitStack() as stack:
-                self.broker = stack.enter_context(start_broker(self.broker_kind, data_dir=folder))
+                self.broker = stack.enter_context(self._start_broker(folder))
                 if self._proxied:
                     self._lay_cables(stack, self.broker)
                 self.start_aggregator()
@@ -110,6 +114,9 @@ class LiveFleet:
         finally:
             self._stop_processes()
             self.broker = self.network = None
+
+    def _start_broker(self, folder: Path) -> Broker:
+        return start_broker(self.broker_kind, data_dir=folder, tls=self._tls.broker if self._tls else None)
 
     def _lay_cables(self, stack: ExitStack, broker: Broker) -> None:
         self.network = stack.enter_context(EmulatedNetwork(broker.host, broker.port))
@@ -149,10 +156,13 @@ class LiveFleet:
             f"seed{self.simulation.seed}",
             "--resume",
         ]
-        data_dir = self.simulation.data_dir
+        if self.simulation.data_dir:
+            command += ["--data-dir", str(self.simulation.data_dir)]
+        for key, path in (self._tls.files(AGGREGATOR) if self._tls else {}).items():
+            command += [f"--{key.replace('_', '-')}", path]
         self._start(
             "aggregator",
-            command + (["--data-dir", str(data_dir)] if data_dir else []),
+            command,
             folder.path / "aggregator.log",
         )
 
@@ -174,14 +184,16 @@ class LiveFleet:
         """The text of its DEVICE.toml."""
         (device,) = [d for d in self.devices if d.name == name]
         emulation = self._emulations.get(name)
+        scheme = "mqtts" if self._tls else "mqtt"
         return device_toml(
             device,
             self.simulation.folder.device(name),
             self.simulation,
-            broker_url=f"mqtt://127.0.0.1:{self._ports[name]}" if self.network else self._broker_url,
+            broker_url=f"{scheme}://127.0.0.1:{self._ports[name]}" if self.network else self._broker_url,
             slowdown=emulation.slowdown if emulation else 1.0,
             write_mb_s=self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None),
             memory_mib=self._memory_mib.get(name, 0),
+            tls=self._tls,
         )
 
     def kill(self, name: str) -> None:
@@ -310,6 +322,7 @@ def device_toml(
     slowdown: float = 1.0,
     write_mb_s: float | None = None,
     memory_mib: int = 0,
+    tls: FleetTls | None = None,
 ) -> str:
     """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices.
 
@@ -317,6 +330,7 @@ def device_toml(
     :param memory_mib: for training; 0: the board's share.
     """
     text = json.dumps  # a JSON string is a TOML string
+    certificates = "".join(f"{key} = {text(path)}\n" for key, path in (tls.files(device.name) if tls else {}).items())
     slow_disk = "" if write_mb_s is None else f"write_mb_s = {write_mb_s!r}\n"
     return f"""# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.
 [device]
@@ -327,7 +341,7 @@ board = {text(device.board)}
 
 [broker]
 url = {text(broker_url)}
-
+{certificates}
 [data]
 kind = "arrays"
 path = {text(str(files.train.resolve()))}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.blobs import COALESCE_S, PER_MINUTE, ChunkServer
+from aggregator.blobs import COALESCE_S, LONGEST_COALESCE_S, PER_MINUTE, ChunkServer
 from hushfleet.errors import Malformed
 from hushfleet.wire.chunks import Assembler, parse_frame
 from hushfleet.wire.messages import Want
@@ -65,8 +66,39 @@ def test_a_pass_goes_on_where_it_stopped_and_takes_in_what_is_ahead() -> None:
     assert sent(chunks, now=1, limit=3) == [0, 1, 2]
     chunks.want("b", want((1, 2), (4, 8)), now=1)
     assert sent(chunks, now=1) == [3, 4, 5, 6, 7], "chunk 1 is behind the pass and waits for the next"
-    assert sent(chunks, now=1.04) == []
-    assert sent(chunks, now=1.05) == [1]
+    assert sent(chunks, now=1.09) == [], "the second pass waits twice as long as the first"
+    assert sent(chunks, now=1.10) == [1]
+
+
+def test_the_longer_a_blob_is_asked_for_the_rarer_its_passes() -> None:
+    """One device after the other asks, a hundred a second: each pass would go to all that are still subscribed."""
+    chunks, passes = server(), []
+    for number in range(1000):
+        now = number / 100
+        chunks.want(f"dev-{number}", want((0, 1)), now=now)
+        passes += [now] * sent(chunks, now=now).count(0)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(passes)]
+    assert passes[0] == pytest.approx(COALESCE_S)
+    assert 8 <= len(passes) <= 12, "not two hundred"
+    assert all(later > earlier - 0.03 for earlier, later in itertools.pairwise(gaps))
+    assert max(gaps) < LONGEST_COALESCE_S + 0.03, "nobody waits longer than that"
+
+
+def test_each_blob_has_its_own_pace_and_a_pause_forgets_it() -> None:
+    blobs = {bytes([number]) * 32: bytes(5) for number in (1, 2)}
+    chunks = ChunkServer(blobs.get, chunk_bytes=1024)
+    one, other = (Want(digest, 5, ()) for digest in blobs)
+    chunks.want("dev", one, now=0)
+    assert sent(chunks, now=0.05) == [0]
+    chunks.want("dev", other, now=0.06)
+    assert chunks.due_at == 0.06 + COALESCE_S
+    assert sent(chunks, now=0.2) == [0]
+    chunks.want("dev", one, now=0.3)
+    assert chunks.due_at == 0.3 + 2 * COALESCE_S
+    assert sent(chunks, now=0.5) == [0]
+    later = 0.6 + LONGEST_COALESCE_S
+    chunks.want("dev", one, now=later)
+    assert chunks.due_at == later + COALESCE_S
 
 
 def test_one_device_cannot_have_a_chunk_sent_without_end() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -108,6 +109,20 @@ def test_a_broker_dies_with_its_parent_but_not_with_the_thread_that_started_it(k
         assert is_running(int(pid))
         parent.send_signal(signal.SIGKILL)
     wait_until_gone(int(pid))
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
+def test_the_broker_may_open_a_file_for_each_of_many_clients(tmp_path: Path) -> None:
+    """It inherits the soft limit, and with it the number of clients that it takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        with start_broker("mosquitto", data_dir=tmp_path) as broker:
+            wanted = broker_module.MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+            assert resource.prlimit(broker.pid, resource.RLIMIT_NOFILE) == (wanted, hard)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard), "ours stays"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -257,6 +257,20 @@ def test_an_aggregator_that_restarts_hears_everything_again(make_bench: MakeBenc
     assert len(bench.server.offers) == offers + 1
 
 
+def test_an_aggregator_that_was_cut_off_is_offered_the_update_as_soon_as_it_is_back(make_bench: MakeBench) -> None:
+    """Its session is the same, but it says the plan again; what came while it was away, nobody took."""
+    bench = make_bench()
+    bench.server.answers = False
+    plan = bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    bench.steps(20)
+    offers = len(bench.server.offers)
+    bench.server.answers = True
+    bench.server.send(bench.server.topics.round, plan, retain=True)
+    bench.until(acked(bench, 1))
+    assert len(bench.server.offers) == offers + 1
+
+
 def test_an_aggregator_that_lost_its_store_gets_the_same_bytes(make_bench: MakeBench) -> None:
     bench = make_bench()
     plan = bench.server.open_round(1)

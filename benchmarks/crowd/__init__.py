@@ -1,0 +1,1 @@
+"""Hundreds of real devices in a few processes, for `benchmarks/fleet.py`."""
