@@ -9,7 +9,6 @@ would choose by its cores.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import threading
@@ -24,6 +23,7 @@ from benchmarks.board.talk import Answer, age_s, peak_mib, serve
 from edge_client import __main__ as command
 from edge_client.agent import Agent
 from hushfleet.methods.base import PublicState
+from hushfleet.spec import BlobRef
 from hushfleet.wire.messages import Ack, RoundPlan
 
 
@@ -32,24 +32,21 @@ class Device:
 
     def __init__(self, agent: Agent, case: Case) -> None:
         self.agent, self.case = agent, case
-        self.params = case.initial()
         self.round = 0
         self.watch: Stopwatch | None = None
 
     def steps(self) -> Answer:
         task = self.agent.tasks.runtime
-        return timed_steps(task.spec, self.params, task.gradient, task.inference, task.data.samples())
+        return timed_steps(task.spec, self.case.initial(), task.gradient, task.inference, task.data.samples())
 
     def rounds(self) -> Answer:
         """One round: the global model comes, is trained on, and the update is committed and acknowledged."""
         if self.watch is None:
             self.watch = _watched(self.agent)
         self.round += 1
-        self.params = self.params + self.params.dtype.type(1e-4)  # each round has another global model
-        model = self.params.astype("<f4").tobytes()
         self.watch.clear()
         began, cpu = time.perf_counter(), time.process_time()
-        self.watch.timed(OTHER, self._round)(model)
+        self.watch.timed(OTHER, self._round)()
         total, cpu = time.perf_counter() - began, time.process_time() - cpu
         update = self.agent.store.outbox(self.agent.tasks.name, self.round)
         parts = {
@@ -58,19 +55,25 @@ class Device:
         }
         return {"wall_ms": 1e3 * total, "cpu_ms": 1e3 * cpu, "parts": parts, "update_bytes": len(update.data)}
 
-    def _round(self, model: bytes) -> None:
-        agent, digest = self.agent, hashlib.sha256(model).digest()
-        agent.store.put_blob(digest, model)
-        state = agent.store.load_state(agent.tasks.name)
-        public = PublicState.initial(self.params.size) if state is None else state.public
-        cohort = {DEVICE: public.digest()}
-        agent.rounds.on_plan(
-            RoundPlan(agent.tasks.name, self.round, ROUNDS, "open", digest, len(model), cohort, 1, 600.0)
-        )
+    def _round(self) -> None:
+        agent = self.agent
+        agent.rounds.on_plan(self._announced())
         agent.rounds.advance()
         if agent.rounds.sending is None:
             raise SystemExit(f"the device declined the round: {agent.rounds.decline}")
         agent.rounds.on_answer(Ack(agent.tasks.name, self.round, agent.rounds.sending.offer.digest))
+
+    def _announced(self) -> RoundPlan:
+        """The plan of a round with another global model, which has been fetched into the store and nowhere else."""
+        task, store = self.agent.tasks.name, self.agent.store
+        params = self.case.initial()
+        params += params.dtype.type(1e-4 * self.round)
+        ref = BlobRef.of(params.tobytes())
+        store.put_blob(ref.digest, params.tobytes())
+        state = store.load_state(task)
+        public = PublicState.initial(params.size) if state is None else state.public
+        cohort = {DEVICE: public.digest()}
+        return RoundPlan(task, self.round, ROUNDS, "open", ref.digest, ref.size, cohort, 1, 600.0)
 
     def peak(self) -> Answer:
         return {"mib": peak_mib()}

@@ -257,10 +257,11 @@ class Method:
         return state
 
     def start(self, state: DeviceState, global_params: Array) -> Array:
-        """The vector that local training begins with, `[..., d]`, a copy."""
+        """The vector that local training begins with, `[..., d]`, to be read only: `global_params` itself where nothing
+        is personal, since a board has no room for two."""
         xp = array_api_compat.array_namespace(global_params)
-        if state.own is None:
-            return xp.asarray(global_params, copy=True)
+        if state.own is None or not bool(xp.any(state.public.mask)):
+            return global_params
         return xp.where(state.public.mask, state.own, global_params)
 
     @property
@@ -317,12 +318,19 @@ class Method:
         """`release` for the unit `device`. Here: the shared part as a whole clipped to C, and noised, as DP-FedAvg."""
         xp = array_api_compat.array_namespace(update)
         mechanism, clip_norm = self.mechanism(terms), self.clip_norm(terms)
-        shared = xp.where(state.public.mask, xp.zeros_like(update), update)
+        shared = self.shared(state, update)
         bounds = xp.full_like(layer_norms(shared, self.layout), clip_norm)
         stds = mechanism.vector_stds(bounds)
         clipped = clip(shared, clip_norm)
         values = mechanism.add_noise(clipped, stds, noise, where=~state.public.mask, layout=self.layout)
         return Release(values, bounds, stds, self.charge(terms))
+
+    def shared(self, state: DeviceState, update: Array) -> Array:
+        """`update [..., d]`, zero where a parameter is personal: `update` itself where none is."""
+        xp = array_api_compat.array_namespace(update)
+        if not bool(xp.any(state.public.mask)):
+            return update
+        return xp.where(state.public.mask, xp.zeros_like(update), update)
 
     def advance(
         self, state: DeviceState, *, update: Array, trained: Array, sent: Array
@@ -337,7 +345,7 @@ class Method:
     def _as_trained(self, state: DeviceState, update: Array, terms: RoundTerms) -> Release:
         xp = array_api_compat.array_namespace(update)
         norms = layer_norms(update, self.layout)
-        values = xp.where(state.public.mask, xp.zeros_like(update), update)
+        values = self.shared(state, update)
         return Release(values, xp.full_like(norms, float("inf")), xp.zeros_like(norms), self.charge(terms))
 
     # both halves

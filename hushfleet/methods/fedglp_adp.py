@@ -139,9 +139,7 @@ class FedGLPADP(Method):
     def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         if not self.config.acndp:
             return super().protect(state, update, terms, noise)
-        xp = array_api_compat.array_namespace(update)
-        mechanism = self.mechanism(terms)
-        shared = xp.where(state.public.mask, xp.zeros_like(update), update)
+        mechanism, shared = self.mechanism(terms), self.shared(state, update)
         bounds = self.clip_norm(terms) * self.clip_weights(state) ** 0.5
         clipped = clip_layers(shared, self.layout, bounds)
         stds = mechanism.layer_stds(bounds)
@@ -154,7 +152,7 @@ class FedGLPADP(Method):
         if self.privacy.accounting == "strict":
             seen = sent
         else:
-            seen = xp.where(state.public.mask, xp.zeros_like(update), update)
+            seen = self.shared(state, update)
         norms, before = layer_norms(seen, self.layout), state.private["norms"]
         direction = 2 * xp.astype(norms > before, norms.dtype) - 1
         direction = xp.where(xp.isnan(before), xp.zeros_like(norms), direction)
