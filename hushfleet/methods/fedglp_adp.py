@@ -24,9 +24,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import array_api_compat
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.blocks import blocks
 from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, RoundTerms, TrainingConfig
 from hushfleet.privacy.clipping import clip_layers, layer_norms
@@ -97,12 +97,12 @@ class FedGLPADP(Method):
 
     def clip_weights(self, state: DeviceState) -> Array:
         """tw, float64 `[..., L]`: each layer's part of the squared clip norm; they sum to 1."""
-        xp = array_api_compat.array_namespace(state.private["log_odds"])
+        xp = array_api.array_namespace(state.private["log_odds"])
         weights = 1 / (1 + xp.exp(-state.private["log_odds"]))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
 
     def passes(self, state: DeviceState) -> Sequence[Array | None]:
-        xp = array_api_compat.array_namespace(state.public.mask)
+        xp = array_api.array_namespace(state.public.mask)
         if not self.config.sequential or not bool(xp.any(state.public.mask)):
             return (None,)
         return (state.public.mask, ~state.public.mask)
@@ -113,7 +113,7 @@ class FedGLPADP(Method):
         Both are norms, not squares: d/dv (lambda_1/2) |v - v0| = (lambda_1/2) (v - v0) / |v - v0|, and the
         second changes sign where the shared part has moved by C. At a norm of zero the gradient is zero.
         """
-        xp = array_api_compat.array_namespace(params)
+        xp = array_api.array_namespace(params)
         mask = state.public.mask
         personal_sq, shared_sq = 0.0, 0.0
         for part in blocks(params):
@@ -148,11 +148,8 @@ class FedGLPADP(Method):
 
     def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Algorithm 1 on the norms of this and the last round, and the next mask."""
-        xp = array_api_compat.array_namespace(update)
-        if self.privacy.accounting == "strict":
-            seen = sent
-        else:
-            seen = self.shared(state, update)
+        xp = array_api.array_namespace(update)
+        seen = sent if self.privacy.accounting == "strict" else self.shared(state, update)
         norms, before = layer_norms(seen, self.layout), state.private["norms"]
         direction = 2 * xp.astype(norms > before, norms.dtype) - 1
         direction = xp.where(xp.isnan(before), xp.zeros_like(norms), direction)
@@ -163,7 +160,7 @@ class FedGLPADP(Method):
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
         """Turns the largest sent values of each layer personal; ties go to the lower index."""
         taken = public.participations + 1
-        xp = array_api_compat.array_namespace(sent)
+        xp = array_api.array_namespace(sent)
         grown = xp.asarray(public.mask, copy=True)
         for layer in self.layout.layers:
             part = slice(layer.start, layer.stop)

@@ -12,9 +12,9 @@ import math
 import sys
 from typing import Any
 
-import array_api_compat as array_api
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 

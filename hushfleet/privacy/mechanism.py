@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat as array_api
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import NoiseSource
