@@ -34,6 +34,7 @@ from hushfleet.methods import METHODS
 from models import model_names
 
 MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-cnn", "emnist-cnn")
+_WIDTH = 160  # columns of the widest table
 TELLING = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
 
 
@@ -48,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add_outputs(parser)
     options = parser.parse_args(words)
     turns = 1 if options.quick else options.turns
-    console = Console()
+    console = Console(width=max(Console().width, _WIDTH))
     work = {"batch": options.batch, "samples": options.samples, "turns": turns}
     with tempfile.TemporaryDirectory(prefix="hushfleet-board-") as folder, console.status("...") as status:
         status.update("imports")

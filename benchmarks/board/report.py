@@ -72,7 +72,7 @@ def show(figures: Figures, console: Console) -> None:
 
 
 def _steps(figures: Figures) -> Table:
-    table = _table("A local training step, CPU ms on one thread", "ours", *_SIDES, "of our loop", "of plain")
+    table = _table("A local training step, CPU ms on one thread", *_SIDES, "ours of our loop", "ours of plain")
     for model, method, each in each_case(figures["models"]):
         step = each["step"]
         shown = [f"{step[side]['cpu_ms']:.2f}" for side in _SIDES]
