@@ -170,9 +170,16 @@ class FedGLPADP(Method):
             if not bool(xp.any(missing > 0)):
                 continue
             magnitude = xp.where(mask, -1.0, xp.abs(sent[..., part]))
-            order = xp.argsort(-magnitude, axis=-1, stable=True)
+            ordered = xp.sort(magnitude, axis=-1)  # not argsort: four times as long, twice the room
             for row in np.ndindex(missing.shape):  # one, unless many clients are computed at once
-                grown[..., part][row][order[row][: max(int(missing[row]), 0)]] = True
+                count = int(missing[row])
+                if count <= 0:
+                    continue
+                least = ordered[row][layer.size - count]
+                (above,) = xp.nonzero(magnitude[row] > least)
+                (equal,) = xp.nonzero(magnitude[row] == least)
+                grown[..., part][row][above] = True
+                grown[..., part][row][equal[: count - len(above)]] = True
         return PublicState(grown, taken)
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
