@@ -97,12 +97,14 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from edge_client import freed_memory
     from edge_client.agent import Agent
     from edge_client.pacing import Pacer, open_store
     from edge_client.supervisor import Supervisor
     from hushfleet.wire.link import Will
     from hushfleet.wire.mqtt import MqttLink, Timing
 
+    freed_memory.give_back()
     config = load_config(options.config)
     password = config.broker.password
     simulation = config.simulation

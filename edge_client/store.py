@@ -201,7 +201,7 @@ class DeviceStore:
         try:
             state = DeviceState(
                 PublicState.from_bytes(public, size=size),
-                None if own is None else np.frombuffer(own, "<f4").astype(np.float32),
+                None if own is None else np.frombuffer(own, "<f4").astype(np.float32, copy=False),
                 unpack_arrays(private),
             )
             if state.own is not None and state.own.shape != (size,):
@@ -234,7 +234,7 @@ class DeviceStore:
         nothing has changed then, and nothing may be sent.
         """
         digest = hashlib.sha256(update).digest()
-        own = None if state.own is None else np.asarray(state.own, "<f4").tobytes()
+        own = None if state.own is None else np.ascontiguousarray(state.own, "<f4").data
         state_row = (
             task,
             round,

@@ -201,9 +201,13 @@ class Trainer:
             noise_split=release.charge.noise_split,
             report=release.report,
         )
-        encoded = encode_update(header, release.values[shared], counts=counts, identity=self.store.identity)
-        sent = np.zeros_like(update)
-        sent[shared] = encoded.sent
+        everything = bool(shared.all())  # then nothing is copied: a board's memory is small
+        values = release.values if everything else release.values[shared]
+        encoded = encode_update(header, values, counts=counts, identity=self.store.identity)
+        sent = encoded.sent
+        if not everything:
+            sent = np.zeros_like(update)
+            sent[shared] = encoded.sent
         entry = self.store.commit_round(
             task=plan.task,
             round=plan.round,

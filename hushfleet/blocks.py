@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import array_api_compat
+from hushfleet import array_api
 
 BLOCK = 1 << 15
 
@@ -18,7 +18,7 @@ BLOCK = 1 << 15
 def blocks(array: Any) -> Iterator[slice]:
     """Slices of the trailing axis; one slice for an accelerator, whose kernels want it whole."""
     size = array.shape[-1]
-    on_host = array_api_compat.is_numpy_array(array) or array.device.type == "cpu"
+    on_host = array_api.is_numpy_array(array) or array.device.type == "cpu"
     step = BLOCK if on_host else max(size, 1)
     for start in range(0, size, step):
         yield slice(start, min(start + step, size))

@@ -32,8 +32,8 @@ def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
     # The format is named because ONNX Runtime would otherwise guess it, and read some protobufs as its own
     # format, past all checks that were made on the protobuf.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # Measured by benchmarks/device_memory.py: planning memory ahead for a batch size costs 10 MiB and gains
-    # nothing; doing without the arena costs 5 MiB, and page faults that make steps erratic under load.
+    # Measured: planning memory ahead for a batch size costs 10 MiB and gains nothing; doing without the arena leaves
+    # the peak as it is, and makes steps half as long again by page faults.
     options.enable_mem_pattern = False
     try:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

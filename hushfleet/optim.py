@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.blocks import blocks
 
 Array = Any
@@ -33,7 +32,7 @@ class SGD:
                 params[..., part] -= self.learning_rate * gradient[..., part]
             return
         if self.velocity is None:
-            self.velocity = array_api_compat.array_namespace(params).zeros_like(params)
+            self.velocity = array_api.array_namespace(params).zeros_like(params)
         for part in blocks(params):
             velocity = self.velocity[..., part]
             velocity *= self.momentum
@@ -54,7 +53,7 @@ class Adam:
         self.second: Array = None
 
     def step(self, params: Array, gradient: Array) -> None:
-        xp = array_api_compat.array_namespace(params)
+        xp = array_api.array_namespace(params)
         if self.first is None:
             self.first, self.second = xp.zeros_like(params), xp.zeros_like(params)
         self.steps += 1

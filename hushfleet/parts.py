@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.params import ParamLayout
 
 Array = Any
@@ -29,7 +28,7 @@ class Part(NamedTuple):
     def of(cls, mask: Array | None, layout: ParamLayout) -> Part:
         if mask is None:
             return WHOLE
-        xp = array_api_compat.array_namespace(mask)
+        xp = array_api.array_namespace(mask)
         (places,) = xp.nonzero(xp.any(xp.reshape(mask, (-1, layout.size)), axis=0))
         if not len(places):
             return cls(mask, slice(0, 0), layers=False)
@@ -64,7 +63,7 @@ def mean_of_clipped(each: Array, sizes: Array, bound_of: BoundOf, part: Part, ou
     :param bound_of: from norms `[..., B]` of the parts to their bound, a number or `[..., 1]`.
     :param out: `[..., d]`, where the mean is written.
     """
-    xp = array_api_compat.array_namespace(each)
+    xp = array_api.array_namespace(each)
     inside = each[..., part.span]
     if not part.fills:
         inside *= part.rows(out)[..., None, :]

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import array_api_compat
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.errors import Malformed
 from hushfleet.evaluation import Evaluation
 from hushfleet.objectives import Objective
@@ -257,10 +257,11 @@ class Method:
         return state
 
     def start(self, state: DeviceState, global_params: Array) -> Array:
-        """The vector that local training begins with, `[..., d]`, a copy."""
-        xp = array_api_compat.array_namespace(global_params)
-        if state.own is None:
-            return xp.asarray(global_params, copy=True)
+        """The vector that local training begins with, `[..., d]`, to be read only: `global_params` itself where nothing
+        is personal, since a board has no room for two."""
+        xp = array_api.array_namespace(global_params)
+        if state.own is None or not bool(xp.any(state.public.mask)):
+            return global_params
         return xp.where(state.public.mask, state.own, global_params)
 
     @property
@@ -315,14 +316,21 @@ class Method:
 
     def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         """`release` for the unit `device`. Here: the shared part as a whole clipped to C, and noised, as DP-FedAvg."""
-        xp = array_api_compat.array_namespace(update)
+        xp = array_api.array_namespace(update)
         mechanism, clip_norm = self.mechanism(terms), self.clip_norm(terms)
-        shared = xp.where(state.public.mask, xp.zeros_like(update), update)
+        shared = self.shared(state, update)
         bounds = xp.full_like(layer_norms(shared, self.layout), clip_norm)
         stds = mechanism.vector_stds(bounds)
         clipped = clip(shared, clip_norm)
         values = mechanism.add_noise(clipped, stds, noise, where=~state.public.mask, layout=self.layout)
         return Release(values, bounds, stds, self.charge(terms))
+
+    def shared(self, state: DeviceState, update: Array) -> Array:
+        """`update [..., d]`, zero where a parameter is personal: `update` itself where none is."""
+        xp = array_api.array_namespace(update)
+        if not bool(xp.any(state.public.mask)):
+            return update
+        return xp.where(state.public.mask, xp.zeros_like(update), update)
 
     def advance(
         self, state: DeviceState, *, update: Array, trained: Array, sent: Array
@@ -335,9 +343,9 @@ class Method:
         return DeviceState(self.advance_public(state.public, sent), trained, state.private)
 
     def _as_trained(self, state: DeviceState, update: Array, terms: RoundTerms) -> Release:
-        xp = array_api_compat.array_namespace(update)
+        xp = array_api.array_namespace(update)
         norms = layer_norms(update, self.layout)
-        values = xp.where(state.public.mask, xp.zeros_like(update), update)
+        values = self.shared(state, update)
         return Release(values, xp.full_like(norms, float("inf")), xp.zeros_like(norms), self.charge(terms))
 
     # both halves
@@ -407,7 +415,7 @@ class Method:
 
         A parameter that nobody shared keeps its value.
         """
-        xp = array_api_compat.array_namespace(global_params)
+        xp = array_api.array_namespace(global_params)
         mean = sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
         return global_params + xp.astype(mean, global_params.dtype)
 

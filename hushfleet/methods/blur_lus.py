@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.blocks import blocks
 from hushfleet.methods.base import Array, DeviceState, Method, Release, RoundTerms, TrainingConfig
 from hushfleet.methods.sparsify import keep_largest
@@ -54,7 +53,7 @@ class BlurLus(Method):
         """BLUR: a pull back to the start, for those beyond the bound."""
         if self.config.bound_weight == 0 or self.privacy.unit == "record":
             return
-        xp = array_api_compat.array_namespace(params)
+        xp = array_api.array_namespace(params)
         squares = 0.0
         for part in blocks(params):
             moved = params[..., part] - start[..., part]

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.methods.base import Array, DeviceState, Method, TrainingConfig
 from hushfleet.methods.proximal import add_pull
 from hushfleet.spec import require
@@ -51,7 +50,7 @@ class _OwnModel(Method):
 
     def start(self, state: DeviceState, global_params: Array) -> Array:
         begin = global_params if state.own is None else state.own
-        return array_api_compat.array_namespace(begin).asarray(begin, copy=True)
+        return array_api.array_namespace(begin).asarray(begin, copy=True)
 
     def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
         """:param start: the global vector."""

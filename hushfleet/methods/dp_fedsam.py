@@ -19,8 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.blocks import blocks
 from hushfleet.methods.base import (
     Array,
@@ -78,7 +77,7 @@ class DPFedSAM(Method):
 
 def _climbed(params: Array, gradient: Array, rho: float) -> Array:
     """params + rho gradient / |gradient|, `[..., d]`; params itself for a gradient of zero."""
-    xp = array_api_compat.array_namespace(params)
+    xp = array_api.array_namespace(params)
     squares = 0.0
     for part in blocks(gradient):
         squares = squares + xp.vecdot(gradient[..., part], gradient[..., part])

@@ -38,9 +38,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import array_api_compat
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.blocks import blocks
 from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
 from hushfleet.methods.fisher import (
@@ -120,7 +120,7 @@ class DPFedSim(Method):
 
     def thresholds(self, update: Array) -> Array:
         """T_s of Eq. (9), float64 `[..., L]`, capped."""
-        xp = array_api_compat.array_namespace(update)
+        xp = array_api.array_namespace(update)
         norms = layer_norms(update, self.layout)
         bounds = xp.empty_like(norms)
         for index, layer in enumerate(self.layout.layers):
@@ -136,7 +136,7 @@ class DPFedSim(Method):
         """Eqs. (9)-(14). What is declared is the cap, not T_s, which is a function of the data."""
         if not self.adaptive:
             return super().protect(state, update, terms, noise)
-        xp = array_api_compat.array_namespace(update)
+        xp = array_api.array_namespace(update)
         mechanism = self.mechanism(terms)
         clipped = clip_layers(update, self.layout, self.thresholds(update))
         bounds = xp.full_like(layer_norms(update, self.layout), self.privacy.clip_norm * self.stretch)

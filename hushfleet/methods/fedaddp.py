@@ -36,8 +36,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.methods.base import Array, DeviceState, Release, RoundTerms
 from hushfleet.methods.feddpa import FedDPA, FedDPAConfig
 from hushfleet.methods.fisher import GLOBAL, started
@@ -84,7 +83,7 @@ class FedADDP(FedDPA):
 
     def room(self, trained: Array) -> Array:
         """q of each parameter, `[..., d]`."""
-        xp = array_api_compat.array_namespace(trained)
+        xp = array_api.array_namespace(trained)
         return xp.clip(self.config.beta / 2 * xp.abs(trained), min=_LEAST_ROOM)
 
     def length(self, state: DeviceState) -> Array | float:
@@ -98,7 +97,7 @@ class FedADDP(FedDPA):
         """:param update: trained model minus global model, as `release` of FedDPA hands it on."""
         if not self.exposed:
             return self._by_layers(state, update, terms, noise)
-        xp = array_api_compat.array_namespace(update)
+        xp = array_api.array_namespace(update)
         values = update
         if math.isfinite(self.privacy.clip_norm):
             anchor = state.private.get(GLOBAL, xp.zeros_like(update))
@@ -115,14 +114,14 @@ class FedADDP(FedDPA):
         after = super().advance(state, update=update, trained=trained, sent=sent)
         if not self.exposed or math.isinf(self.privacy.clip_norm):
             return after
-        xp = array_api_compat.array_namespace(trained)
+        xp = array_api.array_namespace(trained)
         room = self.room(trained)
         norms = [xp.vecdot(room[..., part], room[..., part]) ** 0.5 for part in self.layout.slices.values()]
         length = xp.asarray(2 * sum(norms))  # a scalar of NumPy is no array
         return replace(after, private=dict(after.private, **{_LENGTH: xp.astype(length, xp.float64)}))
 
     def _by_layers(self, state: DeviceState, change: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        xp = array_api_compat.array_namespace(change)
+        xp = array_api.array_namespace(change)
         squares = layer_norms(state.private.get(GLOBAL, xp.ones_like(change)), self.layout) ** 2
         total = xp.sum(squares, axis=-1, keepdims=True)
         shares = xp.where(total > 0, squares / xp.where(total > 0, total, 1.0), xp.ones_like(squares))

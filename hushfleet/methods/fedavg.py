@@ -9,8 +9,7 @@ private data and is not sent.
 
 from __future__ import annotations
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.methods.base import Array, DeviceState, Method, Release, RoundTerms
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource
@@ -26,7 +25,7 @@ class FedAvg(Method):
         return 0.0 if self.privacy.unit == "device" else super().noise_multiplier(terms)
 
     def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        xp = array_api_compat.array_namespace(update)
+        xp = array_api.array_namespace(update)
         norms = layer_norms(update, self.layout)
         unbounded = xp.full_like(norms, float("inf"))
         return Release(update, unbounded, xp.zeros_like(norms), self.charge(terms))

@@ -31,8 +31,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
 from hushfleet.methods.fisher import (
     GLOBAL,
@@ -115,7 +114,7 @@ class FedDPA(Method):
 
         Without a clip norm there is no length to pull towards.
         """
-        xp = array_api_compat.array_namespace(params)
+        xp = array_api.array_namespace(params)
         anchor, personal = state.private.get(GLOBAL, start), personal_of(state, params)
         norms = []
         for part in self.layout.slices.values():

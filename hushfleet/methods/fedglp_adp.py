@@ -24,9 +24,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import array_api_compat
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.blocks import blocks
 from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, RoundTerms, TrainingConfig
 from hushfleet.privacy.clipping import clip_layers, layer_norms
@@ -97,12 +97,12 @@ class FedGLPADP(Method):
 
     def clip_weights(self, state: DeviceState) -> Array:
         """tw, float64 `[..., L]`: each layer's part of the squared clip norm; they sum to 1."""
-        xp = array_api_compat.array_namespace(state.private["log_odds"])
+        xp = array_api.array_namespace(state.private["log_odds"])
         weights = 1 / (1 + xp.exp(-state.private["log_odds"]))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
 
     def passes(self, state: DeviceState) -> Sequence[Array | None]:
-        xp = array_api_compat.array_namespace(state.public.mask)
+        xp = array_api.array_namespace(state.public.mask)
         if not self.config.sequential or not bool(xp.any(state.public.mask)):
             return (None,)
         return (state.public.mask, ~state.public.mask)
@@ -113,7 +113,7 @@ class FedGLPADP(Method):
         Both are norms, not squares: d/dv (lambda_1/2) |v - v0| = (lambda_1/2) (v - v0) / |v - v0|, and the
         second changes sign where the shared part has moved by C. At a norm of zero the gradient is zero.
         """
-        xp = array_api_compat.array_namespace(params)
+        xp = array_api.array_namespace(params)
         mask = state.public.mask
         personal_sq, shared_sq = 0.0, 0.0
         for part in blocks(params):
@@ -139,9 +139,7 @@ class FedGLPADP(Method):
     def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         if not self.config.acndp:
             return super().protect(state, update, terms, noise)
-        xp = array_api_compat.array_namespace(update)
-        mechanism = self.mechanism(terms)
-        shared = xp.where(state.public.mask, xp.zeros_like(update), update)
+        mechanism, shared = self.mechanism(terms), self.shared(state, update)
         bounds = self.clip_norm(terms) * self.clip_weights(state) ** 0.5
         clipped = clip_layers(shared, self.layout, bounds)
         stds = mechanism.layer_stds(bounds)
@@ -150,11 +148,8 @@ class FedGLPADP(Method):
 
     def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Algorithm 1 on the norms of this and the last round, and the next mask."""
-        xp = array_api_compat.array_namespace(update)
-        if self.privacy.accounting == "strict":
-            seen = sent
-        else:
-            seen = xp.where(state.public.mask, xp.zeros_like(update), update)
+        xp = array_api.array_namespace(update)
+        seen = sent if self.privacy.accounting == "strict" else self.shared(state, update)
         norms, before = layer_norms(seen, self.layout), state.private["norms"]
         direction = 2 * xp.astype(norms > before, norms.dtype) - 1
         direction = xp.where(xp.isnan(before), xp.zeros_like(norms), direction)
@@ -165,7 +160,7 @@ class FedGLPADP(Method):
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
         """Turns the largest sent values of each layer personal; ties go to the lower index."""
         taken = public.participations + 1
-        xp = array_api_compat.array_namespace(sent)
+        xp = array_api.array_namespace(sent)
         grown = xp.asarray(public.mask, copy=True)
         for layer in self.layout.layers:
             part = slice(layer.start, layer.stop)
@@ -175,9 +170,16 @@ class FedGLPADP(Method):
             if not bool(xp.any(missing > 0)):
                 continue
             magnitude = xp.where(mask, -1.0, xp.abs(sent[..., part]))
-            order = xp.argsort(-magnitude, axis=-1, stable=True)
+            ordered = xp.sort(magnitude, axis=-1)  # not argsort: four times as long, twice the room
             for row in np.ndindex(missing.shape):  # one, unless many clients are computed at once
-                grown[..., part][row][order[row][: max(int(missing[row]), 0)]] = True
+                count = int(missing[row])
+                if count <= 0:
+                    continue
+                least = ordered[row][layer.size - count]
+                (above,) = xp.nonzero(magnitude[row] > least)
+                (equal,) = xp.nonzero(magnitude[row] == least)
+                grown[..., part][row][above] = True
+                grown[..., part][row][equal[: count - len(above)]] = True
         return PublicState(grown, taken)
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:

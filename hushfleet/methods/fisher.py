@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.methods.base import Array, DeviceState, OwnData
 
 Normalisation = Literal["min-max", "sum"]
@@ -28,7 +27,7 @@ def normalised(fisher: Array, parts: Iterable[slice], how: Normalisation) -> Arr
     :param how: `min-max` sends a part's smallest value to 0 and its largest to 1; `sum` divides by the part's sum.
         A part whose values are all alike, or all zero, becomes 0 by the first; by the second only the latter does.
     """
-    xp = array_api_compat.array_namespace(fisher)
+    xp = array_api.array_namespace(fisher)
     out = xp.empty_like(fisher)
     for part in parts:
         values = fisher[..., part]
@@ -48,19 +47,19 @@ def squared_gradient(state: DeviceState, at: Array, data: OwnData, *, unit: str)
     """
     if unit == "device":
         return data.squared_gradient(at)
-    xp = array_api_compat.array_namespace(at)
+    xp = array_api.array_namespace(at)
     return state.private.get(MOVED, xp.zeros_like(at)) ** 2
 
 
 def personal_of(state: DeviceState, like: Array) -> Array:
     """What `prepare` chose, bool `[..., d]`; without it nothing is personal."""
-    xp = array_api_compat.array_namespace(like)
+    xp = array_api.array_namespace(like)
     return state.private.get(PERSONAL, xp.zeros_like(like, dtype=xp.bool))
 
 
 def started(state: DeviceState, global_params: Array) -> Array:
     """The personal entries of the device's own model, the rest of the global one; a copy."""
-    xp = array_api_compat.array_namespace(global_params)
+    xp = array_api.array_namespace(global_params)
     if state.own is None:
         return xp.asarray(global_params, copy=True)
     return xp.where(personal_of(state, global_params), state.own, global_params)

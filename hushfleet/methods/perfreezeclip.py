@@ -23,8 +23,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import array_api_compat
-
+from hushfleet import array_api
 from hushfleet.methods.base import Array, BatchGradient, DeviceState, RoundTerms
 from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
 from hushfleet.spec import require
@@ -86,7 +85,7 @@ class PerFreezeClip(HeadFirst):
         """C_t, `[..., 1]`: Eqs. (5)-(7)."""
         if self.config.clipping == "value":
             return self.config.max_norm
-        xp = array_api_compat.array_namespace(norms)
+        xp = array_api.array_namespace(norms)
         history = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
         if _NORMS in batch.memory:
             history = xp.concat((batch.memory[_NORMS], history), axis=-1)

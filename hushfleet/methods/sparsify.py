@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import array_api_compat
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.methods.base import Array
 
 
@@ -17,7 +17,7 @@ def keep_largest(update: Array, share: float, where: Array) -> Array:
 
     :param share: in (0, 1].
     """
-    xp = array_api_compat.array_namespace(update)
+    xp = array_api.array_namespace(update)
     kept = xp.where(where, update, xp.zeros_like(update))
     if share == 1:
         return kept

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import array_api_compat as array_api
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.clipping import clip
 from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge

@@ -267,3 +267,23 @@ def test_configuration_errors_name_key_value_and_range() -> None:
         fedglp(gama=1)
     with pytest.raises(Malformed, match="optimizer"):
         fedglp(optimizer="lion")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_glp_takes_the_largest_and_of_equal_ones_the_first(seed):
+    """Against a stable sort, on coarse values, so that most are equal to others."""
+    rng = np.random.default_rng(seed)
+    layout = ParamLayout(("a.weight", "b.weight"), tuple((int(size),) for size in rng.integers(1, 40, 2)))
+    privacy = PrivacySpec("device", "strict", clip_norm=0.5, noise_multiplier=1.0, delta=1e-5)
+    config = {"beta_0": float(rng.random()), "dynamic_beta": False}
+    method = make_method("fedglp-adp", config, privacy, layout, rounds=4)
+    public = method.init_state().public
+    for taken in range(1, 6):
+        sent = np.where(public.mask, 0, np.round(2 * rng.standard_normal(layout.size))).astype(np.float32)
+        expected = public.mask.copy()
+        for layer in layout.layers:
+            place, target = slice(layer.start, layer.stop), int(method.beta * layer.size * min(taken / 4, 1.0))
+            order = np.argsort(-np.where(public.mask[place], -1.0, np.abs(sent[place])), kind="stable")
+            expected[place][order[: target - np.count_nonzero(public.mask[place])]] = True
+        public = method.advance_public(public, sent)
+        np.testing.assert_array_equal(public.mask, expected)

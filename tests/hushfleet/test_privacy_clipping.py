@@ -167,3 +167,14 @@ def test_snr_by_hand():
     for bad in [(math.nan, 1.0, 1), (1.0, -1.0, 1), (1.0, 1.0, -1), (math.inf, 1.0, 1)]:
         with pytest.raises(PrivacyError, match="finite"):
             snr_db(*bad)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1000, 32_767, 32_769, 65_544, 100_003, (1 << 20) + 9, 2_345_678])
+def test_a_long_vectors_norm_has_the_bits_of_an_array_of_squares(size):
+    """Results that were committed depend on them; the array itself would not fit on a board."""
+    x = random_values(size, size)
+    total = np.float64(0)
+    for left in range(0, size, 1 << 20):
+        total += np.sum(x[left : left + (1 << 20)].astype(np.float64) ** 2)
+    layout = ParamLayout(("all.weight",), ((size,),))
+    assert layer_norms(x, layout)[0] == np.sqrt(total)

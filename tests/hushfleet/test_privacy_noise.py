@@ -109,25 +109,43 @@ def test_temporary_memory_is_bounded():
     assert peak - values.nbytes < 2 << 20
 
 
-def test_box_muller_by_hand():
-    # column 0: the smallest radius words and angle 0; column 1: the largest radius words, radius 0;
-    # column 2: angle of a quarter turn, so that all of it goes into the sine
-    words = np.zeros((2, 4, 3), dtype=np.uint64)
-    words[0, :, 1] = np.uint64(2**64 - 1)
-    words[1, :, 2] = np.uint64(2**62)
-    first, second = _sums_of_box_muller(words)
-    radius = math.sqrt(2 * 53 * math.log(2))  # 8.57; four of them, halved
-    assert first == pytest.approx([2 * radius, 0.0, 0.0], abs=1e-12)
-    assert second == pytest.approx([0.0, 0.0, 2 * radius], abs=1e-12)
+def box_muller(words: np.ndarray) -> tuple[float, float]:
+    """The two sums of one column of words `[2, summands]`, from the definition."""
+    first = second = 0.0
+    for radius_word, angle_word in words.T.tolist():
+        radius = math.sqrt(-2 * math.log(((radius_word >> 11) + 1) / 2**53))
+        angle = math.pi / 2 * (angle_word >> 11) / 2**53
+        first += math.copysign(radius, -1 if angle_word & 1 << 10 else 1) * math.cos(angle)
+        second += math.copysign(radius, -1 if angle_word & 1 << 9 else 1) * math.sin(angle)
+    return first / 2, second / 2
+
+
+def test_box_muller_is_the_definition():
+    words = np.random.default_rng(3).integers(0, 2**64, (2, 4, 500), dtype=np.uint64)
+    words[0, :, 0] = 0  # the largest radius
+    words[0, :, 1] = np.uint64(2**64 - 1)  # radius 0
+    words[1, :, 2] = 0  # on an axis
+    words[1, :, 3] = np.uint64(2**64 - 1)  # a hair from one, in the third quadrant
+    expected = [box_muller(words[:, :, column]) for column in range(500)]
+    np.testing.assert_allclose(np.array(_sums_of_box_muller(words)).T, expected, rtol=0, atol=1e-14)
 
 
 def test_every_word_matters():
     words = np.random.default_rng(5).integers(0, 2**64, (2, 4, 1), dtype=np.uint64)
-    base = np.concatenate(_sums_of_box_muller(words))
+    base = np.concatenate(_sums_of_box_muller(words.copy()))
     for index in np.ndindex(2, 4):
         changed = words.copy()
         changed[(*index, 0)] ^= np.uint64(1 << 62)
         assert np.all(np.concatenate(_sums_of_box_muller(changed)) != base), index
+
+
+@pytest.mark.parametrize(("bit", "coordinate"), [(10, 0), (9, 1)])
+def test_the_quadrant_is_drawn(bit, coordinate):
+    words = np.random.default_rng(5).integers(0, 2**64, (2, 4, 1), dtype=np.uint64)
+    base = np.concatenate(_sums_of_box_muller(words.copy()))
+    words[1] ^= np.uint64(1 << bit)
+    base[coordinate] *= -1
+    np.testing.assert_array_equal(np.concatenate(_sums_of_box_muller(words)), base)
 
 
 def test_seeded_noise_depends_on_its_three_keys_alone():
