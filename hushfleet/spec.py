@@ -146,7 +146,7 @@ class WireSpec:
     """
 
     codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
-    step: float = 0.5
+    step: float = 1.0
     relative_step: float = 0.05
     chunk_bytes: int = 60 * 1024
 

@@ -178,7 +178,7 @@ class WireSection(_Section):
     """
 
     codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
-    step: Annotated[float, Field(gt=0, le=16)] = 0.5
+    step: Annotated[float, Field(gt=0, le=16)] = 1.0
     relative_step: Annotated[float, Field(gt=0, le=1)] = 0.05
     chunk_bytes: Annotated[int, Field(ge=1024, le=1 << 19)] = 60 * 1024
     downlink: Literal["difference", "full"] = "difference"
