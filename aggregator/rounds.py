@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from aggregator.accumulator import ExactSum
 from aggregator.addition import find_addition
 from aggregator.checkpoints import Checkpoints
 from aggregator.closing import ClosingRule, least_devices
 from aggregator.cohort import choose_cohort
+from aggregator.collected import Collected, dense
 from aggregator.decoding import Decoded, Refusal, decode
 from aggregator.difference_files import DifferenceFiles
-from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference, worth_offering
+from aggregator.downlink import download_bytes, make_difference, worth_offering
 from aggregator.inbox import Admitted, Inbox, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
 from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
 from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull, UpdateRow
-from hushfleet.errors import BadInput, HushfleetError, StoreError
-from hushfleet.methods.base import Method, PublicState, RoundOutcome, RoundTerms, ServerState
+from hushfleet.errors import BadInput, StoreError
+from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
 from hushfleet.wire.difference import EncodedDifference, params_digest
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, decode_update
@@ -67,9 +67,6 @@ class RoundEngine:
         self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
-        # most methods look at neither, and making `[d]` of `[k]` is a walk through memory
-        self._state_follows_values = type(self.method).advance_public is not Method.advance_public
-        self._weight_follows_values = type(self.method).weight is not Method.weight
         self._newcomer = prepared.method.init_state().public
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
@@ -292,7 +289,7 @@ class RoundEngine:
             shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
             decoded = decode_update(data, public_key=device.public_key, counts=counts)
-            self._add(update.device, decoded.values, shared, header=decoded.header)
+            self._collected.add(decoded.values, shared, dense(decoded.values, shared), header=decoded.header)
             self._closing.accept(update.device)
         self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
@@ -314,9 +311,7 @@ class RoundEngine:
 
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self._sums = ExactSum(self.layout.size, device=self._torch_device)
-        self._reports: dict[str, tuple[float, ...]] = {}
-        self._noise: dict[str, Noise] = {}
+        self._collected = Collected(self.method, self.layout, self.global_params, device=self._torch_device)
         self._closing.begin(plan.cohort, now=self._monotonic())
 
     def _admitted(self, device: str, data: bytes) -> Admitted | Verdict:
@@ -362,7 +357,7 @@ class RoundEngine:
         # packing a mask takes longer than reading it, so what is there is copied
         before = (self.store.public_state(device) if known else None) or admitted.public.to_bytes()
         decoded = verified.decoded
-        sent = self._sent(decoded.values, admitted.shared, needed=self._state_follows_values)
+        sent = dense(decoded.values, admitted.shared)
         after = self.method.advance_public(admitted.public, sent)
         charge = self.method.charge(terms_of(self._plan))
         with self.store.transaction():
@@ -382,40 +377,15 @@ class RoundEngine:
                     device_epsilon=header.epsilon_server,
                 )
             )
-        self._add(device, decoded.values, admitted.shared, header=header, largest=decoded.largest)
+        self._collected.add(decoded.values, admitted.shared, sent, header=header, largest=decoded.largest)
         self._closing.accept(device)
-
-    def _add(
-        self,
-        device: str,
-        values: np.ndarray,
-        shared: np.ndarray,
-        *,
-        header: UpdateHeader,
-        largest: float | None = None,
-    ) -> None:
-        sent = self._sent(values, shared, needed=self._weight_follows_values)
-        weight = self.method.weight(self.global_params, sent)
-        self._sums.add(values, shared, weight=weight, largest=largest)
-        self._reports[device] = header.report
-        self._noise[device] = Noise(weight, header.noise_stds)
-
-    def _sent(self, values: np.ndarray, shared: np.ndarray, *, needed: bool) -> np.ndarray:
-        """`values` as float32 `[d]`, zero where parameters are personal; made only for a method that looks at it."""
-        if values.size == self.layout.size:
-            return values
-        if not needed:
-            return np.broadcast_to(np.float32(0.0), self.layout.size)
-        sent = np.zeros(self.layout.size, np.float32)
-        sent[shared] = values
-        return sent
 
     def _aggregated(self) -> tuple[np.ndarray, EncodedDifference | None]:
         """The new global model float32 `[d]`, and the difference that leads to it.
 
         It is the old one plus the decoded difference, so that both ways to it give a device the same bits.
         """
-        target, wire = self._target(), self.prepared.task.wire
+        target, wire = self._collected.aggregated(), self.prepared.task.wire
         if wire.downlink == "full" or np.array_equal(target, self.global_params):
             return target, None
         counts = [layer.size for layer in self.layout.layers]
@@ -425,7 +395,7 @@ class RoundEngine:
             task=self.spec.task,
             round=self._plan.round,
             counts=counts,
-            noise_stds=aggregate_noise_stds(self._noise.values(), layers=len(counts)),
+            noise_stds=self._collected.noise_stds,
             wire=wire,
         )
         if difference is None:
@@ -433,21 +403,12 @@ class RoundEngine:
         moved = difference.header.base != difference.header.result
         return difference.result, difference if moved else None
 
-    def _target(self) -> np.ndarray:
-        """The method's server half in float64, as float32 `[d]`."""
-        before = torch.from_numpy(self.global_params.astype(np.float64)).to(self._torch_device)
-        after = self.method.aggregate(before, self._sums.sums, self._sums.weights)
-        params = after.to(torch.float32).cpu().numpy()
-        if not np.isfinite(params).all():
-            raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
-        return params
-
     def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerState:
         outcome = RoundOutcome(
             round=summary.round,
             before=self.global_params,
             after=params,
-            reports=[report for _, report in sorted(self._reports.items())],
+            reports=self._collected.reports,
             accuracy=summary.accuracy_global,
             loss=summary.loss,
         )

@@ -888,7 +888,7 @@ def test_repeats_while_an_update_is_decoded_wait_for_its_verdict(make_pooled: Ma
     assert field.answers("dev-0") == [Ack("tiny-0001", 1, offer.digest)]
     field.offer("dev-0", data)
     assert field.answers("dev-0") == [Ack("tiny-0001", 1, offer.digest)]
-    assert field.fleet.engine._sums.updates == 2
+    assert field.fleet.engine._collected._sums.updates == 2
 
 
 def test_what_came_whole_before_the_deadline_counts(make_pooled: MakeField, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ MakeDesk = Callable[..., Desk]
 
 def outcome(fleet: Any) -> list[Any]:
     """All that must not depend on where an update was decoded."""
-    sums = fleet.engine._sums
+    sums = fleet.engine._collected._sums
     rows = sorted(map(repr, fleet.store.updates(1))), sorted(map(repr, fleet.store.charges()))
     return [rows, sums.sums.tolist(), sums.counts.tolist(), sums.updates, fleet.engine.accepted]
 
@@ -137,7 +137,7 @@ def test_what_is_refused_is_refused_alike(make_desk: MakeDesk) -> None:
     assert desk.codes() == {
         "dev-0": "accepted", "dev-1": "out-of-bounds", "dev-2": "out-of-bounds", "stranger": "unknown-device",
     }  # fmt: skip
-    assert desk.fleet.engine._sums.updates == 1
+    assert desk.fleet.engine._collected._sums.updates == 1
 
 
 def test_two_updates_of_one_device_at_the_same_time_count_once(make_desk: MakeDesk) -> None:
@@ -153,7 +153,7 @@ def test_two_updates_of_one_device_at_the_same_time_count_once(make_desk: MakeDe
     codes = [verdict.code for _, verdict in desk.verdicts]
     assert codes.count("accepted") == 1
     assert set(codes) <= {"accepted", "duplicate"}
-    assert desk.fleet.engine._sums.updates == len(desk.fleet.store.updates(1)) == 1
+    assert desk.fleet.engine._collected._sums.updates == len(desk.fleet.store.updates(1)) == 1
 
 
 def test_what_is_still_inside_when_its_round_is_over_is_late(make_desk: MakeDesk) -> None:
@@ -171,7 +171,7 @@ def test_what_is_still_inside_when_its_round_is_over_is_late(make_desk: MakeDesk
     for pid in desk.pids:
         os.kill(pid, signal.SIGCONT)
     assert desk.codes() == {"dev-0": "accepted", "dev-1": "late"}
-    assert desk.fleet.engine._sums.updates == 0
+    assert desk.fleet.engine._collected._sums.updates == 0
     assert desk.fleet.engine.is_expected("dev-1")
 
 
@@ -191,7 +191,7 @@ def test_a_store_that_fails_refuses_and_the_update_may_come_again(
         assert desk.codes() == {"dev-0": "store-full"}
     desk.take("dev-0", data)
     assert desk.codes() == {"dev-0": "accepted"}
-    assert desk.fleet.engine._sums.updates == 1
+    assert desk.fleet.engine._collected._sums.updates == 1
 
 
 def test_small_cohorts_and_single_cores_have_no_pool(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
