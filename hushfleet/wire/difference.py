@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-import msgpack
 import numpy as np
 
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.spec import TASK_ID, require
-from hushfleet.strict import from_plain, to_plain
-from hushfleet.wire import codec
+from hushfleet.wire import canonical, codec
 from hushfleet.wire.topics import DIGEST_BYTES
 
 MAGIC = b"HD"
@@ -96,7 +94,7 @@ def encode_difference(
     # decoded, as a device will, rather than computed beside it: there is one way to the new model's bits
     result = _moved(base, coded, counts, used)
     header = DifferenceHeader(task, round, params_digest(base), params_digest(result), used)
-    packed = msgpack.packb(to_plain(header), use_bin_type=True)
+    packed = canonical.pack(header)
     return EncodedDifference(b"".join((_HEAD.pack(MAGIC, VERSION, 0, len(packed)), packed, coded)), result, header)
 
 
@@ -192,20 +190,12 @@ def _sections(data: bytes) -> tuple[DifferenceHeader, memoryview]:
 
 
 def _header(packed: memoryview) -> DifferenceHeader:
-    try:
-        plain = msgpack.unpackb(
-            packed,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=96,
-            max_bin_len=DIGEST_BYTES,
-            max_array_len=MAX_LAYERS,
-            max_map_len=8,
-            max_ext_len=0,
-        )
-    except Exception as error:  # msgpack raises a dozen kinds: its own, ValueError, UnicodeDecodeError, ...
-        raise Malformed(f"the difference's header is not msgpack: {error}") from error
-    header = from_plain(DifferenceHeader, plain)
-    if msgpack.packb(to_plain(header), use_bin_type=True) != packed:
-        raise Malformed("the difference's header is not written in the canonical form")
-    return header
+    return canonical.unpack(
+        DifferenceHeader,
+        packed,
+        what="the difference's header",
+        max_text=96,
+        max_bytes=DIGEST_BYTES,
+        max_list=MAX_LAYERS,
+        max_map=8,
+    )

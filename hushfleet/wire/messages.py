@@ -14,11 +14,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-import msgpack
-
 from hushfleet.errors import BadSignature, Malformed, TooLarge
 from hushfleet.spec import TASK_ID, require
-from hushfleet.strict import from_plain, later, to_plain
+from hushfleet.strict import later
+from hushfleet.wire import canonical
 from hushfleet.wire.chunks import MAX_BLOB_BYTES, MAX_RANGES, Ranges, check_ranges
 from hushfleet.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.topics import DIGEST_BYTES, NAME_RULE, is_name
@@ -350,33 +349,23 @@ def decode_message(data: bytes, *, public_key: bytes | None = None) -> Message:
         verify(public_key, signed, signature)
     elif cls not in (Birth, ServerState):
         raise BadSignature(f"a {cls.__name__} cannot be checked, since its sender's key is not known yet")
-    message = from_plain(cls, _unpack(signed[_HEAD.size :]))
+    message = canonical.unpack(
+        cls,
+        signed[_HEAD.size :],
+        what=f"the body of the {cls.__name__}",
+        max_text=4 * MAX_REASON,
+        max_bytes=64,
+        max_list=MAX_RANGES,
+        max_map=MAX_COHORT,
+    )
     if isinstance(message, (Birth, ServerState)):
         if public_key is None:
             verify(message.public_key, signed, signature)
         elif message.public_key != public_key:
             raise BadSignature(f"the {cls.__name__} announces another key than the one that is pinned")
-    if _head_and_body(message) != signed:
-        raise Malformed(f"the {cls.__name__} is not written in the canonical form")
     return message
 
 
 def _head_and_body(message: Message) -> bytes:
-    body = msgpack.packb(to_plain(message), use_bin_type=True)
+    body = canonical.pack(message)
     return _HEAD.pack(MAGIC, VERSION, _NUMBERS[type(message)], len(body)) + body
-
-
-def _unpack(body: bytes) -> object:
-    try:
-        return msgpack.unpackb(
-            body,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=4 * MAX_REASON,
-            max_bin_len=64,
-            max_array_len=MAX_RANGES,
-            max_map_len=MAX_COHORT,
-            max_ext_len=0,
-        )
-    except Exception as error:  # msgpack raises a dozen kinds: its own, ValueError, UnicodeDecodeError, ...
-        raise Malformed(f"the message's body is not msgpack: {error}") from error

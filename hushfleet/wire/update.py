@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgpack
 import numpy as np
 
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.spec import TASK_ID, require
-from hushfleet.strict import from_plain, later, to_plain
-from hushfleet.wire import codec, forms
+from hushfleet.strict import later
+from hushfleet.wire import canonical, codec, forms
 from hushfleet.wire.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.topics import NAME_RULE, is_name
 
@@ -148,7 +147,7 @@ def encode_update(
     coded = forms.encode(
         header.codec, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
     )
-    plain_header = msgpack.packb(to_plain(header), use_bin_type=True)
+    plain_header = canonical.pack(header)
     if len(plain_header) > MAX_HEADER_BYTES:
         raise TooLarge(f"an update's header of {len(plain_header)} bytes is above {MAX_HEADER_BYTES}")
     return EncodedUpdate(_assembled(plain_header, coded, public or b"", identity), sent)
@@ -262,23 +261,9 @@ def _cut(view: memoryview, length: int) -> tuple[memoryview, memoryview]:
 
 
 def _header(packed: memoryview) -> UpdateHeader:
-    try:
-        plain = msgpack.unpackb(
-            packed,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=96,
-            max_bin_len=64,
-            max_array_len=MAX_LAYERS,
-            max_map_len=32,
-            max_ext_len=0,
-        )
-    except Exception as error:  # msgpack raises a dozen kinds: its own, ValueError, UnicodeDecodeError, ...
-        raise Malformed(f"the update's header is not msgpack: {error}") from error
-    header = from_plain(UpdateHeader, plain)
-    if msgpack.packb(to_plain(header), use_bin_type=True) != packed:
-        raise Malformed("the update's header is not written in the canonical form")
-    return header
+    return canonical.unpack(
+        UpdateHeader, packed, what="the update's header", max_text=96, max_bytes=64, max_list=MAX_LAYERS, max_map=32
+    )
 
 
 def _check_counts(header: UpdateHeader, counts: Sequence[int]) -> None:
