@@ -39,7 +39,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
         method="dp-fedavg",
         method_config={"batch_size": 16, "local_epochs": 1},
         privacy=PrivacySpec("device", "strict", clip_norm=1.0, noise_multiplier=2.0, delta=1e-5),
-        wire=WireSpec(chunk_bytes=CHUNK_BYTES),
+        wire=WireSpec(step=0.25, chunk_bytes=CHUNK_BYTES),  # updates of several chunks
         model=ModelSpec(
             name=model.name,
             layout=model.layout,
