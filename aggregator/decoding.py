@@ -5,13 +5,14 @@ It runs in the main process or in a worker (`aggregator.decoding_pool`), so noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from aggregator.addition import Addition, BlockAddition
-from hushfleet.errors import NotFinite, WireError
+from hushfleet.errors import WireError
 from hushfleet.wire.update import decode_signed
 
 MAX_MAGNITUDE = 2.0**20
@@ -58,13 +59,13 @@ def decode(
 def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | None, walk: Addition) -> Decoded:
     try:
         values = decode_signed(data, counts=counts, out=out).values
-    except NotFinite as error:
-        raise Refusal("non-finite", str(error)) from error
     except WireError as error:
         raise Refusal("malformed", str(error)) from error
     ends = np.cumsum(counts).tolist()
     measured = [walk.measure(values[end - k : end]) for k, end in zip(counts, ends, strict=True)]
     largest = float(np.max([magnitude for magnitude, _ in measured]))  # keeps a NaN
-    if not largest <= MAX_MAGNITUDE:
+    if not math.isfinite(largest):
+        raise Refusal("non-finite", "some of the update's values are not finite")
+    if largest > MAX_MAGNITUDE:
         raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
     return Decoded(values, largest, tuple(square for _, square in measured))

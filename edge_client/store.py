@@ -29,6 +29,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.identity import Identity
 
+_RESIDUAL = "wire:residual"  # lies among the method's arrays, whose names are identifiers
 KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card
 
 
@@ -202,13 +203,27 @@ class DeviceStore:
             state = DeviceState(
                 PublicState.from_bytes(public, size=size),
                 None if own is None else np.frombuffer(own, "<f4").astype(np.float32, copy=False),
-                unpack_arrays(private),
+                {name: array for name, array in unpack_arrays(private).items() if name != _RESIDUAL},
             )
             if state.own is not None and state.own.shape != (size,):
                 raise ValueError(f"{state.own.size} own parameters where {size} are expected")
         except (Malformed, ValueError, TypeError) as error:
             raise StoreError(f"the state of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
         return state
+
+    def load_residual(self, task: str, *, size: int) -> np.ndarray:
+        """What the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        with self._reading():
+            row = self._connection.execute("SELECT private FROM states WHERE task = ?", (task,)).fetchone()
+        try:
+            residual = None if row is None else unpack_arrays(row[0]).get(_RESIDUAL)
+            if residual is None:
+                return np.zeros(size, np.float32)
+            if residual.shape != (size,) or residual.dtype != np.float32:
+                raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"the residual of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
+        return residual
 
     def last_round(self, task: str) -> int | None:
         """The last round of the task that this device committed."""
@@ -225,10 +240,12 @@ class DeviceStore:
         state: DeviceState,
         update: bytes,
         public_before: bytes,
+        residual: np.ndarray | None = None,
     ) -> OutboxEntry:
         """Ledger entry, encoded update and new state in one synced transaction: all, or nothing.
 
         :param public_before: `PublicState.to_bytes()` from before this update.
+        :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
 
         Raises `LedgerError` when this round was charged before, and `StoreError` when the disk is full;
         nothing has changed then, and nothing may be sent.
@@ -241,7 +258,7 @@ class DeviceStore:
             int(np.asarray(state.public.mask).size),
             state.public.to_bytes(),
             own,
-            pack_arrays(state.private),
+            pack_arrays(state.private if residual is None else {**state.private, _RESIDUAL: residual}),
         )
         with self._transaction(f"commit round {round} of task {task}"):
             self.ledger.charge(charge, task=task, round=round, payload_digest=digest)

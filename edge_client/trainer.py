@@ -24,7 +24,7 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.spec import TaskSpec
 from hushfleet.training import MakeOptimizer, OnBatch, Trained, train_round
-from hushfleet.wire.forms import steps_for
+from hushfleet.wire.forms import CARRIED, steps_for
 from hushfleet.wire.messages import RoundPlan
 from hushfleet.wire.update import UpdateHeader, encode_update
 
@@ -202,12 +202,17 @@ class Trainer:
             report=release.report,
         )
         everything = bool(shared.all())  # then nothing is copied: a board's memory is small
-        values = release.values if everything else release.values[shared]
+        values, residual = release.values if everything else release.values[shared], None
+        if self.spec.wire.codec in CARRIED:
+            residual = self.store.load_residual(plan.task, size=layout.size)
+            values = values + residual[shared]
         encoded = encode_update(header, values, counts=counts, identity=self.store.identity)
         sent = encoded.sent
         if not everything:
             sent = np.zeros_like(update)
             sent[shared] = encoded.sent
+        if residual is not None:
+            residual[shared] = values - encoded.sent
         entry = self.store.commit_round(
             task=plan.task,
             round=plan.round,
@@ -215,6 +220,7 @@ class Trainer:
             state=method.advance(state, update=update, trained=trained.own, sent=sent),
             update=encoded.data,
             public_before=state.public.to_bytes(),
+            residual=residual,
         )
         if self.observer is not None:
             self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))

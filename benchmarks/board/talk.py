@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,12 +32,14 @@ class Child:
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._module = module
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # what the client says, shown if it ends
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env=one_thread(),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
         )
         self.ready = self._answer()
@@ -48,7 +51,9 @@ class Child:
     def _answer(self) -> Answer:
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._module} ended with exit code {self._process.wait()}")
+            code = self._process.wait()
+            self._log.seek(0)
+            raise RuntimeError(f"{self._module} ended with exit code {code}:\n{self._log.read()[-2000:]}")
         return json.loads(line)
 
     def __enter__(self) -> Self:
@@ -61,6 +66,7 @@ class Child:
             self._process.kill()
         self._process.wait()
         self._process.stdout.close()
+        self._log.close()
 
 
 def serve(ready: Answer, handlers: dict[str, Callable[..., Answer]]) -> None:

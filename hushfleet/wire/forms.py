@@ -23,6 +23,10 @@ Form = Literal["quantized", "one-bit", "float16", "float32"]
 STEPPED: tuple[Form, ...] = ("quantized", "one-bit")
 """Forms with a number for each layer: the quantisation step, or the magnitude of the signs."""
 
+CARRIED: tuple[Form, ...] = ("one-bit",)
+"""Forms whose error a device keeps and adds to its next update (error feedback: Seide et al., Interspeech 2014), so
+that errors do not add up over rounds. They are errors of noised values: this is post-processing."""
+
 _FLOATS = {"float16": "<f2", "float32": "<f4"}
 
 
@@ -70,7 +74,7 @@ def encode(
         coded = one_bit.encode_signs(values)
         one_bit.decode_signs(coded, counts=counts, magnitudes=steps, out=sent)
         return coded
-    _check_finite(values)
+    check_finite(values)
     with np.errstate(over="ignore"):
         written = values.astype(_FLOATS[form])
     if not np.isfinite(written).all():
@@ -93,7 +97,8 @@ def decode(
     :param out: float32 `[k]`, filled and returned; after an error its content means nothing. Without it the values
         of `float32` are read-only and lie in `data`.
 
-    Raises `Malformed` or `NotFinite`, and allocates in proportion to k, whatever `data` says.
+    Those of the two float forms may be anything, NaN included: see `check_finite`. Raises `Malformed`, and allocates in
+    proportion to k, whatever `data` says.
     """
     size = sum(counts)
     if form == "quantized":
@@ -109,9 +114,7 @@ def decode(
     if out is not None:
         out[:] = read
     # where they lie, if they may: a copy would take as long as all that is done with them
-    values = read.astype(np.float32, copy=False) if out is None else out
-    _check_finite(values)
-    return values
+    return read.astype(np.float32, copy=False) if out is None else out
 
 
 def added_variance(form: Form, *, step: float, noise_std: float) -> float:
@@ -126,7 +129,8 @@ def max_bytes(size: int) -> int:
     return max(codec.max_coded_bytes(size), 4 * size)
 
 
-def _check_finite(values: np.ndarray) -> None:
+def check_finite(values: np.ndarray) -> None:
+    """Raises `NotFinite`."""
     # a NaN is the largest and the smallest of all; the two walks take a fraction of looking at each value's bits
     if not (np.isfinite(values.max(initial=0)) and np.isfinite(values.min(initial=0))):
         raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")

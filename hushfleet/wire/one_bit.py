@@ -2,8 +2,9 @@
 
 A value is a small signal in Gaussian noise of standard deviation s, so its sign alone, as +-s sqrt(pi / 2), has the
 value's mean (unit gain, to first order in signal over noise) at pi / 2 = 1.571 times the noise's variance: 1.96 dB of
-the signal-to-noise ratio. Privacy is untouched, since signs are taken of what was noised. A signal that is not small
-against the noise is cut off at the magnitude; without noise the form means nothing, and is refused.
+the signal-to-noise ratio. Privacy is untouched, since signs are taken of what was noised. What a sign leaves out, that
+of a signal which is not small against the noise included, the device adds to its next update (`forms.CARRIED`): over
+many rounds the sums are those of the noised values. Without noise the form means nothing, and is refused.
 """
 
 from __future__ import annotations

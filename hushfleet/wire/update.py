@@ -187,13 +187,15 @@ def decode_update(
     """
     sections = _sections(data)
     verify(public_key, sections.signed, sections.signature)
-    return _decoded(sections, counts, out)
+    decoded = _decoded(sections, counts, out)
+    forms.check_finite(decoded.values)
+    return decoded
 
 
 def decode_signed(
     data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None
 ) -> DecodedUpdate:
-    """As `decode_update`, where the signature was verified before: it is NOT checked here."""
+    """As `decode_update`, where the signature was verified before: NOT checked are it and that values are finite."""
     return _decoded(_sections(data), counts, out)
 
 

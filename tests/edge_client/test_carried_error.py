@@ -1,0 +1,49 @@
+"""With one bit a value, what a device has sent over all rounds is what it has noised, up to one residual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from edge_bench import DEVICE, Bench, Package
+
+from edge_client.trainer import TrainedRound
+from hushfleet.errors import StoreError
+from hushfleet.methods.base import PublicState
+from hushfleet.spec import WireSpec
+from hushfleet.wire.messages import RoundPlan
+from hushfleet.wire.update import decode_update
+
+
+def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], package: Package) -> None:
+    bench = make_bench(package=package.with_spec(wire=WireSpec("one-bit"), method="fedglp-adp"))
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    trainer, store, size = bench.agent.tasks.runtime.trainer(), bench.store, package.initial.size
+    seen: list[TrainedRound] = []
+    trainer.observer = seen.append
+    task = trainer.spec.task
+    noised, sent = np.zeros(size), np.zeros(size)
+    residual = store.load_residual(task, size=size)
+    assert not residual.any()
+    for number in range(1, 5):
+        state = store.load_state(task)
+        shared = ~(PublicState.initial(size) if state is None else state.public).mask
+        counts = [int(shared[layer.start : layer.stop].sum()) for layer in trainer.spec.model.layout.layers]
+        cohort = {DEVICE: bytes(16)}
+        plan = RoundPlan(task, number, 5, "open", bytes(32), 4 * size, cohort, 1, 60.0)
+        entry = trainer.run_round(plan, package.initial)
+        values = decode_update(entry.data, public_key=store.identity.public_key, counts=counts).values
+        noised[shared] += seen[-1].release.values[shared]
+        sent[shared] += values
+        before, residual = residual, store.load_residual(task, size=size)
+        # the sign is that of the noised value and what was left out before, and a personal parameter's residual stays
+        assert (np.signbit(values) == (seen[-1].release.values[shared] + before[shared] < 0)).all()
+        assert (residual[~shared] == before[~shared]).all()
+        np.testing.assert_allclose(sent + residual, noised, rtol=0, atol=1e-4)
+        bench.restart()  # it is kept across a power cut
+        store = trainer.store = bench.store
+    assert shared.sum() < size
+    assert "wire:residual" not in store.load_state(task).private
+    with pytest.raises(StoreError, match="residual"):
+        store.load_residual(task, size=size - 1)
