@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from edge_client.config import SimulationSection
 from edge_client.store import DeviceStore, OutboxEntry
 from hushfleet.methods.base import DeviceState
@@ -107,18 +109,31 @@ class PacedStore(DeviceStore):
         self._take_time(len(data))
 
     def commit_round(
-        self, *, task: str, round: int, charge: Charge, state: DeviceState, update: bytes, public_before: bytes
+        self,
+        *,
+        task: str,
+        round: int,
+        charge: Charge,
+        state: DeviceState,
+        update: bytes,
+        public_before: bytes,
+        residual: np.ndarray | None = None,
     ) -> OutboxEntry:
         """Until the commit the round may still be given up, and nothing was spent; after it, it may not."""
         self._pacer.catch_up()
         with self._pacer.checked_by(_nothing):
             entry = super().commit_round(
-                task=task, round=round, charge=charge, state=state, update=update, public_before=public_before
+                task=task,
+                round=round,
+                charge=charge,
+                state=state,
+                update=update,
+                public_before=public_before,
+                residual=residual,
             )
             self._pacer.catch_up()
-            own_bytes = 0 if state.own is None else state.own.nbytes
-            private_bytes = sum(array.nbytes for array in state.private.values())
-            self._take_time(len(update) + len(state.public.to_bytes()) + own_bytes + private_bytes)
+            vectors = [vector for vector in (state.own, residual, *state.private.values()) if vector is not None]
+            self._take_time(len(update) + len(state.public.to_bytes()) + sum(vector.nbytes for vector in vectors))
         return entry
 
     def _take_time(self, written_bytes: int) -> None:

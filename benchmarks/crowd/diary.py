@@ -11,8 +11,6 @@ from typing import IO, Any
 
 from edge_client.pacing import PacedStore, Pacer
 from edge_client.store import OutboxEntry
-from hushfleet.methods.base import DeviceState
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.link import Delivery, LinkEvent, publish_packet_bytes
 from hushfleet.wire.mqtt import MqttLink
 from hushfleet.wire.topics import Topics
@@ -91,12 +89,8 @@ class NotedStore(PacedStore):
             self._turn.release()
         super().end_attempt(kind)
 
-    def commit_round(
-        self, *, task: str, round: int, charge: Charge, state: DeviceState, update: bytes, public_before: bytes
-    ) -> OutboxEntry:
-        entry = super().commit_round(
-            task=task, round=round, charge=charge, state=state, update=update, public_before=public_before
-        )
+    def commit_round(self, **fields: Any) -> OutboxEntry:
+        entry = super().commit_round(**fields)
         self._rounds.note("trained_at")
         return entry
 
