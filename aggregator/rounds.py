@@ -8,9 +8,8 @@ was killed: sums are exact, so re-adding the stored updates of an open round in 
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,11 +23,12 @@ from aggregator.cohort import choose_cohort
 from aggregator.collected import Collected, dense
 from aggregator.decoding import Decoded, Refusal, decode
 from aggregator.difference_files import DifferenceFiles
-from aggregator.downlink import download_bytes, make_difference, worth_offering
+from aggregator.downlink import make_difference, worth_offering
 from aggregator.inbox import Admitted, Inbox, Verdict, VerifiedUpdate
-from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
+from aggregator.metrics import RoundSummary, snr_db
 from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
-from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull, UpdateRow
+from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull
+from aggregator.summary import summarise
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
 from hushfleet.wire.difference import EncodedDifference, params_digest
@@ -224,7 +224,17 @@ class RoundEngine:
         enough = len(updates) >= self._rules.min_updates
         params, difference = self._aggregated() if enough else (self.global_params, None)
         digest = params_digest(params)
-        summary = self._summary(row, updates, params, enough)
+        summary = summarise(
+            plan,
+            updates,
+            params,
+            changed=enough,
+            method=self.method,
+            store=self.store,
+            held=self._trained_on,
+            evaluate=self.prepared.evaluate_global,
+            wall_s=max(0.0, self._clock() - row.opened_at),
+        )
         server = self._advanced(params, summary) if enough else self._server
         self.checkpoints.write(plan.round, params)
         if difference is not None:
@@ -414,38 +424,6 @@ class RoundEngine:
         )
         return self.method.advance_server(self._server, outcome)
 
-    def _summary(self, row: RoundRow, updates: Sequence[UpdateRow], params: np.ndarray, enough: bool) -> RoundSummary:
-        cohort_size, participants = len(row.cohort), len(updates) if enough else 0
-        release, charge = None, self.method.charge(terms_of(self._plan))
-        if participants:
-            release = self._release_multiplier(row.round, participants)
-        evaluate = self.prepared.evaluate_global
-        accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
-        return RoundSummary(
-            round=row.round,
-            cohort_size=cohort_size,
-            participants=participants,
-            uplink_bytes=sum(update.size for update in updates),
-            downlink_bytes=sum(download_bytes(self._plan, self._trained_on.get(update.device)) for update in updates),
-            snr_db=snr_db(updates),
-            wall_s=max(0.0, self._clock() - row.opened_at),
-            accuracy_global=accuracy,
-            loss=loss,
-            multiplier_release=release,
-            eq20_bytes=eq20_bytes([update.shared for update in updates], self.layout.size),
-            float32_bytes=4 * self.layout.size * len(updates),
-            sample_rate=charge.sample_rate,
-            steps=charge.steps,
-        )
-
-    def _release_multiplier(self, round: int, participants: int) -> float:
-        """Of the aggregate. Where devices choose their own noise, what they say of it is added up."""
-        terms = terms_of(self._plan)
-        if self.method.personal_noise and self.method.charge(terms).unit == "device":
-            added = [charge.noise_multiplier for charge in self.store.charges() if charge.round == round]
-            return math.hypot(*added)
-        return self.method.multiplier_release(terms, participants=participants)
-
     def _set_global(self, params: np.ndarray, digest: bytes) -> None:
         params.setflags(write=False)
         self.global_params, self.global_digest = params, digest
@@ -454,7 +432,3 @@ class RoundEngine:
 def terms_of(plan: RoundPlan) -> RoundTerms:
     """What the round asks of every device; a device's own preference is known to itself only."""
     return RoundTerms(plan.noise_split, plan.controls)
-
-
-def _measured(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
