@@ -86,7 +86,8 @@ class BlockAddition:
         for part in blocks(values):
             flat = rows[1:].reshape(-1)
             size = part.stop - part.start
-            flat[:size], flat[size:] = values[part], 0.0
+            with np.errstate(invalid="ignore"):  # a signalling NaN; `largest` tells of it
+                flat[:size], flat[size:] = values[part], 0.0
             largest = np.maximum(largest, self.largest(values[part]))  # keeps a NaN
             flat *= flat
             rows[0] = rows.sum(axis=0)
