@@ -11,12 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from edge_client.config import SimulationSection
-from edge_client.store import DeviceStore, OutboxEntry
-from hushfleet.methods.base import DeviceState
-from hushfleet.privacy.mechanism import Charge
+from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
 
 SLICE_S = 0.05
 LEAST_WAIT_S = 1.0
@@ -108,32 +104,13 @@ class PacedStore(DeviceStore):
         super().put_blob(digest, data)
         self._take_time(len(data))
 
-    def commit_round(
-        self,
-        *,
-        task: str,
-        round: int,
-        charge: Charge,
-        state: DeviceState,
-        update: bytes,
-        public_before: bytes,
-        residual: np.ndarray | None = None,
-    ) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
         """Until the commit the round may still be given up, and nothing was spent; after it, it may not."""
         self._pacer.catch_up()
         with self._pacer.checked_by(_nothing):
-            entry = super().commit_round(
-                task=task,
-                round=round,
-                charge=charge,
-                state=state,
-                update=update,
-                public_before=public_before,
-                residual=residual,
-            )
+            entry = super().commit_round(commit)
             self._pacer.catch_up()
-            vectors = [vector for vector in (state.own, residual, *state.private.values()) if vector is not None]
-            self._take_time(len(update) + len(state.public.to_bytes()) + sum(vector.nbytes for vector in vectors))
+            self._take_time(commit.written_bytes)
         return entry
 
     def _take_time(self, written_bytes: int) -> None:

@@ -55,6 +55,30 @@ class OutboxEntry:
         return self.status == "pending"
 
 
+@dataclass(frozen=True)
+class RoundCommit:
+    """What a round leaves, to be stored as a whole or not at all.
+
+    :param update: the encoded update.
+    :param public_before: `PublicState.to_bytes()` from before it.
+    :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
+    """
+
+    task: str
+    round: int
+    charge: Charge
+    state: DeviceState
+    update: bytes
+    public_before: bytes
+    residual: np.ndarray | None = None
+
+    @property
+    def written_bytes(self) -> int:
+        vectors = (self.state.own, self.residual, *self.state.private.values())
+        arrays_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
+        return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes
+
+
 class DeviceStore:
     """The store of one device; one process at a time.
 
@@ -231,25 +255,14 @@ class DeviceStore:
             (last,) = self._connection.execute("SELECT MAX(round) FROM outbox WHERE task = ?", (task,)).fetchone()
         return last
 
-    def commit_round(
-        self,
-        *,
-        task: str,
-        round: int,
-        charge: Charge,
-        state: DeviceState,
-        update: bytes,
-        public_before: bytes,
-        residual: np.ndarray | None = None,
-    ) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
         """Ledger entry, encoded update and new state in one synced transaction: all, or nothing.
-
-        :param public_before: `PublicState.to_bytes()` from before this update.
-        :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
 
         Raises `LedgerError` when this round was charged before, and `StoreError` when the disk is full;
         nothing has changed then, and nothing may be sent.
         """
+        task, round, state, update = commit.task, commit.round, commit.state, commit.update
+        carried = {} if commit.residual is None else {_RESIDUAL: commit.residual}
         digest = hashlib.sha256(update).digest()
         own = None if state.own is None else np.ascontiguousarray(state.own, "<f4").data
         state_row = (
@@ -258,14 +271,14 @@ class DeviceStore:
             int(np.asarray(state.public.mask).size),
             state.public.to_bytes(),
             own,
-            pack_arrays(state.private if residual is None else {**state.private, _RESIDUAL: residual}),
+            pack_arrays({**state.private, **carried}),
         )
         with self._transaction(f"commit round {round} of task {task}"):
-            self.ledger.charge(charge, task=task, round=round, payload_digest=digest)
+            self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
             run = self._connection.execute
             run(
                 "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending')",
-                (task, round, digest, update, public_before),
+                (task, round, digest, update, commit.public_before),
             )
             run("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)", state_row)
             # The aggregator asks only for the round that is open: older bytes will not be sent again.
@@ -274,7 +287,7 @@ class DeviceStore:
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
                 (KEPT_TASKS,),
             )
-        return OutboxEntry(task, round, update, digest, public_before, "pending")
+        return OutboxEntry(task, round, update, digest, commit.public_before, "pending")
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
         """The stored update of a round, or None where none was made."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_client.store import DeviceStore, OutboxEntry
+from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.batch_gradient import GradientFunction
 from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
@@ -213,7 +213,7 @@ class Trainer:
             sent[shared] = encoded.sent
         if residual is not None:
             residual[shared] = values - encoded.sent
-        entry = self.store.commit_round(
+        commit = RoundCommit(
             task=plan.task,
             round=plan.round,
             charge=release.charge,
@@ -222,6 +222,7 @@ class Trainer:
             public_before=state.public.to_bytes(),
             residual=residual,
         )
+        entry = self.store.commit_round(commit)
         if self.observer is not None:
             self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
         return entry

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_client.pacing import PacedStore, Pacer
-from edge_client.store import OutboxEntry
+from edge_client.store import OutboxEntry, RoundCommit
 from hushfleet.wire.link import Delivery, LinkEvent, publish_packet_bytes
 from hushfleet.wire.mqtt import MqttLink
 from hushfleet.wire.topics import Topics
@@ -89,8 +89,8 @@ class NotedStore(PacedStore):
             self._turn.release()
         super().end_attempt(kind)
 
-    def commit_round(self, **fields: Any) -> OutboxEntry:
-        entry = super().commit_round(**fields)
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        entry = super().commit_round(commit)
         self._rounds.note("trained_at")
         return entry
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_client.arrays import pack_arrays, unpack_arrays
-from edge_client.store import KEPT_TASKS, DeviceStore
+from edge_client.store import KEPT_TASKS, DeviceStore, RoundCommit
 from hushfleet.errors import LedgerError, StoreError
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
@@ -36,12 +36,14 @@ def state(participations: int, *, size: int = 50, own: bool = True) -> DeviceSta
 
 def commit(store: DeviceStore, number: int, *, task: str = "t", update: bytes | None = None) -> None:
     store.commit_round(
-        task=task,
-        round=number,
-        charge=charge(),
-        state=state(number),
-        update=update or bytes([number % 256]) * 1000,
-        public_before=state(number - 1).public.to_bytes(),
+        RoundCommit(
+            task=task,
+            round=number,
+            charge=charge(),
+            state=state(number),
+            update=update or bytes([number % 256]) * 1000,
+            public_before=state(number - 1).public.to_bytes(),
+        )
     )
 
 
@@ -104,9 +106,7 @@ def test_old_bytes_go_and_the_ledger_stays(path: Path) -> None:
 
 def test_a_state_before_any_training_has_no_own_model(path: Path) -> None:
     with DeviceStore(path, device="a") as store:
-        store.commit_round(
-            task="t", round=1, charge=charge(), state=state(1, own=False), update=b"u", public_before=b"p"
-        )
+        store.commit_round(RoundCommit("t", 1, charge(), state(1, own=False), update=b"u", public_before=b"p"))
         assert store.load_state("t").own is None
 
 
@@ -184,19 +184,19 @@ _COMMIT = """
     import hashlib, os, random, resource, signal, sys, time
     from pathlib import Path
     import numpy as np
-    from edge_client.store import DeviceStore
+    from edge_client.store import DeviceStore, RoundCommit
     from hushfleet.errors import StoreError
     from hushfleet.methods.base import DeviceState, PublicState
     from hushfleet.privacy.mechanism import GaussianMechanism
 
     def commit(store, number):
         mask = np.arange(4000) < number
-        store.commit_round(
+        store.commit_round(RoundCommit(
             task="t", round=number, charge=GaussianMechanism(2.0).charge(),
             state=DeviceState(PublicState(mask, number), np.full(4000, number, np.float32)),
             update=number.to_bytes(4, "big") * 5000,
             public_before=PublicState(mask, number - 1).to_bytes(),
-        )
+        ))
 """
 
 

@@ -19,7 +19,7 @@ from edge_client.config import DeviceConfig, SimulationSection, load_config
 from edge_client.metrics import MetricsFile
 from edge_client.pacing import LEAST_WAIT_S, SLICE_S, PacedStore, Pacer, open_store
 from edge_client.rounds import Stopped
-from edge_client.store import DeviceStore
+from edge_client.store import DeviceStore, RoundCommit
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge
@@ -214,14 +214,8 @@ def a_store(tmp_path: Path, pacer: Pacer, write_mb_s: float | None) -> Iterator[
 
 def commit(store: DeviceStore, round: int = 1) -> None:
     state = DeviceState(PublicState.initial(800), np.zeros(800, np.float32), {"w": np.zeros(25)})
-    store.commit_round(
-        task="t",
-        round=round,
-        charge=Charge("device", "zero-out", "gaussian", noise_multiplier=1.0),
-        state=state,
-        update=bytes(5000),
-        public_before=b"",
-    )
+    charge = Charge("device", "zero-out", "gaussian", noise_multiplier=1.0)
+    store.commit_round(RoundCommit("t", round, charge, state, update=bytes(5000), public_before=b""))
 
 
 def test_writes_take_their_time(tmp_path: Path) -> None:
@@ -348,9 +342,9 @@ def test_what_waiting_for_others_takes_is_no_work(make_paced: MakePaced) -> None
     before = sum(time.waited)
     committing = bench.store.commit_round
 
-    def commit_round(**row: object) -> object:
+    def commit_round(commit: RoundCommit) -> object:
         time.work(5.0)
-        return committing(**row)
+        return committing(commit)
 
     bench.store.commit_round = commit_round
     updates_of(bench)
