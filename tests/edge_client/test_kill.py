@@ -38,7 +38,7 @@ from hushfleet.wire.update import decode_update
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED = tuple(f"{ROOT / package}{os.sep}" for package in ("edge_client", "hushfleet"))
 ROUNDS = 3
-SPREAD = 24
+SPREAD = 12
 MULTIPLIER, CLIP_NORM = 2.0, 1.0
 
 # What is called, inside of which function; each is a kill point, before and after.
@@ -158,9 +158,8 @@ def check(folder: Path, *, whole: bool) -> None:
             header, values, _ = decode_update(entry.data, public_key=key, counts=[2000, 500])
             # The update itself is at most the clip norm long; the rest of 2,500 values is noise.
             noise = float(np.linalg.norm(values)) / LAYOUT.size**0.5
-            claimed = header.multiplier_server * CLIP_NORM * 2**0.5  # two layers share the bound
             assert header.multiplier_server == MULTIPLIER
-            assert 0.9 < noise / claimed < 1.1, "the noise is as large as the ledger says"
+            assert 0.9 < noise / (MULTIPLIER * CLIP_NORM) < 1.1, "the noise is as large as the ledger says"
 
 
 def forked(work: Callable[[], Any], result: Path) -> int:
