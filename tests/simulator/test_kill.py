@@ -24,6 +24,8 @@ from hushfleet.errors import HushfleetError
 from simulator.live import LiveFleet
 from simulator.run_folder import Simulation
 
+pytestmark = pytest.mark.slow
+
 RUNS = 20
 FIELD_RUNS = 4
 NAMES = [f"device-{number}" for number in range(8)]

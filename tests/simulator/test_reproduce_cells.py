@@ -23,6 +23,8 @@ from simulator.reproduce.recipe import load_entry, load_paper
 from simulator.reproduce.run_cell import RUN, run_cell
 from simulator.reproduce.table import kendall, make_table
 
+pytestmark = pytest.mark.slow
+
 PAPER = 'name = "Our own"\nsource = "Nobody, nowhere"\n'
 TABLE = """
 title = "Two methods and a noise"
