@@ -1,5 +1,5 @@
-"""Rényi accounting of the Gaussian and the Poisson-subsampled Gaussian, as the papers do it: an upper bound, a tenth and
-more above `exact`.
+"""Rényi accounting of the Gaussian and the Poisson-subsampled Gaussian, as the papers do it: an upper bound, a tenth
+and more above `exact`.
 
 Sources: Mironov 2017 (Rényi DP, composition, the Gaussian at order a costs a / (2 S^2)); Mironov, Talwar and Zhang
 2019, section 3.3 (the subsampled Gaussian: binomial sum at integer orders, two series of error functions between
