@@ -61,7 +61,6 @@ class TaskRuntime:
 
     def trainer(self) -> Trainer:
         """With the data as they are now. Raises `BadInput` where there are none."""
-        limits = self._config.limits
         return Trainer(
             device=self._config.device.id,
             store=self._store,
@@ -70,9 +69,7 @@ class TaskRuntime:
             logits_of=self.inference,
             samples=self.data.samples(),
             randomness=self._randomness(),
-            epsilon_limit=limits.epsilon_server,
-            delta=limits.delta,
-            preference=limits.noise_preference,
+            limits=self._config.limits,
             observer=self._observer,
         )
 

@@ -323,8 +323,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
             logits_of=prepared.inference,
             samples=samples,
             randomness=SeededRandomness(0, 0),
-            epsilon_limit=float("inf"),
-            delta=0.1,
+            limits=LimitsSection(epsilon_server=float("inf")),
         )
         params = prepared.initial
         for number in (1, 2):

@@ -25,6 +25,7 @@ import numpy as np
 from aggregator.prepare import PreparedTask
 from aggregator.rounds import RoundEngine
 from aggregator.store import AggregatorStore
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.data.samples import Samples
@@ -117,8 +118,7 @@ class _Trial:
             logits_of=self._inference,
             samples=_samples(self._prepared, batches * batch_size),
             randomness=SeededRandomness(0, 0),
-            epsilon_limit=math.inf,
-            delta=spec.privacy.delta,
+            limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
         )
         entry, seconds = _measured(lambda: trainer.run_round(plan, params))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))
