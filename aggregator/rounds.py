@@ -385,6 +385,7 @@ class RoundEngine:
                     steps=charge.steps,
                     device_rounds=header.rounds_charged,
                     device_epsilon=header.epsilon_server,
+                    raw="\n".join(charge.raw),
                 )
             )
         self._collected.add(decoded.values, admitted.shared, sent, header=header, largest=decoded.largest)

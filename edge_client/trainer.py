@@ -88,6 +88,7 @@ class Trainer:
 
     :param store: keeps the state, the ledger and the update; what is committed there is what is sent.
     :param logits_of: the network's inference, for methods that look at their own data.
+    :param samples: reads the device's data; asked when they are needed.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: is shown each trained round, for metrics that stay on the device.
     :param make_optimizer: of the local training.
@@ -101,7 +102,7 @@ class Trainer:
         spec: TaskSpec,
         gradient: GradientFunction,
         logits_of: LogitsOf,
-        samples: Samples,
+        samples: Callable[[], Samples],
         randomness: Randomness,
         limits: LimitsSection,
         observer: Callable[[TrainedRound], None] | None = None,
@@ -112,7 +113,7 @@ class Trainer:
         self.spec = spec
         self.gradient = gradient
         self.logits_of = logits_of
-        self.samples = samples
+        self._samples = samples
         self.randomness = randomness
         self.limits = limits
         self.observer = observer
@@ -120,6 +121,11 @@ class Trainer:
         self.method = make_method(
             spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds
         )
+
+    @property
+    def samples(self) -> Samples:
+        """Raises `BadInput` where there are none and the task needs some, or where they do not fit it."""
+        return self._samples()
 
     def check_round(self, plan: RoundPlan) -> None:
         """Refuses, before any training, a round that this device must not take part in.

@@ -132,7 +132,7 @@ def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
             spec=files.spec,
             gradient=files.gradient,
             logits_of=files.inference,
-            samples=files.train(job.device),
+            samples=lambda: files.train(job.device),
             randomness=SeededRandomness(job.seed, job.index),
             limits=LimitsSection(
                 epsilon_server=job.epsilon_limit,

@@ -321,7 +321,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
             spec=spec,
             gradient=GradientGraph(prepared.blobs[spec.model.gradient.digest], layout),
             logits_of=prepared.inference,
-            samples=samples,
+            samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
             limits=LimitsSection(epsilon_server=float("inf")),
         )

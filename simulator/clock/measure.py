@@ -109,6 +109,7 @@ class _Trial:
 
     def _round(self, batch_size: int, batches: int) -> float:
         engine, spec = self._engine, self._prepared.spec
+        samples = _samples(self._prepared, batches * batch_size)
         plan, params = engine.open_round(["trial"]), engine.global_params
         trainer = Trainer(
             device="trial",
@@ -116,7 +117,7 @@ class _Trial:
             spec=replace(spec, method_config={**spec.method_config, "batch_size": batch_size, "local_steps": 0}),
             gradient=self._gradient,
             logits_of=self._inference,
-            samples=_samples(self._prepared, batches * batch_size),
+            samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
             limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
         )

@@ -167,7 +167,7 @@ def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes
             spec=spec,
             gradient=GradientGraph(prepared.blobs[model.gradient.digest], model.layout),
             logits_of=prepared.inference,
-            samples=prepared.dataset.train.take(np.arange(48)),
+            samples=lambda: prepared.dataset.train.take(np.arange(48)),
             randomness=SeededRandomness(1, 0),
             limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
         )
