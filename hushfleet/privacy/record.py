@@ -5,7 +5,7 @@ each record with probability q, independently, and nobody outside learns which. 
 batch's sum of clipped gradients by at most C, so a step is a subsampled Gaussian mechanism of multiplier sigma.
 
 The sum is divided by the nominal batch size, q and the number of steps are the same for all devices, and so neither
-the update nor the charge tells how many records a device has.
+the update nor the charge tells how many records a device has; how long it trains does (`edge_client.constant_time`).
 """
 
 from __future__ import annotations
