@@ -17,7 +17,8 @@ Reading: accuracies and losses are those of the personal model, as Section 4.3 s
 Deviation: they are taken on the device's training samples. A device has no others: in a simulation its test set is for
 what is printed, and steers nothing.
 Under `as-published` these two numbers leave each device in the clear, as in the paper: the ledger charges infinity,
-and keeps the cost of the noise on the update beside it. They also decide C^t, so readers of the plan learn from them too.
+and keeps the cost of the noise on the update beside it. They also decide C^t, so readers of the plan learn from them
+too.
 Deviation: under `strict` they are clipped (the loss to `loss_bound`) and noised, within the charge: a share of
 `report_share` of 1/sigma^2 is theirs, and the update's noise grows by it. The means over the cohort then still are
 Algorithm 2's state and reward. A state from noised norms alone would cost nothing, but would not know whether the

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,9 +186,8 @@ class Ledger:
 
         With `extra`, what it would be after one more charge. Infinite once a raw value has left.
         """
-        if self.raw_values(task, extra=extra):
-            return math.inf
-        return self.epsilon_noised(delta=delta, task=task, extra=extra)
+        charges = self._charges(task, extra)
+        return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta)
 
     def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
         """What left without noise, in words, in the order of its first time."""
@@ -196,18 +196,11 @@ class Ledger:
     def epsilon_noised(self, *, delta: float, task: str | None = None, extra: Charge | None = None) -> float:
         """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
 
-        If any entry protects records, the number is
-        for a record (`unit` tells): a device-level release counts there with half its multiplier, since a
-        changed record can move the update from one end of the clipping ball to the other.
+        If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
+        with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
+        other.
         """
-        charges = self._charges(task, extra)
-        to_records = any(charge.unit == "record" for charge in charges)
-        steps: dict[tuple[float, float], int] = {}
-        for charge in charges:
-            halved = to_records and charge.unit == "device"
-            key = (charge.noise_multiplier / 2 if halved else charge.noise_multiplier, charge.sample_rate)
-            steps[key] = steps.get(key, 0) + charge.steps
-        return epsilon([Step(*key, count) for key, count in steps.items()], delta=delta)
+        return _epsilon_of(self._charges(task, extra), delta)
 
     def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
         """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`."""
@@ -221,8 +214,8 @@ class Ledger:
             when = "this round would send" if charge.raw else "earlier rounds have sent"
             raise BudgetExceeded(
                 f"device {self._device!r} has a limit of epsilon {epsilon_limit:g} against the server, and {when} "
-                f"without noise: {', '.join(charge.raw or raw)}. That makes epsilon infinite, so no finite limit allows "
-                f'it: run the task with privacy.accounting = "strict", or let the device\'s owner set '
+                f"without noise: {', '.join(charge.raw or raw)}. That makes epsilon infinite, so no finite limit "
+                f'allows it: run the task with privacy.accounting = "strict", or let the device\'s owner set '
                 f"limits.epsilon_server = inf"
             )
         if after > epsilon_limit:
@@ -251,6 +244,17 @@ class Ledger:
 
     def _first_hash(self) -> bytes:
         return hashlib.sha256(_GENESIS + self._device.encode()).digest()
+
+
+def _epsilon_of(charges: Sequence[Charge], delta: float) -> float:
+    """Of the noised values that these charges stand for."""
+    to_records = any(charge.unit == "record" for charge in charges)
+    steps: dict[tuple[float, float], int] = {}
+    for charge in charges:
+        halved = to_records and charge.unit == "device"
+        key = (charge.noise_multiplier / 2 if halved else charge.noise_multiplier, charge.sample_rate)
+        steps[key] = steps.get(key, 0) + charge.steps
+    return epsilon([Step(*key, count) for key, count in steps.items()], delta=delta)
 
 
 def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tuple[Any, ...]:

@@ -52,7 +52,8 @@ class Forecast:
 
     :param updates_per_round: mean number that went into a new global model.
     :param rounds_without: rounds that closed with too few updates.
-    :param epsilon: what the device that was charged most has spent against the server; inf without noise, or with raw values.
+    :param epsilon: what the device that was charged most has spent against the server; inf without noise,
+        or with raw values.
     :param epsilon_unused: what of it the device that wasted most has spent on updates that no model holds.
     :param unused_share: of all charged rounds of all devices.
     """

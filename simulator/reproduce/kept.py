@@ -141,7 +141,9 @@ def kept_cell(
         quick=cell.quick,
         task=cell.plain,
         accuracies={name: [_rounded(getattr(row, name)) for row in result.rounds] for name in names},
-        epsilon_server=max((_either(row.noised_server, row.epsilon_server) for row in result.privacy), default=math.inf),
+        epsilon_server=max(
+            (_either(row.noised_server, row.epsilon_server) for row in result.privacy), default=math.inf
+        ),
         epsilon_release=max(
             (_either(row.noised_release, row.epsilon_release) for row in result.privacy), default=math.inf
         ),
