@@ -18,7 +18,7 @@ from typing import Any
 
 from hushfleet.errors import BadInput, StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "aggregator.sqlite"
 
 _SCHEMA = """
@@ -47,9 +47,13 @@ CREATE TABLE privacy (
     round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
     noise_multiplier REAL NOT NULL, noise_split INTEGER NOT NULL, sample_rate REAL NOT NULL,
     steps INTEGER NOT NULL, device_rounds INTEGER NOT NULL, device_epsilon REAL NOT NULL,
-    PRIMARY KEY (round, device)
+    raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
 """
+_UPGRADES = {
+    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
+}
+"""Schema -> the statements that make the next one of it."""
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
 _SELECT_UPDATE = (
@@ -116,7 +120,10 @@ class UpdateRow:
 
 @dataclass(frozen=True)
 class ChargeRow:
-    """One charged round of a device, and the totals that the device itself reported with it."""
+    """One charged round of a device, and the totals that the device itself reported with it.
+
+    :param raw: what the method sends without noise beside the update, a line each; see `Charge.raw`.
+    """
 
     round: int
     device: str
@@ -128,6 +135,7 @@ class ChargeRow:
     steps: int
     device_rounds: int
     device_epsilon: float
+    raw: str = ""
 
 
 class AggregatorStore:
@@ -175,6 +183,12 @@ class AggregatorStore:
             with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version in _UPGRADES:
+            with self.transaction():
+                for older in range(version, SCHEMA_VERSION):
+                    for statement in _UPGRADES[older]:
+                        self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise StoreError(
@@ -371,7 +385,7 @@ class AggregatorStore:
     def put_charge(self, row: ChargeRow) -> None:
         with self._errors():
             self._db.execute(
-                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 astuple(row),
             )
 

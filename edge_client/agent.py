@@ -154,7 +154,9 @@ class Agent:
         self.link.close()
 
     def _sleep_s(self, longest_s: float) -> float:
-        fetch, sending = self.blobs.fetch, self.rounds.sending
+        fetch, sending, quiet_until = self.blobs.fetch, self.rounds.sending, self.rounds.quiet_until
+        if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
+            longest_s = max(0.0, min(longest_s, quiet_until - self._clock()))
         if not self._up:
             return longest_s
         if sending is not None and sending.busy:

@@ -283,7 +283,15 @@ class Task(_Section):
             sample_rate=rate,
             batches=batches,
             accountant=section.accountant,
+            noise_split=self.noise_split,
         )
+
+    @property
+    def noise_split(self) -> int:
+        """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
+        if self.privacy.unit == "record" or self.privacy.accounting == "strict":
+            return 1
+        return min(self.round.cohort_size or self.data.devices, self.data.devices)
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
         """Sample rate and batches of a round, the same for all devices whatever they hold."""

@@ -324,7 +324,8 @@ def device_toml(
     memory_mib: int = 0,
     tls: FleetTls | None = None,
 ) -> str:
-    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices.
+    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices, and
+    they take its accounting: simulated data have no owner.
 
     :param slowdown: see `edge_client.config.SimulationSection`, likewise `write_mb_s`.
     :param memory_mib: for training; 0: the board's share.
@@ -351,6 +352,7 @@ epsilon_server = {device.epsilon_limit!r}
 delta = {simulation.prepared.spec.privacy.delta!r}
 memory_mib = {memory_mib}
 noise_preference = {device.preference!r}
+accounting = {text(simulation.prepared.spec.privacy.accounting)}
 
 [simulation]
 seed = {simulation.seed}

@@ -69,7 +69,7 @@ def test_no_noise_is_no_privacy_for_a_limited_device(make_bench: MakeBench, pack
 def test_noise_divided_among_more_devices_than_take_part(make_bench: MakeBench) -> None:
     code, reason = the_decline(make_bench(), noise_split=5)
     assert code == "no-privacy"
-    assert reason == "the round's privacy would not hold on this device"
+    assert reason == "the plan divides the noise among 5 devices, but only 1 take part"
 
 
 def test_a_tampered_ledger(make_bench: MakeBench) -> None:
