@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +111,7 @@ def register(app: typer.Typer) -> None:
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
             key = load_or_create(identity or default_path(federation))
-            finished = _run(engine, connect, key, policy, federation=federation, console=console)
+            finished = _run(engine, partial(connect, key), key, policy, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
@@ -148,11 +149,13 @@ def resume_command(
     return shlex.join(words)
 
 
-def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Will], Link]:
+def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Identity, Will], Link]:
     """Makes the link later; what is wrong with URL, files or names is said now."""
     check_name(federation, "the federation's name")
     BrokerAddress.parse(url, **options)
-    return lambda will: MqttLink(url, client_id=f"aggregator-{federation}", will=will, **options)
+    return lambda identity, will: MqttLink(
+        url, client_id=identity.client_id(f"aggregator-{federation}"), will=will, **options
+    )
 
 
 def _nobody_is_known(folder: Path) -> BadInput:
