@@ -184,9 +184,9 @@ class Field:
 
 @pytest.fixture
 def make_field(make_fleet: MakeFleet, tmp_path: Path) -> Callable[..., Field]:
-    def make(*, chaos: Chaos | None = None, **settings: Any) -> Field:
+    def make(*, chaos: Chaos | None = None, closed: bool = True, **settings: Any) -> Field:
         settings.setdefault("wire", {"chunk_bytes": CHUNK_BYTES, "codec": "float32"})
-        return Field(make_fleet(**settings), tmp_path, chaos=chaos)
+        return Field(make_fleet(**settings), tmp_path, chaos=chaos, closed=closed)
 
     return make
 
