@@ -33,11 +33,18 @@ class Refusal(Exception):
 
 
 class Decoded(NamedTuple):
-    """`values` float32 `[k]`, finite and at most 2^20 in magnitude: `largest`; `squares` sums those of each layer."""
+    """`values` float32 `[k]`, finite and at most 2^20 in magnitude.
+
+    :param peaks: the largest magnitude in each layer; :param squares: the sum of the squares of each.
+    """
 
     values: np.ndarray
-    largest: float
+    peaks: tuple[float, ...]
     squares: tuple[float, ...]
+
+    @property
+    def largest(self) -> float:
+        return max(self.peaks)
 
 
 def decode(
@@ -68,4 +75,5 @@ def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | 
         raise Refusal("non-finite", "some of the update's values are not finite")
     if largest > MAX_MAGNITUDE:
         raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
-    return Decoded(values, largest, tuple(square for _, square in measured))
+    peaks, squares = zip(*measured, strict=True)
+    return Decoded(values, peaks, squares)

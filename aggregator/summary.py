@@ -57,11 +57,17 @@ def summarise(
 def _multiplier_release(
     method: Method, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
 ) -> float | None:
-    """Of the aggregate; None without one. Where devices choose their own noise, what they say of it is added up."""
+    """Of the aggregate; None without one.
+
+    Where devices choose their own noise, what they say of it is added up, and of nobody more than the standard one:
+    it is only said, and the others' epsilon must not rest on it.
+    """
     if not participants:
         return None
-    if method.personal_noise and method.charge(terms).unit == "device":
-        return math.hypot(*(charge.noise_multiplier for charge in store.charges() if charge.round == round))
+    charge = method.charge(terms)
+    if method.personal_noise and charge.unit == "device":
+        claimed = [row.noise_multiplier for row in store.charges() if row.round == round]
+        return math.hypot(*(min(each, charge.noise_multiplier) for each in claimed))
     return method.multiplier_release(terms, participants=participants)
 
 
