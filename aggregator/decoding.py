@@ -19,6 +19,10 @@ MAX_MAGNITUDE = 2.0**20
 """No value may be larger: the exact sums rest on it."""
 
 
+FAULTS = frozenset({"malformed", "wrong-shape", "non-finite", "out-of-bounds", "below-noise"})
+"""Codes of refusals for which a device is to blame, where they are final: no honest one sends such an update."""
+
+
 class Refusal(Exception):
     """An update that is not taken: a code of docs/wire.md and the reason in words.
 
@@ -30,6 +34,11 @@ class Refusal(Exception):
         self.code = code
         self.reason = reason
         self.final = final
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the device that signed the update, and nobody else, is to blame."""
+        return self.final and self.code in FAULTS
 
 
 class Decoded(NamedTuple):

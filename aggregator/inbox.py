@@ -73,6 +73,8 @@ class Verdict:
 
     :param code: `accepted`, `duplicate`, or a refusal code of docs/wire.md.
     :param acknowledged: the update is in the store, from this call or an earlier one.
+    :param faults: where this is the round's first refusal for which the device itself is to blame: in how many rounds
+        that has happened.
     """
 
     code: str
@@ -81,6 +83,7 @@ class Verdict:
     header: UpdateHeader | None = None
     counts: tuple[int, ...] = ()
     snr_db: float | None = None
+    faults: int = 0
 
 
 class Inbox:

@@ -1,4 +1,4 @@
-"""Holds an update's values to the norms that its bound and its noise give: without its noise, or with more, none passes.
+"""Holds an update's values to what its bound and its noise give: neither without its noise nor with more does it pass.
 
 An honest layer is v = u + n + e: a signal of norm at most the bound C that the noise was scaled to, Gaussian noise of
 standard deviation s on each of k values, and the codec's error. Given u + e, |v|^2 / s^2 is a noncentral chi-square
@@ -10,8 +10,8 @@ The quantiser's error is uniform within a step and independent of the values (`h
 inequality bounds |e|^2 and <u, e>. All tests of one update together refuse an honest one with a probability of at most
 `FALSE_REFUSAL`.
 
-What this cannot find: a liar whose update has the norm of the noise, s sqrt(k), and all of it in a direction of its own.
-Against it there is only an aggregation that does not follow single updates (`[round] aggregation`).
+What this cannot find: a liar whose update has the norm of the noise, s sqrt(k), and all of it in a direction of its
+own. Against it there is only an aggregation that does not follow single updates (`[round] aggregation`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from hushfleet.wire.update import UpdateHeader
 FALSE_REFUSAL = 1e-9
 """The probability with which an honest update is refused in a round, whatever the network and the codec."""
 
-# What float32 arithmetic may make of a norm; what rounding to float16 may make of a value, relative and absolute.
-_FLOAT32 = 1e-5
+# What float32 arithmetic may make of a norm, in parts of it; and what the grid of the noise may, 2^-9 deviations
+# (`hushfleet.privacy.grid`), in deviations: an error along the update's direction, by Hoeffding's inequality.
+_FLOAT32, _GRID = 1e-5, 1e-2
+# What rounding to float16 may make of a value, relative and absolute.
 _FLOAT16, _FLOAT16_LEAST = 2.0**-11, 2.0**-25
 _EVENTS = 7  # that may fail in a layer: two tails of X, two of |e|^2, two of <u, e>, and the largest value
 
@@ -98,7 +100,13 @@ def check_noised(
 
 
 def check_bounded(
-    header: UpdateHeader, decoded: Decoded, *, bound: float, largest: float, rounding: float, layers: Sequence[LayerSpan]
+    header: UpdateHeader,
+    decoded: Decoded,
+    *,
+    bound: float,
+    largest: float,
+    rounding: float,
+    layers: Sequence[LayerSpan],
 ) -> None:
     """Of an update without noise of its own. Raises `Refusal`.
 
@@ -121,11 +129,13 @@ def check_bounded(
 
 def _check(header: UpdateHeader, what: str, norm: float, limits: Limits, *, rounded: int, std: float) -> None:
     """:param norm: in units of the noise; :param rounded: how many values; :param std: the least noise among them."""
-    relative, absolute = _FLOAT32, 0.0
+    relative, absolute = _FLOAT32, _GRID
     if header.codec == "float16":
-        relative, absolute = relative + _FLOAT16, _FLOAT16_LEAST * math.sqrt(rounded) / std
-    least, most = math.sqrt(limits.least) * (1 - relative) - absolute, math.sqrt(limits.most) * (1 + relative) + absolute
+        relative, absolute = relative + _FLOAT16, absolute + _FLOAT16_LEAST * math.sqrt(rounded) / std
+    least = math.sqrt(limits.least) * (1 - relative) - absolute
+    most = math.sqrt(limits.most) * (1 + relative) + absolute
     if norm < least:
-        raise Refusal("below-noise", f"{what} is quieter than its declared noise: {norm:g} of at least {least:g}")
+        raise Refusal("below-noise", f"{what} is quieter than its declared noise: norm {norm:g} of at least {least:g}")
     if norm > most:
-        raise Refusal("out-of-bounds", f"{what} has norm {norm:g} in units of its noise; bound and noise allow {most:g}")
+        reason = f"{what} has norm {norm:g} in units of its noise; its bound and noise allow {most:g}"
+        raise Refusal("out-of-bounds", reason)

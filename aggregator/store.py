@@ -18,7 +18,7 @@ from typing import Any
 
 from hushfleet.errors import BadInput, StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "aggregator.sqlite"
 
 _SCHEMA = """
@@ -42,6 +42,9 @@ CREATE TABLE declines (
 ) WITHOUT ROWID;
 CREATE TABLE refusals (
     device TEXT NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (device, code)
+) WITHOUT ROWID;
+CREATE TABLE faults (
+    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
 CREATE TABLE privacy (
     round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
@@ -367,6 +370,17 @@ class AggregatorStore:
             for device, code, count in self._db.execute("SELECT * FROM refusals ORDER BY device, code"):
                 counted.setdefault(device, {})[code] = count
         return counted
+
+    def put_fault(self, round: int, device: str, *, code: str) -> int:
+        """Notes that an update which the device itself signed was refused; in how many rounds that has happened.
+
+        0 if it was noted for this round before.
+        """
+        with self._errors():
+            noted = self._db.execute("INSERT OR IGNORE INTO faults VALUES (?, ?, ?)", (round, device, code))
+            if not noted.rowcount:
+                return 0
+            return self._db.execute("SELECT COUNT(*) FROM faults WHERE device = ?", (device,)).fetchone()[0]
 
     def put_charge(self, row: ChargeRow) -> None:
         with self._errors():

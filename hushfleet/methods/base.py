@@ -411,6 +411,11 @@ class Method:
         """What the plan of `round` tells every device, such as `clip_norm` or `noise_multiplier`."""
         return {}
 
+    @classmethod
+    def weighs(cls, config: Any) -> bool:
+        """Whether `weight` may be other than 1."""
+        return False
+
     def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
         """What an update `sent [d]` weighs in the mean; positive."""
         return 1.0
