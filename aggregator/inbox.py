@@ -149,7 +149,7 @@ class Inbox:
                 rounding=self.spec.wire.relative_step / 2,
                 layers=layers,
             )
-        return VerifiedUpdate(admitted, _row(admitted, math.fsum(decoded.squares)), decoded)
+        return VerifiedUpdate(admitted, row_of(admitted, math.fsum(decoded.squares)), decoded)
 
     def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> float:
         """The header against the task: codec, layers, and clip norms and noise that make its mechanism.
@@ -245,7 +245,7 @@ def _forged(code: str, reason: str) -> Refusal:
     return Refusal(code, reason, final=False)
 
 
-def _row(admitted: Admitted, square: float) -> UpdateRow:
+def row_of(admitted: Admitted, square: float) -> UpdateRow:
     """:param square: squared norm of all values; what noise and codec do not explain of it is signal."""
     header, counts = admitted.header, admitted.counts
     noise = math.fsum(k * std**2 for k, std in zip(counts, header.noise_stds, strict=True))
