@@ -19,6 +19,7 @@ from collections.abc import Callable
 import hushfleet
 from edge_client.config import DeviceConfig
 from edge_client.fetch import BlobSource
+from edge_client.knocking import Knocking
 from edge_client.metrics import MetricsFile
 from edge_client.pacing import Pacer
 from edge_client.quarantine import Quarantine
@@ -33,7 +34,7 @@ from edge_client.trust import Trust
 from hushfleet.errors import LinkLost, StoreError, TooLarge, WireError
 from hushfleet.spec import TaskSpec
 from hushfleet.wire.link import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
-from hushfleet.wire.messages import Birth, DeviceStatus, Message, RoundPlan, encode_message
+from hushfleet.wire.messages import Birth, DeviceStatus, Message, NotEnrolled, RoundPlan, encode_message
 from hushfleet.wire.topics import Topics
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
@@ -73,6 +74,7 @@ class Agent:
         self._memory_mib = config.memory_mib
         self._metrics = MetricsFile.of(config)
         self._trust = Trust(store, config.server_key)
+        self._knocking = Knocking(self.device, store.identity.public_key)
         self._session = _session_of(store)
         self._server_session: int | None = None
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
@@ -189,7 +191,11 @@ class Agent:
         if topic.kind == "blob" and topic.digest is not None:
             self.blobs.on_chunk(topic.digest, payload)
         elif topic.kind == "down":
-            self.rounds.on_answer(self._trust.verified(payload))
+            answer = self._trust.verified(payload)
+            if isinstance(answer, NotEnrolled):
+                self._knocking.refused(answer, self._clock())
+            else:
+                self.rounds.on_answer(answer)
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
@@ -247,6 +253,8 @@ class Agent:
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
+        if self._knocking.is_due(now):
+            self._say(self._status)
         sending, decline = self.rounds.sending, self.rounds.decline
         if decline is not None and self.rounds.decline_due:
             self._publish(messages, decline)

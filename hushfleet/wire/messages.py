@@ -1,4 +1,4 @@
-"""The ten small messages, and the signed frame that they travel in.
+"""The eleven small messages, and the signed frame that they travel in.
 
 Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over all before it.
 A frame is accepted only in the one form that the encoder gives: the decoded message is encoded again and
@@ -299,7 +299,21 @@ class Refused:
         object.__setattr__(self, "reason", _one_line(self.reason))
 
 
-Message = ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused
+@dataclass(frozen=True)
+class NotEnrolled:
+    """The aggregator does not accept the device that announced itself with this key; `reason` is cut to one line."""
+
+    device: str
+    public_key: bytes
+    reason: str
+
+    def __post_init__(self) -> None:
+        require(is_name(self.device), "device", self.device[:MAX_TEXT], NAME_RULE)
+        _require_bytes("public_key", self.public_key, KEY_BYTES)
+        object.__setattr__(self, "reason", _one_line(self.reason))
+
+
+Message = ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
 _NUMBERS = {cls: number for number, cls in KINDS.items()}

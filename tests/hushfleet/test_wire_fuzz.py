@@ -30,6 +30,7 @@ from hushfleet.wire.messages import (
     DifferenceRef,
     Message,
     Missing,
+    NotEnrolled,
     Offer,
     Refused,
     RoundPlan,
@@ -59,6 +60,7 @@ MESSAGES: list[Message] = [
     Ack("demo-1f", 2, DIGEST),
     Missing("demo-1f", 2, DIGEST, ((3, 9),)),
     Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"),
+    NotEnrolled("pi-1", DEVICE.public_key, "ask the operator"),
 ]
 INTERESTING = [0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD9, 0xDB, 0xDC, 0xDD, 0xDF, 0xFF]
 

@@ -21,6 +21,7 @@ from hushfleet.wire.messages import (
     DifferenceRef,
     Message,
     Missing,
+    NotEnrolled,
     Offer,
     Refused,
     RoundPlan,
@@ -45,6 +46,7 @@ MESSAGES: list[Message] = [
     Ack("demo-1f", 2, DIGEST),
     Missing("demo-1f", 2, DIGEST, ((3, 9),)),
     Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"),
+    NotEnrolled("pi-1", DEVICE.public_key, "ask the operator"),
 ]
 VALUES = np.array([0.0, 1.0, -1.0, 2.5, -40.0, 0.125, 3.0, -7.75], np.float32)
 COUNTS = [5, 3]
@@ -106,6 +108,12 @@ GOLDEN_MESSAGES: dict[str, str] = {
         "0a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa4636f6465a46c617465a6726561736f6eaf726f756e64203320"
         "6973206f70656e175efa869afbc2d29ff1394ea0482397a749cfc0ca97ae6cd0a16bf72d68a0cce177b8c91ac81a6886"
         "4a0dd62aa64a676c4fa3b8cf35befc87f85aa01831f205"
+    ),
+    "NotEnrolled": (
+        "4846010b5200000083a6646576696365a470692d31aa7075626c69635f6b6579c42003a107bff3ce10be1d70dd18e74b"
+        "c09967e4d6309ba50d5f1ddc8664125531b8a6726561736f6eb061736b20746865206f70657261746f7210c4c77d2d4e"
+        "b16e98b84795adb81f43e2f775cde203fbd4f85f551d9ef72e867019a6587736f8182c725e327f71894b6be0315a44fb"
+        "6b7f1ed0786297214b06"
     ),
 }
 

@@ -91,9 +91,10 @@ def test_every_message_comes_back_equal(message: Message) -> None:
 def test_the_kinds_have_the_numbers_of_the_specification() -> None:
     names = [KINDS[number].__name__ for number in sorted(KINDS)]
     assert names == [
-        "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused"
+        "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
+        "NotEnrolled",
     ]  # fmt: skip
-    assert sorted(KINDS) == list(range(1, 11))
+    assert sorted(KINDS) == list(range(1, 12))
 
 
 def test_a_frame_written_by_hand_is_read() -> None:
