@@ -405,6 +405,11 @@ class AggregatorStore:
                 return 0
             return self._db.execute("SELECT COUNT(*) FROM faults WHERE device = ?", (device,)).fetchone()[0]
 
+    def faults(self) -> dict[str, int]:
+        """Device -> in how many rounds an update of its own was refused."""
+        with self._errors():
+            return dict(self._db.execute("SELECT device, COUNT(*) FROM faults GROUP BY device").fetchall())
+
     def put_charge(self, row: ChargeRow) -> None:
         with self._errors():
             self._db.execute(

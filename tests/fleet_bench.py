@@ -64,7 +64,7 @@ def prepared_task(
                 **(unit or {}),
             },
             "data": {"name": "digits", "devices": devices},
-            "round": {"rounds": 3, **rules},
+            "round": {"rounds": 3} | rules,
             "wire": wire or {},
         }
     )

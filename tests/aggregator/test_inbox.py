@@ -130,8 +130,8 @@ def test_refusals_of_what_nobody_signed_are_not_final(make_fleet: MakeFleet) -> 
 
 
 def test_a_layer_may_be_as_loud_as_its_bound_and_noise_allow_and_no_louder(make_fleet: MakeFleet) -> None:
-    """Bound 0.5 and noise 0.5 x 2 on 204 and 52 values. Of the second the square is at most m + 2 sqrt((52 + 0.5) x) + 2 x
-    with x = log(7 x 3 / 1e-9) = 23.8 and m = 52 + 0.25, so its norm is at most 13.06."""
+    """Bound 0.5 and noise 0.5 x 2 on 204 and 52 values. Of the second the square is at most
+    52.25 + 2 sqrt(52.5 x) + 2 x with x = log(7 x 3 / 1e-9) = 23.8, so its norm is at most 13.06."""
     fleet = make_fleet(method="dp-fedavg", accounting="strict", wire={"codec": "float32"})
     fleet.open()
     update = fleet.update("dev-0", advance=False)

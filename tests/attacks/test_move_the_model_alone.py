@@ -39,7 +39,7 @@ def test_with_a_signal_that_fills_the_room_of_the_noise(make_fleet: MakeFleet) -
 
 
 def test_with_all_of_the_norm_on_one_parameter(make_fleet: MakeFleet) -> None:
-    """The bias of the class that it wants to see everywhere, say: 14 deviations, where honest noise has 7 and a half."""
+    """The bias of the class that it wants to see everywhere, say: 11 deviations, where noise has 7 and a half."""
     fleet = make_fleet(**NOISED)
     fleet.open()
     values = np.random.default_rng(1).normal(0, 0.6 * STD, LAYOUT.size)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aggregator.register import DeviceRegister
 from hushfleet.wire.identity import Identity
+from hushfleet.wire.messages import Ack, NotEnrolled, Refused
 
 MakeFleet = Callable[..., Any]
 VICTIM, LIAR = "dev-0", "dev-1"
@@ -75,3 +77,63 @@ def test_who_lies_again_and_again_is_counted_over_restarts(make_fleet: MakeFleet
         assert fleet.engine.accept(VICTIM, fleet.update(VICTIM).data).code == "accepted"
         fleet.engine.close()
         fleet.restart()
+
+
+def lie(field: Any) -> Any:
+    """What the liar is told of a bad update, after everybody else has sent a good one."""
+    fleet = field.fleet
+    for name in fleet.names:
+        if name != LIAR:
+            field.deliver(name, fleet.update(name).data)
+    return field.deliver(LIAR, bad(fleet, LIAR))
+
+
+def test_the_liar_itself_is_out_after_three_rounds_and_stays_out(make_field: Callable[..., Any]) -> None:
+    """Over the wire: blocked in the register, told why, out of the next cohort, also after a restart; and let in again.
+
+    The rounds go on without it, although the task asks for the whole fleet.
+    """
+    field = make_field(method="dp-fedavg", devices=4)
+    field.join_all()
+    assert isinstance(lie(field), Refused)
+    assert isinstance(lie(field), Refused)
+    assert LIAR in field.plan.cohort
+    last = lie(field)
+    assert isinstance(last, NotEnrolled)
+    assert "refused in 3 rounds" in last.reason
+    assert field.register.device(LIAR).state == "blocked"
+    assert [event["device"] for event in field.events_of("quarantine")] == [LIAR]
+
+
+def test_the_rest_of_the_fleet_goes_on_without_it(make_field: Callable[..., Any]) -> None:
+    field = make_field(method="dp-fedavg", devices=4, rounds=6)
+    field.join_all()
+    for _ in range(3):
+        lie(field)
+    assert sorted(field.plan.cohort) == [VICTIM, "dev-2", "dev-3"]
+    field.crash()
+    field.join_all()
+    for name in (VICTIM, "dev-2", "dev-3"):
+        field.deliver(name, field.fleet.update(name).data)
+    assert (field.plan.round, sorted(field.plan.cohort)) == (5, [VICTIM, "dev-2", "dev-3"])
+    with DeviceRegister(field.fleet.folder, durable=False) as operator:  # as `hushfleet devices add` does
+        operator.unblock(LIAR)
+    field.run(2.0)
+    field.join(LIAR, session=2)
+    for name in (VICTIM, "dev-2", "dev-3"):
+        field.deliver(name, field.fleet.update(name).data)
+    assert LIAR in field.plan.cohort
+
+
+def test_what_anybody_may_publish_blocks_nobody(make_field: Callable[..., Any]) -> None:
+    """Hundreds of chunks in the victim's name, of no update and of its own with another signature."""
+    field = make_field(method="dp-fedavg")
+    field.join_all()
+    honest = field.fleet.update(VICTIM).data
+    for number in range(100):
+        field.push(VICTIM, bytes([number]) * 2000)
+        field.push(VICTIM, honest[:-1] + bytes([number]))
+    field.run(2.0)
+    assert isinstance(field.deliver(VICTIM, honest), Ack)
+    assert field.register.device(VICTIM).blocked is None
+    assert field.fleet.store.faults() == {}
