@@ -177,6 +177,9 @@ class Inbox:
                 f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
                 f"{charge.noise_multiplier:g} split by {charge.noise_split}{above}",
             )
+        limit = self.method.report_limit(terms)
+        if any(abs(number) > limit * (1 + _TOLERANCE) for number in header.report):
+            raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
         clip_norm = self.method.clip_norm(terms)
         if charge.unit == "record":
             if any(header.noise_stds):

@@ -49,6 +49,16 @@ def passes(devices: int, size: int) -> int:
     return math.ceil(size / _block_entries(devices))
 
 
+def shown(rules: RoundSection, *, devices: int, size: int) -> str | None:
+    """For people, in one line, what the aggregation takes beside a mean's; None for the mean itself."""
+    if rules.aggregation == "mean":
+        return None
+    cohort = rules.cohort_size or devices
+    mib, times = memory_bytes(cohort, size) / 2**20, passes(cohort, size)
+    again = "once more" if times == 1 else f"{times} times more"
+    return f"{rules.aggregation} of {cohort:,} updates: up to {mib:,.0f} MiB as a round closes; each is decoded {again}"
+
+
 def robust_sums(
     rules: RoundSection, updates: Callable[[], Iterator[Sent]], *, devices: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -398,6 +398,10 @@ class Method:
         """Noise multiplier of the values alone, where `charged` covers them and the report."""
         return charged
 
+    def report_limit(self, terms: RoundTerms) -> float:
+        """The most that a number of an honest report is in size, but for a probability below 1e-14; inf: no bound."""
+        return math.inf
+
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
         return PublicState(public.mask, public.participations + 1)
 

@@ -137,3 +137,6 @@ def test_memory_is_that_of_a_block_and_some_vectors() -> None:
     assert memory_bytes(10, 1000) == 4 * 10 * 1000 + 24 * 1000
     assert memory_bytes(10_000, 1_199_882) == robust.BLOCK_BYTES + 24 * 1_199_882
     assert (passes(100, 1_199_882), passes(10_000, 1_199_882)) == (1, 90)
+    assert robust.shown(RoundSection(), devices=10, size=1000) is None
+    line = robust.shown(MEDIAN, devices=10_000, size=1_199_882)
+    assert line == "median of 10,000 updates: up to 539 MiB as a round closes; each is decoded 90 times more"

@@ -86,6 +86,20 @@ def test_with_values_that_nothing_bounds(make_fleet: MakeFleet, rules: dict[str,
     assert (moved["robust"] >= np.min(honest, axis=0) - 1e-6).all()
 
 
+@pytest.mark.parametrize("clipping", ["quantile", "ppo"])
+def test_with_a_report_that_leads_the_clip_norm(make_fleet: MakeFleet, clipping: str) -> None:
+    """ACDP-pFSD: the clip norm follows the devices' reports, and the noise follows the clip norm."""
+    fleet = make_fleet(method="acdp-pfsd", settings={"clipping": clipping}, devices=10, wire={"codec": "float32"})
+    for _ in range(2):
+        fleet.run_round()
+    fleet.open()
+    update = fleet.update(LIAR, advance=False)
+    report = tuple(-1e9 for _ in update.header.report)
+    data = fleet.devices.sign(LIAR, update.header, update.values, update.counts, report=report).data
+    verdict = fleet.engine.accept(LIAR, data)
+    assert (verdict.code, "a report" in verdict.reason) == ("out-of-bounds", True)
+
+
 def test_with_the_norm_of_its_noise_it_is_not_found(make_fleet: MakeFleet) -> None:
     """NOT prevented, and said so in docs/privacy.md: a signal of one deviation in each value looks like noise.
 
