@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from aggregator import robust
 from aggregator.coordinator import Coordinator
 from aggregator.devices_file import read_devices
 from aggregator.display import FleetDisplay, summary_table
@@ -223,6 +224,9 @@ def _run(
             engine, connect, identity=identity, enrolment=enrolment, federation=federation, events=events
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        task, size = engine.prepared.task, engine.layout.size
+        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
+            console.print(line, highlight=False)
         with display:
             for event in earlier:
                 display.state.apply(event)

@@ -152,6 +152,9 @@ class FleetState:
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
+    def _on_quarantine(self, event: Mapping[str, Any]) -> None:
+        self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
+
     def _on_round_close(self, event: Mapping[str, Any]) -> None:
         self.rounds_closed = event.get("round", self.rounds_closed + 1)
         self.round = max(self.round, self.rounds_closed)

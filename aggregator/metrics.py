@@ -121,5 +121,6 @@ def _spent(
 
 
 def _in_model(row: ChargeRow, released: float) -> float:
-    """Other devices' noise hides a device's contribution; its records are hidden by its own alone."""
-    return row.noise_multiplier if row.unit == "record" else released
+    """Other devices' noise hides a device's contribution; its records are hidden by its own alone, of which no more
+    counts than the round's standard, whatever the device says."""
+    return min(row.noise_multiplier, released) if row.unit == "record" else released

@@ -43,6 +43,9 @@ CREATE TABLE declines (
 CREATE TABLE refusals (
     device TEXT NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (device, code)
 ) WITHOUT ROWID;
+CREATE TABLE faults (
+    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, PRIMARY KEY (round, device)
+) WITHOUT ROWID;
 CREATE TABLE privacy (
     round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
     noise_multiplier REAL NOT NULL, noise_split INTEGER NOT NULL, sample_rate REAL NOT NULL,
@@ -404,6 +407,22 @@ class AggregatorStore:
             for device, code, count in self._db.execute("SELECT * FROM refusals ORDER BY device, code"):
                 counted.setdefault(device, {})[code] = count
         return counted
+
+    def put_fault(self, round: int, device: str, *, code: str) -> int:
+        """Notes that an update which the device itself signed was refused; in how many rounds that has happened.
+
+        0 if it was noted for this round before.
+        """
+        with self._errors():
+            noted = self._db.execute("INSERT OR IGNORE INTO faults VALUES (?, ?, ?)", (round, device, code))
+            if not noted.rowcount:
+                return 0
+            return self._db.execute("SELECT COUNT(*) FROM faults WHERE device = ?", (device,)).fetchone()[0]
+
+    def faults(self) -> dict[str, int]:
+        """Device -> in how many rounds an update of its own was refused."""
+        with self._errors():
+            return dict(self._db.execute("SELECT device, COUNT(*) FROM faults GROUP BY device").fetchall())
 
     def put_charge(self, row: ChargeRow) -> None:
         with self._errors():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,19 @@ def _own_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes fleets of `fleet_bench`: an aggregator's rounds, and devices that sign what it is given."""
+    from fleet_bench import Fleet  # with PyTorch, which many tests do without
+
+    fleets: list[Fleet] = []
+
+    def make(**settings: Any) -> Fleet:
+        fleets.append(Fleet(tmp_path / f"run-{len(fleets)}", **settings))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.store.close()
