@@ -19,7 +19,7 @@ from rich.console import Console
 from aggregator.coordinator import Coordinator
 from aggregator.display import FleetDisplay, summary_table
 from aggregator.events import EventLog, read_events
-from aggregator.identity_file import default_path, load_or_create
+from aggregator.identity_file import default_path, load_or_create, next_epoch
 from aggregator.prepare import PreparedTask, prepare
 from aggregator.record import record
 from aggregator.report import write_report
@@ -92,8 +92,10 @@ def register(app: typer.Typer) -> None:
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
-            key = load_or_create(identity or default_path(federation))
-            finished = _run(engine, connect, key, federation=federation, console=console)
+            key_path = identity or default_path(federation)
+            key = load_or_create(key_path)
+            epoch = next_epoch(key_path)
+            finished = _run(engine, connect, key, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
@@ -159,14 +161,22 @@ def _prepared(task: Task, store: AggregatorStore, *, data_dir: Path | None, run_
 
 
 def _run(
-    engine: RoundEngine, connect: Callable[[Will], Link], identity: Identity, *, federation: str, console: Console
+    engine: RoundEngine,
+    connect: Callable[[Will], Link],
+    identity: Identity,
+    *,
+    epoch: int,
+    federation: str,
+    console: Console,
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta)
     earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
-        coordinator = Coordinator(engine, connect, identity=identity, federation=federation, events=events)
+        coordinator = Coordinator(
+            engine, connect, identity=identity, epoch=epoch, federation=federation, events=events
+        )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
         with display:
             for event in earlier:

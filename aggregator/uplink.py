@@ -42,6 +42,7 @@ class Uplink:
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._settled: dict[str, bytes] = {}
         self._noted_offers: dict[str, int] = {}
+        self._latest = engine.store.latest_updates()
 
     @property
     def due_at(self) -> float:
@@ -57,6 +58,7 @@ class Uplink:
             self._settled[device] = offer.digest
             self._say(device, answer)
             return
+        self._latest[device] = (offer.round, offer.digest)
         try:
             self._transfers.offer(device, offer, now=self._clock())
         except TooLarge as error:
@@ -85,6 +87,11 @@ class Uplink:
 
     def close(self) -> None:
         self._intake.close()
+
+    def latest(self, device: str) -> tuple[int, bytes]:
+        """Round and SHA-256 of the newest update that was accepted of the device, or that this process was offered in
+        an open round; `(0, b"")` for none."""
+        return self._latest.get(device, (0, b""))
 
     def tell_gaps(self, *, now: float) -> None:
         """Names the missing chunks to devices that have stopped sending."""
@@ -120,6 +127,7 @@ class Uplink:
         if verdict.acknowledged and verdict.header is not None and verdict.header.round != offer.round:
             self._refuse(device, offer, "late", f"the update is of round {verdict.header.round}, which has it")
         elif verdict.acknowledged:
+            self._latest[device] = (offer.round, offer.digest)
             self._settled[device] = offer.digest
             self._say(device, Ack(offer.task, offer.round, offer.digest))
         else:
