@@ -70,6 +70,7 @@ class RoundEngine:
         self._newcomer = prepared.method.init_state().public
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
+        self._excluded: set[str] = set()
         self._resume()
 
     # what is going on
@@ -195,6 +196,15 @@ class RoundEngine:
 
     def back(self, device: str) -> None:
         self._closing.back(device)
+
+    def exclude(self, *devices: str) -> None:
+        """Nothing more is taken from these devices, nor expected of them; what was accepted stays."""
+        self._excluded.update(devices)
+        self._closing.answer(*devices)
+
+    def include(self, device: str) -> None:
+        """The device may take part again, from the next round on."""
+        self._excluded.discard(device)
 
     def should_close(self, now: float | None = None, *, ready: int = 0) -> bool:
         """Whether the open round is over; at a deadline with too few updates it is extended instead.
@@ -338,7 +348,12 @@ class RoundEngine:
         return self.inbox.admit(header, data, payload=payload, plan=plan, held=self._held(device))
 
     def _earlier(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
-        """`duplicate` for an update that was accepted before. Raises `Refusal` for another one, or a late one."""
+        """`duplicate` for an update that was accepted before.
+
+        Raises `Refusal` for another one, for a late one, and for one of a device that was put out.
+        """
+        if header.device in self._excluded:
+            raise Refusal("unknown-device", f"{header.device} is no accepted device any more")
         known = self.store.update(header.round, header.device)
         if known is not None:
             if known.payload_digest == payload:

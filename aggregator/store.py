@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,14 @@ CREATE TABLE privacy (
 """
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
+_ADD_DEVICE = """
+INSERT INTO devices (id, public_key, board, last_session) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
+    last_session = CASE WHEN public_key = excluded.public_key
+        THEN max(last_session, excluded.last_session) ELSE excluded.last_session END,
+    public_digest = CASE WHEN public_key = excluded.public_key THEN public_digest END,
+    public_state = CASE WHEN public_key = excluded.public_key THEN public_state END,
+    board = excluded.board, public_key = excluded.public_key
+"""
 _SELECT_UPDATE = (
     "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance "
     "FROM updates WHERE round = ?"
@@ -66,7 +74,7 @@ class StoreFull(StoreError):
 class DeviceRow:
     """A device as the aggregator knows it.
 
-    :param public_key: pinned at first sight.
+    :param public_key: that its messages and updates are signed with.
     :param last_session: the newest session number seen; a death of an older one is void.
     :param public_digest: of the public state held of it, 16 bytes; None for a newcomer.
     """
@@ -242,14 +250,18 @@ class AggregatorStore:
         return [DeviceRow(*row) for row in rows]
 
     def add_device(self, device: str, *, public_key: bytes, board: str = "", session: int = -1) -> None:
-        """Pins the key of a new device; of a known one only board and session are brought up to date."""
+        """One of `add_devices`."""
         with self._errors():
-            self._db.execute(
-                "INSERT INTO devices (id, public_key, board, last_session) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET board = excluded.board, "
-                "last_session = max(last_session, excluded.last_session)",
-                (device, public_key, board, session),
-            )
+            self._db.execute(_ADD_DEVICE, (device, public_key, board, session))
+
+    def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]]) -> None:
+        """Ids, keys, boards and sessions, in one transaction.
+
+        Of a device that is there with this key only board and session are brought up to date. With another key it is
+        another device: what was held of the former one is dropped.
+        """
+        with self.transaction():
+            self._db.executemany(_ADD_DEVICE, rows)
 
     def public_state(self, device: str) -> bytes | None:
         """`PublicState.to_bytes()` of what is held of the device; None for a newcomer."""
@@ -315,6 +327,17 @@ class AggregatorStore:
         with self._errors():
             rows = self._db.execute(f"{_SELECT_UPDATE} ORDER BY device", (round,)).fetchall()
         return [UpdateRow(*row) for row in rows]
+
+    def has_open_update(self, device: str) -> bool:
+        """Whether an update of the device was accepted in the open round."""
+        query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase = 'open' AND device = ?"
+        with self._errors():
+            return self._db.execute(query, (device,)).fetchone() is not None
+
+    def accepted_rounds(self) -> dict[str, int]:
+        """Device -> in how many rounds it was accepted."""
+        with self._errors():
+            return dict(self._db.execute("SELECT device, COUNT(*) FROM updates GROUP BY device").fetchall())
 
     def held_models(self, *, until: int) -> dict[str, bytes]:
         """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""

@@ -42,7 +42,7 @@ class Uplink:
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._settled: dict[str, bytes] = {}
         self._noted_offers: dict[str, int] = {}
-        self._latest = engine.store.latest_updates()
+        self.recall_latest()
 
     @property
     def due_at(self) -> float:
@@ -87,6 +87,10 @@ class Uplink:
 
     def close(self) -> None:
         self._intake.close()
+
+    def recall_latest(self) -> None:
+        """What the store knows, for those who are accepted by now."""
+        self._latest = self._engine.store.latest_updates()
 
     def latest(self, device: str) -> tuple[int, bytes]:
         """Round and SHA-256 of the newest update that was accepted of the device, or that this process was offered in

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import hushfleet
 from edge_client.config import DeviceConfig
 from edge_client.fetch import BlobSource
+from edge_client.knocking import Knocking
 from edge_client.metrics import MetricsFile
 from edge_client.pacing import Pacer
 from edge_client.quarantine import Quarantine
@@ -34,7 +35,16 @@ from edge_client.trust import Trust
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.spec import TaskSpec
 from hushfleet.wire.link import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
-from hushfleet.wire.messages import Birth, DeviceStatus, Known, Message, RoundPlan, ServerState, encode_message
+from hushfleet.wire.messages import (
+    Birth,
+    DeviceStatus,
+    Known,
+    Message,
+    NotEnrolled,
+    RoundPlan,
+    ServerState,
+    encode_message,
+)
 from hushfleet.wire.topics import Topics
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
@@ -74,6 +84,7 @@ class Agent:
         self._memory_mib = config.memory_mib
         self._metrics = MetricsFile.of(config)
         self._trust = Trust(store, config.server_key, federation=self.topics.federation)
+        self._knocking = Knocking(self.device, store.identity.public_key)
         session = _session_of(store)
         # a device whose disk is full must still come up, to say so
         self._session = store.last_session + 1 if session is None else session
@@ -216,7 +227,9 @@ class Agent:
             self.rounds.on_plan(self._trust.verified(payload))
 
     def _on_down(self, message: Message) -> None:
-        if not isinstance(message, Known):
+        if isinstance(message, NotEnrolled):
+            self._knocking.refused(message, self._clock())
+        elif not isinstance(message, Known):
             self.rounds.on_answer(message)
         elif self.standing.hear(message, self._clock()):
             self._trust.reach(message)
@@ -276,6 +289,8 @@ class Agent:
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
+        if self._knocking.is_due(now):
+            self._say(self._status)
         sending, decline = self.rounds.sending, self.rounds.decline
         if decline is not None and self.rounds.decline_due:
             self._publish(messages, decline)

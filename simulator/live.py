@@ -154,6 +154,8 @@ class LiveFleet:
             str(folder.path / "aggregator.key"),
             "--run-id",
             f"seed{self.simulation.seed}",
+            "--devices",
+            str(self._known_devices()),
             "--resume",
         ]
         if self.simulation.data_dir:
@@ -165,6 +167,12 @@ class LiveFleet:
             command,
             folder.path / "aggregator.log",
         )
+
+    def _known_devices(self) -> Path:
+        """The list of the fleet, as an operator would keep it; the aggregator pins the first key of each."""
+        path = self.simulation.folder.path / "devices.toml"
+        path.write_text("[devices]\n" + "".join(f'"{device.name}" = "certificate"\n' for device in self.devices))
+        return path
 
     def start_device(self, name: str) -> None:
         files = self.simulation.folder.device(name)

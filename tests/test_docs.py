@@ -267,7 +267,8 @@ def test_the_brokers_files_say_what_the_kit_generates(tmp_path: Path) -> None:
     limits = [key for key in generated if key.startswith("max_")]
     assert len(limits) == 4
     assert {key: example[key] for key in limits} == {key: generated[key] for key in limits}
-    assert example["require_certificate"] == example["use_identity_as_username"] == "true"
+    bound = ("require_certificate", "use_identity_as_username", "use_username_as_clientid")
+    assert [example[key] for key in bound] == ["true"] * 3
     assert example["allow_anonymous"] == "false"
 
 

@@ -1,4 +1,4 @@
-"""The twelve small messages, and the signed frame that they travel in.
+"""The thirteen small messages, and the signed frame that they travel in.
 
 Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all
 before it: what was signed for one federation verifies in no other.
@@ -311,6 +311,20 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class NotEnrolled:
+    """The aggregator does not accept the device that announced itself with this key; `reason` is cut to one line."""
+
+    device: str
+    public_key: bytes
+    reason: str
+
+    def __post_init__(self) -> None:
+        require(is_name(self.device), "device", self.device[:MAX_TEXT], NAME_RULE)
+        _require_bytes("public_key", self.public_key, KEY_BYTES)
+        object.__setattr__(self, "reason", _one_line(self.reason))
+
+
+@dataclass(frozen=True)
 class Ask:
     """A device that has connected asks what the aggregator knows of it, before it trains or sends an update.
 
@@ -359,8 +373,9 @@ class Known:
 
 
 Message = (
-    ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | Ask | Known
-)
+    ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled
+    | Ask | Known
+)  # fmt: skip
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
 _NUMBERS = {cls: number for number, cls in KINDS.items()}

@@ -21,7 +21,9 @@ import pytest
 from aggregator import intake
 from aggregator.coordinator import Coordinator
 from aggregator.decoding import Refusal, decode
+from aggregator.enrolment import Enrolment
 from aggregator.events import EventLog, read_events
+from aggregator.register import DeviceRegister
 from hushfleet.wire.chunks import Assembler, split
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import Delivery
@@ -51,7 +53,7 @@ CHUNK_BYTES = 1024
 class Field:
     """A hub, a coordinator on it, a clock, and the devices' links."""
 
-    def __init__(self, fleet: Any, folder: Path, *, chaos: Chaos | None = None) -> None:
+    def __init__(self, fleet: Any, folder: Path, *, chaos: Chaos | None = None, closed: bool = True) -> None:
         self.fleet, self.folder = fleet, folder
         self.hub = LocalHub(chaos=chaos)
         self.topics = Topics("default")
@@ -61,15 +63,21 @@ class Field:
         self.sessions: dict[str, int] = {}
         self.identity = Identity.generate()
         self.epoch = 0
+        self.closed = closed
         self.start()
 
     def start(self) -> None:
         self.epoch += 1
+        self.register = DeviceRegister(self.fleet.folder, durable=False)
         self.coordinator = Coordinator(
             self.fleet.engine,
             lambda will: self.hub.link("aggregator", will),
             identity=self.identity,
             epoch=self.epoch,
+            enrolment=Enrolment(
+                self.fleet.store, self.register, closed=self.closed, clock=lambda: self.fleet.now,
+                wall=lambda: self.fleet.now,
+            ),
             events=self.events,
             clock=lambda: self.fleet.now,
         )
@@ -185,9 +193,9 @@ class Field:
 
 @pytest.fixture
 def make_field(make_fleet: MakeFleet, tmp_path: Path) -> Callable[..., Field]:
-    def make(*, chaos: Chaos | None = None, **settings: Any) -> Field:
+    def make(*, chaos: Chaos | None = None, closed: bool = True, **settings: Any) -> Field:
         settings.setdefault("wire", {"chunk_bytes": CHUNK_BYTES, "codec": "float32"})
-        return Field(make_fleet(**settings), tmp_path, chaos=chaos)
+        return Field(make_fleet(**settings), tmp_path, chaos=chaos, closed=closed)
 
     return make
 

@@ -34,6 +34,7 @@ from hushfleet.wire.messages import (
     Known,
     Message,
     Missing,
+    NotEnrolled,
     Offer,
     Refused,
     RoundPlan,
@@ -63,6 +64,7 @@ MESSAGES: list[Message] = [
     Ack("demo-1f", 2, DIGEST),
     Missing("demo-1f", 2, DIGEST, ((3, 9),)),
     Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"),
+    NotEnrolled("pi-1", DEVICE.public_key, "ask the operator"),
     Ask(7, DIGEST[:16]),
     Known(3, DIGEST[:16], 7, True, "demo-1f", 2, "open", 1, DIGEST),
 ]

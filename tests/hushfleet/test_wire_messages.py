@@ -102,9 +102,9 @@ def test_the_kinds_have_the_numbers_of_the_specification() -> None:
     names = [KINDS[number].__name__ for number in sorted(KINDS)]
     assert names == [
         "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
-        "Ask", "Known",
+        "NotEnrolled", "Ask", "Known",
     ]  # fmt: skip
-    assert sorted(KINDS) == list(range(1, 13))
+    assert sorted(KINDS) == list(range(1, 14))
 
 
 def test_a_frame_written_by_hand_is_read() -> None:
@@ -190,7 +190,7 @@ def test_births_and_server_states_vouch_for_themselves_but_not_for_another_key()
         (7, msgpack.packb({"task": "t", "round": 1, "code": "because", "reason": ""})),
         (7, msgpack.packb({"task": "t", "round": 1, "code": "disk", "reason": "a\nforged line of the log"})),
         (7, msgpack.packb({"task": "t", "round": 1, "code": "disk", "reason": "x" * 401})),
-        (13, offer_body()),
+        (14, offer_body()),
         (0, offer_body()),
     ],
 )
