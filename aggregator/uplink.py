@@ -115,6 +115,8 @@ class Uplink:
         task, plan = self._engine.spec.task, self._engine.plan
         if offer.task == task:
             known = self._engine.store.update(offer.round, device)
+            if known is not None and offer.round >= self.latest(device)[0]:
+                self._latest[device] = (offer.round, known.digest)
             if known is not None and known.digest == offer.digest:
                 return Ack(task, offer.round, offer.digest)
             if known is not None:
