@@ -59,7 +59,8 @@ class Board:
         )
         self.stopped: Exception | None = None
         self.store = DeviceStore(self.config.store_path, device=name, durable=False)
-        self.agent = Agent(self.config, lambda will: bench.connect(name, will), self.store, clock=bench.clock)
+        client_id = f"{name}-{bench.federation}"
+        self.agent = Agent(self.config, lambda will: bench.connect(client_id, will), self.store, clock=bench.clock)
         self.agent.start()
 
     def entry_status(self, task: str, round: int) -> str | None:
@@ -81,7 +82,7 @@ class Whole:
         self.boards: list[Board] = []
         self.heard: list[Delivery] = []
         self._stores: list[AggregatorStore] = []
-        self.spy = connect("spy", None)
+        self.spy = connect(f"spy-{federation}", None)
         self.spy.subscribe(f"{self.topics.prefix}/#")
         self.spy.open()
 
@@ -130,17 +131,21 @@ class Whole:
         for _ in range(steps):
             if done():
                 return True
-            self.now += STEP_S
             self.coordinator.step(wait_s)
-            for board in [each for each in self.boards if each.stopped is None]:
-                try:
-                    board.agent.step(0.0)
-                except Exception as error:
-                    board.stopped = error
-            while (event := self.spy.receive(0.0)) is not None:
-                if isinstance(event, Delivery):
-                    self.heard.append(event)
+            self.drive_boards()
         return done()
+
+    def drive_boards(self, *, wait_s: float = 0.0) -> None:
+        """One step of all but the aggregator."""
+        self.now += STEP_S
+        for board in [each for each in self.boards if each.stopped is None]:
+            try:
+                board.agent.step(wait_s)
+            except Exception as error:
+                board.stopped = error
+        while (event := self.spy.receive(0.0)) is not None:
+            if isinstance(event, Delivery):
+                self.heard.append(event)
 
     def noisings(self, name: str) -> set[bytes]:
         """The digests of all updates of which a chunk has left the device."""
