@@ -253,12 +253,6 @@ class AggregatorStore:
         with self._errors():
             self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
-    def next_session(self) -> int:
-        """This start's session number: one more than the last."""
-        session = int((self.get("session") or b"0").decode()) + 1
-        self.put("session", str(session).encode())
-        return session
-
     # devices
 
     def device(self, device: str) -> DeviceRow | None:
@@ -372,6 +366,15 @@ class AggregatorStore:
                     (until,),
                 ).fetchall()
             )
+
+    def latest_updates(self) -> dict[str, tuple[int, bytes]]:
+        """Device -> round and digest of its last accepted update, for those whose public state followed from it."""
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT device, MAX(round), digest FROM updates JOIN devices ON id = device "
+                "WHERE public_digest IS NOT NULL GROUP BY device"
+            ).fetchall()
+        return {device: (round, digest) for device, round, digest in rows}
 
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
         """Blob and public state of an accepted update; None once the round is closed."""

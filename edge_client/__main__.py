@@ -166,6 +166,7 @@ def _status(options: argparse.Namespace) -> int:
         report: dict[str, Any] = {
             "device": config.device.id,
             "public_key": store.identity.public_key.hex(),
+            "stopped_because": store.stopped_because,
             "epsilon_server": _json_number(store.ledger.epsilon_server(delta=limits.delta)),
             "epsilon_limit": _json_number(limits.epsilon_server),
             "delta": limits.delta,
@@ -197,6 +198,8 @@ def _status(options: argparse.Namespace) -> int:
         )
     for task in report["tasks"]:
         print(f"task       {task['task']}: {task['rounds']} rounds, epsilon_server {_shown(task['epsilon_server'])}")
+    if report["stopped_because"] is not None:
+        print(f"stopped    {report['stopped_because']}")
     for entry in report["waiting"]:
         print(f"waiting    the update of round {entry['round']} of {entry['task']} is not acknowledged yet")
     return 0

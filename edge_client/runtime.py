@@ -26,6 +26,7 @@ class TaskRuntime:
     """All that a round of one task needs.
 
     :param digest: SHA-256 of the task package.
+    :param newcomer_digest: of the public state of a device that has not taken part yet.
     :param gradient: the gradient graph, ONNX bytes; likewise `inference`.
 
     Raises `GraphRefused` for a graph that breaks a rule, `Malformed` or `BadInput` for a method or a
@@ -43,10 +44,11 @@ class TaskRuntime:
         store: DeviceStore,
         observer: Callable[[TrainedRound], None] | None = None,
     ) -> None:
-        make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
         for graph in (gradient, inference):
             check_graph(graph, max_bytes=MAX_GRAPH_BYTES)
         self.digest = digest
+        self.newcomer_digest = method.init_state().public.digest()
         self.spec = spec
         self.data = LocalData(config.data, spec.model, may_be_empty=spec.privacy.unit == "record")
         self._nominal_s: float | None = None

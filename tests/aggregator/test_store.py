@@ -135,14 +135,6 @@ def test_an_update_of_the_open_round_is_found(store: AggregatorStore) -> None:
     assert store.accepted_rounds() == {"dev": 2}
 
 
-def test_sessions_grow_by_one_at_each_start(tmp_path: Path) -> None:
-    seen = []
-    for _ in range(3):
-        with AggregatorStore(tmp_path) as store:
-            seen.append(store.next_session())
-    assert seen == [1, 2, 3]
-
-
 def test_one_update_and_one_charge_for_each_device_and_round(store: AggregatorStore) -> None:
     store.put_update(1, update_row("dev"), data=b"1", public_before=b"")
     store.put_charge(charge("dev", 1))
