@@ -132,6 +132,19 @@ def test_graph_refused(make_bench: MakeBench, package: Package, damage: str) -> 
     assert the_decline(bench)[0] == "graph"
 
 
+def test_a_graph_that_needs_too_much_is_refused_before_it_is_loaded(
+    make_bench: MakeBench, package: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hushfleet.graphs.open_session", lambda *_, **__: pytest.fail("ONNX Runtime was called"))
+    board = replace(config, limits=replace(config.limits, memory_mib=100))
+    method = {**package.spec.method_config, "batch_size": 65536}
+    bench = make_bench(package=package.with_spec(method_config=method, task="large-batches"), config=board)
+    code, reason = the_decline(bench)
+    assert code == "graph"
+    assert "with 65536 samples the graph holds" in reason
+    assert "this device gives it 100 MiB" in reason
+
+
 def test_a_graph_that_kills_the_process_is_given_up(make_bench: MakeBench, package: Package) -> None:
     bench = make_bench(announce=False)
     for _ in range(3):
