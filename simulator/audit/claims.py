@@ -16,8 +16,9 @@ from hushfleet.privacy.mechanism import Charge
 from simulator.audit.bounds import ErrorRates, epsilon_at_least, separation_at_least
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4)
-_BISECTIONS = 24
-_STRONGEST = 1e3
+_BISECTIONS = 14
+_LEAST, _LARGEST = 0.05, 50.0  # noise multipliers between which one is looked for
+_TELLING = 2  # deltas that are looked at on the way
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Claim:
 
     def refuted_at(self, rates: ErrorRates) -> float | None:
         """A delta at which errors below `rates` contradict the claim; None where they do not."""
-        excess = {delta: epsilon_at_least(rates, delta) - self.epsilon(delta) for delta in self._worth_a_look(rates)}
+        excess = {delta: self._excess(rates, delta) for delta in self._worth_a_look(rates)}
         delta = max(excess, key=excess.get, default=None)
         return delta if delta is not None and excess[delta] > 0 else None
 
@@ -58,12 +59,13 @@ class Claim:
         if charge.sample_rate == 1:
             separation = separation_at_least(rates)
             return math.sqrt(charge.steps * self.rounds) / separation if separation > 0 else math.inf
-        if not self._worth_a_look(rates):
+        deltas = sorted(self._worth_a_look(rates), key=lambda delta: self._excess(rates, delta))[-_TELLING:]
+        if not deltas:
             return math.inf
-        low, high = 1e-2, _STRONGEST
+        low, high = _LEAST, _LARGEST
         for _ in range(_BISECTIONS):
             middle = math.sqrt(low * high)
-            refuted = self._with(middle).refuted_at(rates) is not None
+            refuted = any(self._with(middle)._excess(rates, delta) > 0 for delta in deltas)
             low, high = (low, middle) if refuted else (middle, high)
         return high
 
@@ -80,6 +82,9 @@ class Claim:
             least = np.maximum(least, 1 - delta - ratio * false_positives)
             least = np.maximum(least, (1 - delta - false_positives) / ratio)
         return least
+
+    def _excess(self, rates: ErrorRates, delta: float) -> float:
+        return epsilon_at_least(rates, delta) - self.epsilon(delta)
 
     def _with(self, multiplier: float) -> Claim:
         return replace(self, charge=replace(self.charge, mechanism="gaussian", noise_multiplier=multiplier))

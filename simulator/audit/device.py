@@ -35,9 +35,9 @@ from simulator.audit.canary import WorstData, canary_update
 
 DEVICE = "audited"
 MEASURED = 32  # trials of each world that variances are measured in
-_ROUNDS_A_LIFE = 32  # a ledger is read as a whole for each entry
+ROUNDS_A_LIFE = 32  # a ledger is read as a whole for each entry
 _SEASONING_ROUNDS = 2
-_FLOOR = 1e-12
+FLOOR = 1e-12
 _SHOWN_OUTRIGHT = 1e6
 
 KeepGoing = Callable[[int], bool]
@@ -127,7 +127,7 @@ class ScriptedTrainer(Trainer):
 
 
 @dataclass
-class _Moments:
+class Moments:
     """Running sums of vectors, for their variances."""
 
     count: int = 0
@@ -174,13 +174,13 @@ class _DeviceGame:
         self.expected, self.nothing = self._without_noise(self.update), self._without_noise(self.update * 0)
 
     def play(self, trials: int, keep_going: KeepGoing) -> DeviceScores:
-        moments = {True: _Moments(), False: _Moments()}
+        moments = {True: Moments(), False: Moments()}
         for seen, inside in self._pairs(1, MEASURED, lambda _: True):
             moments[inside].add(np.concatenate((seen.values, seen.report)))
             moments[inside].headers.add(seen.header)
         variances = sum(each.spread for each in moments.values()) / (2 * MEASURED - 2)
         means = np.concatenate((self.expected.values, self.expected.report))
-        weights = means / np.maximum(variances, np.maximum(_FLOOR * means**2, 1e-300))
+        weights = means / np.maximum(variances, np.maximum(FLOOR * means**2, 1e-300))
         of_values = np.where(np.arange(len(weights)) < len(self.expected.values), weights, 0.0)
         # The canary without noise then scores 1 by either, and nothing at all scores 0.
         weights, of_values = (each / max(float(each @ means), 1e-300) for each in (weights, of_values))
@@ -197,14 +197,14 @@ class _DeviceGame:
         return DeviceScores(everything, values, self.method.charge(self.terms))
 
     @staticmethod
-    def _header_tells(moments: dict[bool, _Moments]) -> tuple[float, ...] | None:
+    def _header_tells(moments: dict[bool, Moments]) -> tuple[float, ...] | None:
         """What the header says in the one world and never in the other."""
         inside, outside = moments[True].headers, moments[False].headers
         return next(iter(inside)) if len(inside) == len(outside) == 1 and inside != outside else None
 
     def _pairs(self, stage: int, trials: int, keep_going: KeepGoing) -> Iterator[tuple[Seen, bool]]:
         """Trials of both worlds in turn, each world in lives of its own."""
-        rounds = min(self.subject.spec.rounds, _ROUNDS_A_LIFE)
+        rounds = min(self.subject.spec.rounds, ROUNDS_A_LIFE)
         done, life = 0, stage << 32
         while done < trials:
             count = min(rounds, trials - done)

@@ -8,7 +8,7 @@ and Pearson, each with a quarter of the risk, so that everything said here holds
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -76,15 +76,11 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an unbounded number is None."""
         left_out = ("scores", "points", "claim")
-        plain = {name: value for name, value in asdict_shallow(self).items() if name not in left_out}
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
         for name, value in plain.items():
             if isinstance(value, float) and not math.isfinite(value):
                 plain[name] = None
         return {**plain, "raw": list(self.raw), "verdict": self.verdict}
-
-
-def asdict_shallow(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def two_worlds(

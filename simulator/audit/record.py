@@ -5,8 +5,8 @@ only where a round began and where it ended. Who is in which batch stays hidden 
 likelihood ratio, batch by batch: with q the sample rate and s the projections of a batch's gradients on the record's,
 log(1 - q + q exp(sum of (2 s - 1) / (2 sigma^2))). All gradients of one batch share one draw of the batch.
 
-`play` is the game of two worlds: a device with the canary and without it, `trials` rounds of each; the other records
-are as good as absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the
+`play` is the game of two worlds: canaries that are among a device's records, and canaries that are not; other records
+are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the
 real network on real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
 """
 
@@ -26,13 +26,16 @@ from edge_client.trainer import Trainer
 from hushfleet.batch_gradient import GradientFunction
 from hushfleet.data.samples import Samples
 from hushfleet.evaluation import LogitsOf
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.base import DeviceState, RoundTerms
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.record import RecordMechanism
+from hushfleet.wire.messages import RoundPlan
 from simulator.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from simulator.audit.device import DEVICE, FreshNoise, KeepGoing, Scores, Subject
+from simulator.audit.device import DEVICE, FLOOR, ROUNDS_A_LIFE, FreshNoise, KeepGoing, Moments, Scores, Subject
 
-MEASURED = 4  # rounds without the canary that variances are measured in
+MEASURED = 4  # rounds without a canary that variances are measured in
+_AT_ONCE = 64  # canaries in one round
+_LEAST_WIDTH = 4  # coordinates for each
 _LARGEST_LOG = 700.0
 
 
@@ -73,22 +76,27 @@ class WatchedMechanism(RecordMechanism):
         return noised
 
 
-def play(subject: Subject, records: int, trials: int, keep_going: KeepGoing) -> RecordScores:
-    """`trials` rounds in each world, or fewer where `keep_going`, asked with how many are done, says no.
+def play(subject: Subject, trials: int, keep_going: KeepGoing) -> RecordScores:
+    """At least `trials` canaries in each world, or fewer where `keep_going`, asked with how many are done, says no.
 
-    :param records: how many the device has beside the canary.
+    Canaries of one round lie on coordinates of their own, half of them among the device's records. Where a record's
+    gradient is clipped by itself and each value has noise of its own, they are as independent as canaries of separate
+    rounds, and cost a fraction. Where a batch is clipped as a whole, each has a round to itself.
     """
-    game = _TwoWorlds(subject, records)
-    weights, spread = game.measured()
-    scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for done in range(trials):
+    game = _TwoWorlds(subject)
+    weights, spreads = game.measured()
+    scores: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    done = 0
+    for included, trainer, round in game.rounds(trials):
         if not keep_going(done):
             break
-        for inside in (True, False):
-            seen, update = game.round(inside, life=2 * done + inside + MEASURED, keep=lambda noised: noised @ weights)
-            ratio = log_ratio([np.array(batch) for batch in seen], game.rate, spread, game.shift)
-            scores[inside].append((float(ratio), float(update @ game.canary)))
-    both = {inside: np.array(scores[inside], np.float64).reshape(-1, 2).T for inside in scores}
+        batches, update = game.seen(trainer, round, lambda noised: (noised[game.places] * weights).sum(axis=1))
+        ratios = np.broadcast_to(log_ratio(batches, game.rate, spreads, game.shift), included.shape)
+        moved = (update[game.places] * -game.directions).sum(axis=1)  # a step goes against the gradient
+        for world in (True, False):
+            scores[world].append(np.stack((ratios, moved))[:, included == world])
+        done = min(sum(each.shape[1] for each in scores[world]) for world in (True, False))
+    both = {world: np.concatenate(scores[world], axis=1)[:, :done] for world in scores}
     gradients, update = (Scores(both[True][which], both[False][which]) for which in (0, 1))
     return RecordScores(gradients, update, game.method.charge(game.terms))
 
@@ -101,8 +109,8 @@ def play_one_run(
     *,
     canaries: int,
     rounds: int,
-) -> OneRun:
-    """One training of `rounds` rounds on `samples` and about half of `canaries`."""
+) -> OneRun | None:
+    """One training of `rounds` rounds on `samples` and about half of `canaries`; None where batches are clipped."""
     rng = np.random.default_rng(subject.seed)
     included = rng.random(canaries) < 0.5
     layout, classes = subject.spec.model.layout, len(subject.spec.model.class_names)
@@ -126,110 +134,130 @@ def play_one_run(
         method, controls = trainer.method, trainer.method.controls(trainer.method.init_server(subject.seed), 1)
         terms = RoundTerms(subject.cohort, controls)
         mechanism = method.record_mechanism(terms)
+        if mechanism.clips == "batch":
+            return None
         unit = mechanism.batch_size / mechanism.clip_norm
-        watch = _watched(trainer, lambda noised: (noised[places] * directions).sum(axis=1) * unit)
         params = subject.initial
         moved: list[np.ndarray] = []
         trainer.observer = lambda trained: moved.append(trained.release.values)
-        for round in range(1, rounds + 1):
-            trainer.run_round(subject.plan(round, controls), params)
-            params = params + moved.pop()
+        with _watched(trainer, lambda noised: (noised[places] * directions).sum(axis=1) * unit) as watch:
+            for round in range(1, rounds + 1):
+                trainer.run_round(subject.plan(round, controls), params)
+                params = params + moved.pop()
         charge = method.charge(terms)
     scores = log_ratio([np.array(batch) for batch in watch], mechanism.sample_rate, mechanism.noise_multiplier, 1.0)
     return OneRun(scores, included, charge, rounds)
 
 
-def log_ratio(batches: list[np.ndarray], rate: float, spread: float, shift: float) -> Any:
+def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float, shift: float) -> Any:
     """Log-likelihood ratio of "it is among the records" over "it is not", summed over batches.
 
-    :param batches: of each, the projections of its gradients `[g, ...]`: normal with standard deviation `spread`, and
-        mean `shift` where the record is in the batch, else 0.
+    :param batches: of each, the projections of its gradients `[g, ...]`: normal with standard deviation `spread`, a
+        number or `[...]`, and mean `shift` where the record is in the batch, else 0.
     """
     total: Any = 0.0
     for projections in batches:
         if not len(projections):
             continue
-        exponent = (shift * (2 * projections - shift) / (2 * max(spread, 1e-9) ** 2)).sum(axis=0)
+        exponent = (shift * (2 * projections - shift) / (2 * np.maximum(spread, 1e-9) ** 2)).sum(axis=0)
         exponent = np.clip(exponent, -_LARGEST_LOG, _LARGEST_LOG)
         total = total + (exponent if rate == 1 else np.log1p(rate * np.expm1(exponent)))
     return total
 
 
 class _TwoWorlds:
-    def __init__(self, subject: Subject, records: int) -> None:
+    def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        spec = subject.spec
-        rng = np.random.default_rng(subject.seed)
-        (direction,), _ = blocks = disjoint_blocks(spec.model.layout, 1, rng)
-        length = LENGTH * finite(spec.privacy.clip_norm)
+        spec, layout = subject.spec, subject.spec.model.layout
+        self._rng = np.random.default_rng(subject.seed)
         with _device(subject, 0, None, None, None) as trainer:
             self.method = trainer.method
             self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
             self.terms = RoundTerms(subject.cohort, self.controls)
             self.mechanism = self.method.record_mechanism(self.terms)
-        # Where the gradient of a batch is clipped, one record can turn it round: the others pull the other way.
-        turns = self.mechanism.clips == "batch"
-        self.canary = -direction  # a step goes against the gradient
-        self.rate, self.shift = self.mechanism.sample_rate, 2.0 if turns else 1.0
-        self._direction = direction
+        # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.
+        self.turns = self.mechanism.clips == "batch"
+        self.canaries = 1 if self.turns else max(1, min(_AT_ONCE, layout.size // _LEAST_WIDTH))
+        self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
+        self.rate, self.shift = self.mechanism.sample_rate, 2.0 if self.turns else 1.0
+        length = LENGTH * finite(spec.privacy.clip_norm)
+        others = np.zeros(layout.size, np.float32)
+        if self.turns:
+            others[self.places[0]] = -self.directions[0] * length
         self._gradient = CanaryGradient(
-            classes=len(spec.model.class_names),
-            blocks=blocks,
-            length=length * (1 + 2 * records if turns else 1),
-            others=-direction * length if turns else 0.0,
+            classes=len(spec.model.class_names), blocks=blocks, length=length * 3, others=others
         )
-        count = records + 1
-        labels = np.zeros(count, np.int64)
-        labels[-1] = len(spec.model.class_names)
-        images = np.zeros((count, *spec.model.input_shape), np.uint8)
-        self._samples = Samples(images, labels, spec.model.mean, spec.model.std)
 
-    def measured(self) -> tuple[np.ndarray, float]:
-        """How each value counts, float64 `[d]`, and the standard deviation of what they add up to, noise alone.
+    def measured(self) -> tuple[np.ndarray, np.ndarray]:
+        """How each value of a canary's block counts, float64 `[m, b]`, and the standard deviation `[m]` of what they
+        add up to by noise alone. A canary's clipped gradient adds up to 1."""
+        moments = Moments()
+        with self._life(0, np.zeros(0, np.int64), others=0) as trainer:
+            for round in range(1, min(MEASURED, self.subject.spec.rounds) + 1):
+                self.seen(trainer, round, lambda noised: moments.add(noised.astype(np.float64)))
+        per_batch = 1.0 if self.turns else 1 / self.mechanism.batch_size
+        expected = self.directions.astype(np.float64) * finite(self.mechanism.clip_norm) * per_batch
+        variances = (moments.spread / max(moments.count - 1, 1))[self.places]
+        variances = np.maximum(variances, FLOOR * expected**2)
+        weights = expected / variances
+        weights /= (weights * expected).sum(axis=1, keepdims=True)
+        return weights, np.sqrt((weights**2 * variances).sum(axis=1))
 
-        A canary's clipped gradient adds up to 1.
-        """
-        count, total, squares = 0, 0.0, 0.0
+    def rounds(self, trials: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
+        """Which canaries are in, the device, and its next round; without end short of `trials` in each world."""
+        lengths, done, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), 0, 0
+        while done < trials:
+            life += 1
+            if self.canaries == 1:
+                included = np.array([life % 2 == 0])
+            else:
+                included = self._rng.permutation(self.canaries) < self.canaries // 2
+            labels = np.flatnonzero(included)
+            with self._life(life, labels, others=int(self.turns)) as trainer:
+                for round in range(1, lengths + 1):
+                    yield included, trainer, round
+                    done += self.canaries / 2
+                    if done >= trials and self.canaries > 1:
+                        break
 
-        def add(noised: np.ndarray) -> float:
-            nonlocal count, total, squares
-            count, total, squares = count + 1, total + noised.astype(np.float64), squares + noised.astype(np.float64) ** 2
-            return 0.0
+    @contextmanager
+    def _life(self, number: int, inserted: np.ndarray, *, others: int) -> Iterator[Trainer]:
+        """A device whose records are the canaries `inserted` and `others` more."""
+        model = self.subject.spec.model
+        labels = np.concatenate((np.zeros(others, np.int64), inserted + len(model.class_names)))
+        images = np.zeros((len(labels), *model.input_shape), np.uint8)
+        samples = Samples(images, labels, model.mean, model.std)
+        with _device(self.subject, number, self._gradient, samples, _no_logits, trainer=_Newcomer) as trainer:
+            yield trainer
 
-        for life in range(MEASURED):
-            self.round(False, life=life, keep=add, others=False)
-        mechanism = self.mechanism
-        per_batch = 1.0 if mechanism.clips == "batch" else 1 / mechanism.batch_size
-        expected = self._direction.astype(np.float64) * finite(mechanism.clip_norm) * per_batch
-        variances = np.maximum((squares - total**2 / count) / max(count - 1, 1), 1e-12 * expected**2)
-        weights = expected / np.maximum(variances, 1e-300)
-        weights /= weights @ expected
-        return weights, float(np.sqrt(weights**2 @ variances))
-
-    def round(self, inside: bool, *, life: int, keep: Any, others: bool = True) -> tuple[list[list[Any]], np.ndarray]:
+    def seen(self, trainer: Trainer, round: int, keep: Any) -> tuple[list[np.ndarray], np.ndarray]:
         """What is seen of a round that the server asked for twice: all noised gradients, and the last update."""
-        samples = self._samples if inside else self._samples.take(slice(0, -1))
-        if not others:
-            samples = self._samples.take(slice(0, 0))
         moved: list[np.ndarray] = []
-        with _device(self.subject, life, self._gradient, samples, _no_logits) as trainer:
-            watch = _watched(trainer, keep)
-            trainer.observer = lambda trained: moved.append(trained.release.values)
+        trainer.observer = lambda trained: moved.append(trained.release.values)
+        with _watched(trainer, keep) as watch:
             for _ in range(2):
-                trainer.run_round(self.subject.plan(1, self.controls), self.subject.initial)
-        offset = self.mechanism.clips == "batch"
-        return [[value + offset for value in batch] for batch in watch], moved[-1]
+                trainer.run_round(self.subject.plan(round, self.controls), self.subject.initial)
+        offset = 1.0 if self.turns else 0.0
+        return [np.array(batch, np.float64) + offset for batch in watch], moved[-1]
+
+
+class _Newcomer(Trainer):
+    """A device that begins each round as if it had never taken part, so that rounds are alike."""
+
+    def state_for(self, plan: RoundPlan) -> DeviceState:
+        super().state_for(plan)
+        return self.method.init_state()
 
 
 @contextmanager
 def _device(
-    subject: Subject, life: int, gradient: Any, samples: Samples | None, logits_of: Any
+    subject: Subject, life: int, gradient: Any, samples: Samples | None, logits_of: Any, trainer: type[Trainer] = Trainer
 ) -> Iterator[Trainer]:
     with (
         tempfile.TemporaryDirectory(prefix="audit-") as folder,
         DeviceStore(Path(folder) / "store.sqlite", device=DEVICE, durable=False) as store,
     ):
-        yield Trainer(
+        yield trainer(
             device=DEVICE,
             store=store,
             spec=subject.spec,
@@ -242,8 +270,9 @@ def _device(
         )
 
 
-def _watched(trainer: Trainer, keep: Any) -> list[list[Any]]:
-    """From now on `keep` is handed each noised gradient of the device; the list is of batches of what it returns."""
+@contextmanager
+def _watched(trainer: Trainer, keep: Any) -> Iterator[list[list[Any]]]:
+    """Inside, `keep` is handed each noised gradient of the device; the list is of batches of what it returns."""
     seen: list[list[Any]] = []
     own = trainer.method.record_mechanism
 
@@ -253,7 +282,10 @@ def _watched(trainer: Trainer, keep: Any) -> list[list[Any]]:
         return WatchedMechanism(**values, batches_seen=seen, keep=keep)
 
     trainer.method.record_mechanism = watched
-    return seen
+    try:
+        yield seen
+    finally:
+        del trainer.method.record_mechanism
 
 
 def _no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
