@@ -1,8 +1,8 @@
 """From counts of an adversary's errors to lower bounds, by arithmetic that knows no mechanism.
 
-A test between two worlds errs at a false positive rate a (it says "in", and it was out) and a false negative rate b. Any
-(epsilon, delta)-private mechanism keeps `a + e^epsilon b >= 1 - delta` and `b + e^epsilon a >= 1 - delta` (Kairouz, Oh
-and Viswanath 2015, Theorem 2.1), so upper bounds on a and b give a lower bound on epsilon.
+A test between two worlds errs at a false positive rate a (it says "in", and it was out) and a false negative rate b.
+Any (epsilon, delta)-private mechanism keeps `a + e^epsilon b >= 1 - delta` and `b + e^epsilon a >= 1 - delta` (Kairouz,
+Oh and Viswanath 2015, Theorem 2.1), so upper bounds on a and b give a lower bound on epsilon.
 
 With n trials without an error a rate is known to be below some 3.7 / n at best: no audit of n trials can certify more
 than about log(n / 4). That is why claims of 1 to 3 can be measured, and claims of 8 cannot.

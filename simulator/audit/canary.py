@@ -61,7 +61,7 @@ class WorstData:
 
 
 class CanaryGradient:
-    """A gradient function in which records with labels beyond the classes are canaries: label `classes + i` is the i-th.
+    """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.
 
     Canary i has a gradient on its own block of coordinates, all others' blocks excluded. Of the other records, either a
     network is asked, or they all have the gradient `others`.

@@ -16,9 +16,9 @@ from hushfleet.privacy.mechanism import Charge
 from simulator.audit.bounds import ErrorRates, epsilon_at_least, separation_at_least
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4)
-_BISECTIONS = 14
-_LEAST, _LARGEST = 0.05, 50.0  # noise multipliers between which one is looked for
-_TELLING = 2  # deltas that are looked at on the way
+_BISECTIONS = 6
+_STRIDE = 1.3  # between two noise multipliers that are looked at first
+_MOST = 8.0  # times the noise that is charged: beyond it a measurement shows next to nothing
 
 
 @dataclass(frozen=True)
@@ -43,36 +43,54 @@ class Claim:
     def over(self, rounds: int) -> Claim:
         return replace(self, rounds=rounds)
 
-    def refuted_at(self, rates: ErrorRates) -> float | None:
-        """A delta at which errors below `rates` contradict the claim; None where they do not."""
-        excess = {delta: self._excess(rates, delta) for delta in self._worth_a_look(rates)}
-        delta = max(excess, key=excess.get, default=None)
-        return delta if delta is not None and excess[delta] > 0 else None
+    def refuted_at(self, rates: ErrorRates, delta: float) -> float | None:
+        """A delta at which errors below `rates` contradict the claim, `delta` or one of `DELTAS`; None without one."""
+        charge = self.charge
+        if charge.mechanism == "none" or getattr(charge, "raw", ()):
+            return None
+        excess = {each: self._excess(rates, each) for each in (delta, *self._worth_a_look(rates))}
+        most = max(excess, key=excess.get)
+        if excess[most] > 0:
+            return most
+        # The Gaussian curve itself, between the deltas that were looked at.
+        below = charge.sample_rate == 1 and self.multiplier_at_most(rates) < charge.noise_multiplier
+        return most if below else None
 
     def multiplier_at_most(self, rates: ErrorRates) -> float:
         """The most noise that a mechanism of the claimed form can have had, with errors below `rates`.
 
-        Exact for the Gaussian mechanism, by its trade-off curve; a sampled one is held to its accountant's epsilons.
-        inf where the errors show nothing.
+        Exact for the Gaussian mechanism, by its trade-off curve; a sampled one is held to its accountant's epsilon, at
+        the delta that tells most. inf where the errors show nothing.
         """
         charge = self.charge
         if charge.sample_rate == 1:
             separation = separation_at_least(rates)
             return math.sqrt(charge.steps * self.rounds) / separation if separation > 0 else math.inf
-        deltas = sorted(self._worth_a_look(rates), key=lambda delta: self._excess(rates, delta))[-_TELLING:]
-        if not deltas:
+        deltas = self._worth_a_look(rates)
+        if not deltas or charge.mechanism == "none":
             return math.inf
-        low, high = _LEAST, _LARGEST
-        for _ in range(_BISECTIONS):
-            middle = math.sqrt(low * high)
-            refuted = any(self._with(middle)._excess(rates, delta) > 0 for delta in deltas)
-            low, high = (low, middle) if refuted else (middle, high)
-        return high
+        delta = max(deltas, key=lambda each: self._excess(rates, each))
 
-    def measured_epsilon(self, rates: ErrorRates, *, rounds: int, delta: float) -> float:
-        """`rounds` rounds of a mechanism of the claimed form that has no more noise than `rates` allow."""
-        multiplier = self.multiplier_at_most(rates)
-        return 0.0 if math.isinf(multiplier) else self._with(multiplier).over(rounds).of_noised_values.epsilon(delta)
+        def refuted(multiplier: float) -> bool:
+            return self.with_noise(multiplier)._excess(rates, delta) > 0
+
+        kept = charge.noise_multiplier
+        while refuted(kept):
+            kept /= _STRIDE
+        while not refuted(kept * _STRIDE):
+            kept *= _STRIDE
+            if kept > _MOST * charge.noise_multiplier:
+                return math.inf
+        refuted_from = kept * _STRIDE
+        for _ in range(_BISECTIONS):
+            middle = math.sqrt(kept * refuted_from)
+            kept, refuted_from = (kept, middle) if refuted(middle) else (middle, refuted_from)
+        return refuted_from
+
+    def with_noise(self, multiplier: float) -> Claim:
+        """The same form with another noise multiplier, and nothing raw."""
+        charge = replace(self.of_noised_values.charge, mechanism="gaussian", noise_multiplier=multiplier)
+        return replace(self, charge=charge)
 
     def curve(self, false_positives: np.ndarray) -> np.ndarray:
         """The least false negative rate that the claim leaves at each false positive rate."""
@@ -85,9 +103,6 @@ class Claim:
 
     def _excess(self, rates: ErrorRates, delta: float) -> float:
         return epsilon_at_least(rates, delta) - self.epsilon(delta)
-
-    def _with(self, multiplier: float) -> Claim:
-        return replace(self, charge=replace(self.charge, mechanism="gaussian", noise_multiplier=multiplier))
 
     @staticmethod
     def _worth_a_look(rates: ErrorRates) -> list[float]:

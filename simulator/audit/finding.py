@@ -8,7 +8,8 @@ and Pearson, each with a quarter of the risk, so that everything said here holds
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -40,32 +41,27 @@ class Finding:
 
     :param adversary: what it sees, in words.
     :param game: how it was played, in words.
-    :param claimed_round: epsilon that the ledger charges for one round, :param claimed: for all of `rounds`.
-    :param measured_round: lower bound for what was played, without any assumption.
-    :param measured: lower bound for `rounds` rounds; for the one-run game without any assumption, else where each
-        round's mechanism is of the claimed form, with as much noise as the errors allow at most.
-    :param noise_claimed: the noise multiplier that is charged, :param noise_measured: what it is at most.
+    :param trials: those that are counted: in each world, or canaries of one run.
+    :param rounds: of the whole task, or those of the one run.
+    :param claim: of one round.
+    :param points: error rates at most, at some thresholds; empty for the one-run game.
+    :param proven: lower bound on epsilon without any assumption: for one round, or for all rounds of the one run.
     :param refuted_at: a delta at which the measured errors contradict the ledger, if any.
+    :param scores: of the trials that are counted.
     """
 
     unit: str
     adversary: str
     game: str
     trials: int
-    confidence: float
     delta: float
     rounds: int
-    claimed_round: float
-    claimed: float
-    measured_round: float | None
-    measured: float
-    noise_claimed: float
-    noise_measured: float | None
+    claim: Claim
+    points: tuple[ErrorRates, ...]
+    proven: float
     refuted_at: float | None
-    raw: tuple[str, ...] = ()
     scores: Scores | None = None
-    points: tuple[ErrorRates, ...] = ()
-    claim: Claim | None = None
+    confidence: float = CONFIDENCE
 
     @property
     def verdict(self) -> Verdict:
@@ -73,48 +69,95 @@ class Finding:
             return "VIOLATED"
         return "no claim" if math.isinf(self.claimed) else "holds"
 
+    @cached_property
+    def claimed_round(self) -> float:
+        return self.claim.epsilon(self.delta)
+
+    @cached_property
+    def claimed(self) -> float:
+        return self._all_rounds(self.claim).epsilon(self.delta)
+
+    @cached_property
+    def noise_measured(self) -> float | None:
+        """The noise multiplier that a mechanism of the claimed form can have had at most (Nasr et al. 2023, "Tight
+        auditing of differentially private machine learning"); None for the one-run game."""
+        return min((self.claim.multiplier_at_most(point) for point in self.points), default=None)
+
+    @property
+    def measured_round(self) -> float | None:
+        """Lower bound for one round, without any assumption."""
+        return self.proven if self.points else None
+
+    @property
+    def measured_round_of_form(self) -> float | None:
+        """The same, where the mechanism has the form that is charged and as much noise as the errors allow."""
+        return self._of_form(self.claim) if self.points else None
+
+    @property
+    def measured(self) -> float:
+        """Lower bound for `rounds` rounds: of that form, but for the one-run game, which assumes nothing."""
+        return self._of_form(self._all_rounds(self.claim)) if self.points else self.proven
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an unbounded number is None."""
-        left_out = ("scores", "points", "claim")
-        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
-        for name, value in plain.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                plain[name] = None
-        return {**plain, "raw": list(self.raw), "verdict": self.verdict}
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        unbounded = (name for name, value in plain.items() if isinstance(value, float) and math.isinf(value))
+        return {**plain, **dict.fromkeys(unbounded), "noise_claimed": self.claim.charge.noise_multiplier}
+
+    @property
+    def raw(self) -> list[str]:
+        """What leaves without noise, in words."""
+        return list(getattr(self.claim.charge, "raw", ()))
+
+    def _all_rounds(self, claim: Claim) -> Claim:
+        return claim.over(self.rounds)
+
+    def _of_form(self, claim: Claim) -> float:
+        noise = self.noise_measured
+        return max(self.proven, 0.0 if math.isinf(noise) else claim.with_noise(noise).epsilon(self.delta))
+
+
+_PLAIN = (
+    "unit",
+    "adversary",
+    "game",
+    "trials",
+    "confidence",
+    "delta",
+    "rounds",
+    "claimed_round",
+    "claimed",
+    "measured_round",
+    "measured_round_of_form",
+    "measured",
+    "noise_measured",
+    "refuted_at",
+    "raw",
+    "verdict",
+)
 
 
 def two_worlds(
     scores: Scores, claim: Claim, *, rounds: int, delta: float, unit: str, adversary: str, game: str
 ) -> Finding:
-    """:param claim: of what one trial played; :param rounds: how many such trials a whole task is."""
+    """:param claim: of one round, which is what one trial played."""
     risk = (1 - CONFIDENCE) / 4
     tuning = max(_LEAST_TUNING, round(_TUNING_SHARE * len(scores.inside)))
     tuned, tested = (Scores(*(each[part] for each in scores)) for part in (slice(tuning), slice(tuning, None)))
     points = tuple(_rates(tested, threshold, risk) for threshold in _thresholds(tuned, len(tested.inside), delta, risk))
-    whole = claim.over(claim.rounds * rounds)
-    refuted = [found for point in points if (found := claim.refuted_at(point)) is not None]
-    multiplier = min(claim.multiplier_at_most(point) for point in points)
-    if claim.charge.sample_rate == 1 and claim.charge.mechanism == "gaussian" and not refuted and multiplier < _of(claim):
-        refuted = [delta]  # the Gaussian trade-off curve itself, between the deltas that were looked at
+    refuted = [found for point in points if (found := claim.refuted_at(point, delta)) is not None]
     return Finding(
         unit=unit,
         adversary=adversary,
         game=game,
         trials=len(tested.inside),
-        confidence=CONFIDENCE,
         delta=delta,
-        rounds=whole.rounds,
-        claimed_round=claim.epsilon(delta),
-        claimed=whole.epsilon(delta),
-        measured_round=max(epsilon_at_least(point, delta) for point in points),
-        measured=max(claim.measured_epsilon(point, rounds=whole.rounds, delta=delta) for point in points),
-        noise_claimed=claim.charge.noise_multiplier,
-        noise_measured=multiplier,
-        refuted_at=refuted[0] if refuted else None,
-        raw=tuple(getattr(claim.charge, "raw", ())),
-        scores=tested,
-        points=points,
+        rounds=rounds,
         claim=claim,
+        points=points,
+        proven=max(epsilon_at_least(point, delta) for point in points),
+        refuted_at=refuted[0] if refuted else None,
+        scores=tested,
     )
 
 
@@ -128,29 +171,19 @@ def one_run(run: OneRun, *, delta: float, adversary: str, game: str) -> Finding:
         half = max(1, int(share * len(order) / 2))
         right = int(correct[:half].sum() + (~correct[-half:]).sum())
         bounds.append(one_run_epsilon(len(order), 2 * half, right, delta=delta, risk=risk))
-    claim = Claim(run.charge, run.rounds)
-    claimed, measured = claim.epsilon(delta), max(bounds)
+    claim, measured = Claim(run.charge, 1), max(bounds)
     return Finding(
         unit="record",
         adversary=adversary,
         game=game,
         trials=len(order),
-        confidence=CONFIDENCE,
         delta=delta,
         rounds=run.rounds,
-        claimed_round=claim.over(1).epsilon(delta),
-        claimed=claimed,
-        measured_round=None,
-        measured=measured,
-        noise_claimed=run.charge.noise_multiplier,
-        noise_measured=None,
-        refuted_at=delta if measured > claimed else None,
-        raw=tuple(getattr(run.charge, "raw", ())),
+        claim=claim,
+        points=(),
+        proven=measured,
+        refuted_at=delta if measured > claim.over(run.rounds).epsilon(delta) else None,
     )
-
-
-def _of(claim: Claim) -> float:
-    return claim.charge.noise_multiplier
 
 
 def _rates(scores: Scores, threshold: float, risk: float) -> ErrorRates:

@@ -15,12 +15,12 @@ from simulator.audit.device import KeepGoing, Subject
 from simulator.audit.finding import Finding, one_run, two_worlds
 from simulator.fleet import make_fleet
 
-SERVER = "the server: each update, its header, its report"
-VALUES = "the server, but for what leaves raw: the noised values alone"
+SERVER = "server: update, header, report"
+VALUES = "server: noised values alone"
 GRADIENTS = "sees every noised gradient"
-UPDATE = "the server: each update"
-TWO_WORLDS = "two worlds, canary {}"
-ONE_RUN = "one run of {} of {} rounds, real network and images"
+UPDATE = "server: update"
+TWO_WORLDS = "two worlds, {}"
+ONE_RUN = "one run, {} of {} rounds"
 
 _LEAST_TRIALS = 60
 _CANARIES = 256
@@ -52,7 +52,7 @@ def device_findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda 
     scores = device.play(subject, effort.trials, _until(effort, shown))
     claim, spec = Claim(scores.charge, 1), subject.spec
     common = {"rounds": spec.rounds, "delta": spec.privacy.delta, "unit": "device"}
-    game = TWO_WORLDS.format("update")
+    game = TWO_WORLDS.format("canary update")
     yield two_worlds(scores.everything, claim, adversary=SERVER, game=game, **common)
     if claim.of_noised_values != claim:
         yield two_worlds(scores.values, claim.of_noised_values, adversary=VALUES, game=game, **common)
@@ -63,7 +63,7 @@ def record_findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda 
     scores = record.play(subject, effort.trials, _until(effort, shown))
     claim, spec = Claim(scores.charge, 1), subject.spec
     common = {"rounds": spec.rounds, "delta": spec.privacy.delta, "unit": "record"}
-    game = TWO_WORLDS.format("gradients")
+    game = TWO_WORLDS.format("canary records")
     yield two_worlds(scores.gradients, claim, adversary=GRADIENTS, game=game, **common)
     yield two_worlds(scores.update, claim, adversary=UPDATE, game=game, **common)
 

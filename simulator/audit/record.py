@@ -251,7 +251,12 @@ class _Newcomer(Trainer):
 
 @contextmanager
 def _device(
-    subject: Subject, life: int, gradient: Any, samples: Samples | None, logits_of: Any, trainer: type[Trainer] = Trainer
+    subject: Subject,
+    life: int,
+    gradient: Any,
+    samples: Samples | None,
+    logits_of: Any,
+    trainer: type[Trainer] = Trainer,
 ) -> Iterator[Trainer]:
     with (
         tempfile.TemporaryDirectory(prefix="audit-") as folder,

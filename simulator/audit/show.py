@@ -41,7 +41,7 @@ def print_findings(console: Console, title: str, findings: Sequence[Finding]) ->
         if each.measured_round is not None:
             table.add_row(
                 each.adversary, each.game, f"{each.trials:,}", "one round", shown(each.claimed_round),
-                shown(each.measured_round), verdict,
+                f"{shown(each.measured_round)}; {shown(each.measured_round_of_form)} *", verdict,
             )  # fmt: skip
             table.add_row("", "", "", f"{each.rounds} rounds", shown(each.claimed), f"{shown(each.measured)} *", "")
         else:
@@ -109,7 +109,8 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> None:
         grid = np.geomspace(_LEAST_SHOWN, 1, 200)
         axis.fill_between(grid, each.claim.curve(grid), color="tab:red", alpha=0.15, label="below the claim")
         axis.plot([0, 1], [1, 0], ":", color="grey", label="a coin")
-        axis.set(xlabel="false positive rate", ylabel="false negative rate", title=each.adversary, xlim=(0, 1), ylim=(0, 1))
+        axis.set(xlabel="false positive rate", ylabel="false negative rate", xlim=(0, 1), ylim=(0, 1))
+        axis.set_title(each.adversary)
         axis.title.set_fontsize(8)
         axis.legend(fontsize=8)
     figure.suptitle(f"{title}; dots: rates at most, {findings[0].confidence:.0%}", fontsize=9)
