@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from hushfleet.errors import BadInput, StoreError
+from hushfleet.privacy.accounting import Accountant
 
 SCHEMA = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -284,6 +285,7 @@ class Result(_Part):
     engine: str
     model: ModelInfo
     accounting: Literal["as-published", "strict"]
+    accountant: Accountant = "rdp"  # what files without it were made with
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]
     wire: WireInfo | None = None

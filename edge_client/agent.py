@@ -309,7 +309,9 @@ class Agent:
             self._metrics.write(
                 trained,
                 self.tasks.runtime,
-                epsilon_server=self.store.ledger.epsilon_server(delta=spec.privacy.delta, task=spec.task),
+                epsilon_server=self.store.ledger.epsilon_server(
+                    delta=spec.privacy.delta, task=spec.task, accountant=spec.privacy.accountant
+                ),
                 train_s=self._clock() - self._said_at,
             )
 

@@ -186,7 +186,10 @@ class Trainer:
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         epsilon_after = self.store.ledger.epsilon_server(
-            delta=self.spec.privacy.delta, task=plan.task, extra=release.charge
+            delta=self.spec.privacy.delta,
+            task=plan.task,
+            extra=release.charge,
+            accountant=self.spec.privacy.accountant,
         )
         header = UpdateHeader(
             task=plan.task,

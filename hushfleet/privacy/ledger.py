@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 
 DIGEST_BYTES = 32
@@ -163,7 +163,14 @@ class Ledger:
         charges = self._charges(task, extra)
         return "record" if any(charge.unit == "record" for charge in charges) else "device"
 
-    def epsilon_server(self, *, delta: float, task: str | None = None, extra: Charge | None = None) -> float:
+    def epsilon_server(
+        self,
+        *,
+        delta: float,
+        task: str | None = None,
+        extra: Charge | None = None,
+        accountant: Accountant = "exact",
+    ) -> float:
         """Epsilon of this device against whoever sees its own updates, over all tasks or one of them.
 
         With `extra`, what it would be after one more charge. If any entry protects records, the number is
@@ -172,15 +179,21 @@ class Ledger:
         """
         charges = self._charges(task, extra)
         to_records = any(charge.unit == "record" for charge in charges)
-        steps: dict[tuple[float, float], int] = {}
-        for charge in charges:
-            halved = to_records and charge.unit == "device"
-            key = (charge.noise_multiplier / 2 if halved else charge.noise_multiplier, charge.sample_rate)
-            steps[key] = steps.get(key, 0) + charge.steps
-        return epsilon([Step(*key, count) for key, count in steps.items()], delta=delta)
+        steps = [
+            Step(
+                charge.noise_multiplier / 2 if to_records and charge.unit == "device" else charge.noise_multiplier,
+                charge.sample_rate,
+                charge.steps,
+            )
+            for charge in charges
+        ]
+        return epsilon(steps, delta=delta, accountant=accountant)
 
     def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
-        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`."""
+        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
+
+        Counted exactly, whatever accountant a task prints by.
+        """
         if math.isnan(epsilon_limit) or epsilon_limit < 0:
             raise PrivacyError(f"a privacy budget must be zero or more, got {epsilon_limit!r}")
         if epsilon_limit == math.inf:

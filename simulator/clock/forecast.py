@@ -167,7 +167,8 @@ def _cost(rounds: Counter[int]) -> int:
 def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
     charges = [(prepared.method.charge(RoundTerms(split)), count) for split, count in rounds.items() if count]
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]
-    return epsilon(steps, delta=prepared.spec.privacy.delta)
+    privacy = prepared.spec.privacy
+    return epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
 
 
 def epsilon_unused(prepared: PreparedTask, spent: Spent) -> float:
