@@ -6,8 +6,11 @@ Each function gives sentences about what does not hold; none is good.
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 
 from aggregator.store import AggregatorStore
 from edge_client.store import DeviceStore
@@ -43,7 +46,9 @@ def logs_of(simulation: Simulation, lines: int = 12) -> str:
     return "\n".join(out)
 
 
-def missing_of(simulation: Simulation, may_decline: Callable[[str, str], bool]) -> tuple[set[tuple[int, str]], list[str]]:
+def missing_of(
+    simulation: Simulation, may_decline: Callable[[str, str], bool]
+) -> tuple[set[tuple[int, str]], list[str]]:
     """(round, device) of updates that no round has, and what is wrong with that.
 
     :param may_decline: device and code -> whether there was a reason to decline a round.
@@ -111,6 +116,23 @@ def _check_stores(simulation: Simulation, missing: Missing, stored_as: Mapping[b
                 entry.charge.noise_multiplier,
             ):
                 yield f"round {r}: {name} was charged {entry.charge}, the aggregator's book has {charge}"
+
+
+def check_at_death(simulation: Simulation, device: str, tap: Tap) -> list[str]:
+    """Of a device that is down now: what has left it so far is in its ledger already. Works on a copy of its store."""
+    path = simulation.folder.device(device).store
+    if not path.exists():
+        return [f"{device} sent something before it had a store"] if tap.sent(device) else []
+    with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
+        for name in (path.name, f"{path.name}-wal"):
+            if (file := path.with_name(name)).exists():
+                shutil.copy(file, folder)
+        with DeviceStore(Path(folder) / path.name, device=device, inspect=True) as store:
+            identity, charged = store.identity, {entry.payload_digest for entry in store.ledger.entries()}
+    blobs = {t.digest: _stored(t.data, identity) for t in tap.transfers if _is_of(t, device, identity.public_key)}
+    left = {**{digest: digest for digest in tap.offered(device, identity.public_key)}, **blobs}
+    short = sum(digest not in charged for digest in left.values())
+    return [f"when {device} was struck down, {short} updates had left it that its ledger did not have"] if short else []
 
 
 def check_outboxes(simulation: Simulation, devices: Collection[str]) -> list[str]:

@@ -101,7 +101,8 @@ class Campaign:
         start = (simulation.folder.path, simulation.data_dir, self.library()[0])
         executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start, initargs=start)
         try:
-            runs = [executor.submit(_run, seed, self.folder / f"seed-{seed}") for seed in self.seeds if seed not in done]
+            left = [seed for seed in self.seeds if seed not in done]
+            runs = [executor.submit(_run, seed, self.folder / f"seed-{seed}") for seed in left]
             for run in as_completed(runs):
                 outcome = run.result()
                 with (self.folder / "outcomes.jsonl").open("a", encoding="utf-8") as file:

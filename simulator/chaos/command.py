@@ -18,7 +18,14 @@ INTERRUPTED = 130
 
 
 def run_campaign(
-    task: Task, campaign: Campaign, console: Console, *, data_dir: Path | None, resume: bool, again: str, replay: list[str]
+    task: Task,
+    campaign: Campaign,
+    console: Console,
+    *,
+    data_dir: Path | None,
+    resume: bool,
+    again: str,
+    replay: list[str],
 ) -> None:
     """Runs it, prints the table and how to replay what failed; exits with 1 if anything did, with 130 on Ctrl-C.
 

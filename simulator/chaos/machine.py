@@ -82,11 +82,11 @@ class Machine:
         synced = {name: int(inode) for inode, _, name in (line.partition(" ") for line in listing)}
         live = {path.name: path.stat().st_ino for path in self.disk.iterdir()}
         names = live if rng.random() < kept else synced
-        after = {
-            name: _torn(self._read(f"{inode}"), self._read(f"{inode}.live") or self._of_disk(name, live, inode), rng, kept)
-            for name, inode in names.items()
-            if name not in self._others and not name.endswith(_VOLATILE)
-        }
+        after = {}
+        for name, inode in names.items():
+            if name not in self._others and not name.endswith(_VOLATILE):
+                written = self._read(f"{inode}.live") or self._of_disk(name, live, inode)
+                after[name] = _torn(self._read(f"{inode}"), written, rng, kept)
         for name in live.keys() - self._others:
             (self.disk / name).unlink()
         shutil.rmtree(self._durable)

@@ -16,6 +16,7 @@ from aggregator.broker import BrokerKind
 from simulator.link_model import LinkConditions
 
 Kind = Literal["kill", "power-cut", "full-disk", "clock-jump", "cut-link", "flapping-link", "twin"]
+What = Literal["update", "round_open", "round_close", "training", "committed", "sent", "seconds"]
 Tampering = Literal["repeat", "reorder", "truncate", "forge"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -27,9 +28,9 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Moment:
-    """When the `count`th thing of this kind has happened; `training` and `committed` are of the device `of`."""
+    """When the `count`th thing of this kind has happened; `training`, `committed` and `sent` are of the device `of`."""
 
-    what: Literal["update", "round_open", "round_close", "training", "committed", "seconds"]
+    what: What
     count: int = 0
     of: str = ""
 
@@ -89,11 +90,7 @@ def draw_plan(seed: int, names: Sequence[str], *, rounds: int, kinds: Sequence[K
     field_noise = seed % 5 == 3
     troubles = []
     if field_noise:
-        # What tempts a device to noise again: its update is committed, nobody can acknowledge it, and it dies.
-        device = rng.choice(honest)
-        deaf = rng.choice([(AGGREGATOR,), (BROKER, AGGREGATOR)])
-        troubles.append(Trouble("kill", Moment("training", 1, device), 0.0, deaf, 2.0))
-        troubles.append(Trouble("kill", Moment("committed", 1, device), rng.uniform(0.2, 1.0), (device,), 0.0))
+        troubles += tempting(rng, rng.choice(honest))
     first = kinds[seed % len(kinds)]
     troubles.append(_trouble(rng, first, honest, rounds, early=True, victim=seed // len(kinds) % 3))
     while rng.random() < 0.7 and len(troubles) < 5:
@@ -106,6 +103,17 @@ def draw_plan(seed: int, names: Sequence[str], *, rounds: int, kinds: Sequence[K
         hostile=hostile,
         links={name: _slow_link(rng) for name in honest if rng.random() < 0.5} if seed % 6 == 5 else {},
         troubles=tuple(troubles),
+    )
+
+
+def tempting(rng: random.Random, device: str) -> tuple[Trouble, Trouble]:
+    """What tempts a device to noise again: its update is committed, or has left, nobody hears it, and it dies."""
+    is_sent = rng.random() < 0.5
+    deaf = (AGGREGATOR,) if is_sent else (BROKER, AGGREGATOR)
+    moment = Moment("sent" if is_sent else "committed", 1, device)
+    return (
+        Trouble("kill", Moment("training", 1, device), 0.0, deaf, 2.0),
+        Trouble("kill", moment, rng.uniform(0.0, 0.5), (device,), 0.0),
     )
 
 
@@ -157,6 +165,7 @@ def _moment(rng: random.Random, device: str, devices: int, rounds: int) -> Momen
             Moment("round_close", rng.randint(1, max(1, rounds - 1))),
             Moment("training", rng.randint(1, rounds), device),
             Moment("committed", rng.randint(1, rounds), device),
+            Moment("sent", rng.randint(1, rounds), device),
             Moment("seconds"),
         ]
     )

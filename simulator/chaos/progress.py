@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from aggregator.events import read_events
@@ -10,19 +12,25 @@ from simulator.chaos.plan import Moment
 from simulator.run_folder import Simulation
 
 _COMMITTED = b": trained and committed"
+_DECLINED = re.compile(rb"round (\d+) declined \(([a-z-]+)\)")
 
 
 class Progress:
-    """:param simulation: its event log may lose lines in a power cut; what was seen once has happened."""
+    """:param simulation: its event log may lose lines in a power cut; what was seen once has happened.
+    :param sent: how many updates of a device have passed the broker.
+    """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, sent: Callable[[str], int]) -> None:
         self._folder = simulation.folder
+        self._sent = sent
         self._seen: Counter[tuple[str, str]] = Counter()
         self._sizes: dict[Path, int] = {}
         self.declines: set[tuple[int, str, str, str]] = set()
         """(round, device, code, reason)."""
 
     def reached(self, moment: Moment) -> bool:
+        if moment.what == "sent":
+            return self._sent(moment.of) >= moment.count
         return moment.what == "seconds" or self._seen[moment.what, moment.of] >= moment.count
 
     @property
@@ -45,7 +53,10 @@ class Progress:
             self._seen |= seen
         for log in self._folder.path.glob("devices/*/log.txt"):
             if self._has_changed(log):
-                self._seen["committed", log.parent.name] = log.read_bytes().count(_COMMITTED)
+                text, name = log.read_bytes(), log.parent.name
+                self._seen["committed", name] = text.count(_COMMITTED)
+                for number, code in _DECLINED.findall(text):
+                    self.declines.add((int(number), name, code.decode(), "as its log says"))
 
     def _has_changed(self, path: Path) -> bool:
         size = path.stat().st_size if path.exists() else 0

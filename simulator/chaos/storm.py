@@ -11,6 +11,7 @@ from itertools import count
 
 from edge_client.tasks import MAX_ATTEMPTS
 from hushfleet.errors import HushfleetError
+from simulator.chaos.audit import check_at_death
 from simulator.chaos.fleet import ChaosFleet
 from simulator.chaos.plan import BROKER, Plan, Trouble
 from simulator.chaos.progress import Progress
@@ -39,7 +40,7 @@ class Storm:
     ) -> None:
         self._fleet, self._plan, self._tap = fleet, plan, tap
         self._patience_s, self._clock = patience_s, clock
-        self._progress = Progress(fleet.simulation)
+        self._progress = Progress(fleet.simulation, tap.sent)
         self._rng = random.Random(f"storm {plan.seed}")
         self._waiting = list(plan.troubles)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -126,6 +127,8 @@ class Storm:
             self._fleet.cut_power(name, self._rng, kept=trouble.amount)
         else:
             self._fleet.kill(name)
+        if name in self._fleet.honest and (wrong := check_at_death(self._fleet.simulation, name, self._tap)):
+            raise HushfleetError(wrong[0])
         self._at(away_s, lambda: self._start(name))
         if again_s:
             self._at(

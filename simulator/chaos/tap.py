@@ -57,6 +57,10 @@ class Tap:
         """(device, digest) of blobs of which chunks are missing."""
         return set(self._open)
 
+    def sent(self, device: str) -> int:
+        """How many updates on the device's topic have passed whole."""
+        return len({transfer.digest for transfer in self.transfers if transfer.topic_device == device})
+
     def offered(self, device: str, public_key: bytes) -> dict[bytes, Offer]:
         """Digest -> offer, of all that the owner of the key offered in the name of `device`."""
         offers = {}

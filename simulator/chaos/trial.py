@@ -67,7 +67,9 @@ class Bench:
     :param options: `client` and `aggregator` of `LiveFleet`.
     """
 
-    def __init__(self, prepared: Simulation, *, library: Path | None, patience_s: float = PATIENCE_S, **options: Any) -> None:
+    def __init__(
+        self, prepared: Simulation, *, library: Path | None, patience_s: float = PATIENCE_S, **options: Any
+    ) -> None:
         self._prepared = prepared
         self._library = library
         self._patience_s = patience_s

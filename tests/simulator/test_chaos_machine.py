@@ -28,7 +28,10 @@ for value in range(20):
     store.execute("INSERT INTO kept VALUES (?)", (value,))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-COUNT = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1] + '/store.sqlite').execute('SELECT COUNT(*) FROM kept').fetchone()[0])"
+COUNT = """
+import sqlite3, sys
+print(*sqlite3.connect(sys.argv[1] + "/store.sqlite").execute("SELECT COUNT(*) FROM kept").fetchone())
+"""
 WHOLE_FILE = """
 import os, sys
 from pathlib import Path
