@@ -39,6 +39,7 @@ from simulator.live import FEDERATION
 from simulator.run_folder import Simulation
 
 _SHARE = 0.15  # of messages that are tampered with
+_MOST = 60  # then the stranger goes away: who forges for ever can hold up a transfer for ever
 _HELD = 6
 _PAUSE_S = 0.02
 
@@ -96,12 +97,14 @@ class Stranger(Trespasser):
         super().__init__("stranger", [topics.all_msgs, topics.all_chunks, everyone, anything])
         self._tampering = tampering
         self._rng = rng
+        self._left = _MOST
         self._held: list[tuple[str, bytes]] = []
         self._own: set[tuple[str, bytes]] = set()
 
     def hear(self, topic: str, payload: bytes) -> None:
-        if self._rng.random() >= _SHARE or payload in self.forged or (topic, payload) in self._own:
+        if self._left == 0 or self._rng.random() >= _SHARE or payload in self.forged or (topic, payload) in self._own:
             return
+        self._left -= 1
         how = self._rng.choice(self._tampering)
         if how == "repeat":
             self._repeat(topic, payload)
@@ -146,7 +149,7 @@ class HostileMember(Trespasser):
 
     def __init__(self, simulation: Simulation, device: str, rng: random.Random) -> None:
         topics = Topics(FEDERATION)
-        super().__init__(f"{device}", [topics.server, topics.round, topics.all_chunks])
+        super().__init__(device, [topics.server, topics.round, topics.all_chunks])
         with DeviceStore(simulation.folder.device(device).store, device=device) as store:
             self._identity = store.identity
         self._spec = simulation.prepared.spec

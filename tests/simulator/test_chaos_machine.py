@@ -52,6 +52,32 @@ except sqlite3.OperationalError as error:
 CLOCKS = "import datetime, time; print(time.time(), datetime.datetime.now().timestamp(), time.monotonic())"
 
 
+KEYS = {
+    "the aggregator's key": """
+import sys
+from pathlib import Path
+from aggregator.identity_file import load_or_create
+print(load_or_create(Path(sys.argv[1]) / "key").public_key.hex())
+""",
+    "a device's key": """
+import sys
+from pathlib import Path
+from edge_client.store import DeviceStore
+store = DeviceStore(Path(sys.argv[1]) / "store.sqlite", device="one")
+print(store.identity.public_key.hex())
+""",
+    "the run's id": """
+import os, sys
+from pathlib import Path
+from aggregator.store import AggregatorStore
+store = AggregatorStore(Path(sys.argv[1]))
+if store.get("run_id") is None:
+    store.put("run_id", os.urandom(8))
+print(store.get("run_id").hex())
+""",
+}
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
@@ -98,6 +124,15 @@ def test_a_file_is_replaced_once_its_folder_is_synced(machine: Machine, how: str
     machine.cut_power(random.Random(1), kept=0.0)
     assert (machine.disk / "model").read_bytes() == expected
     assert [path.name for path in machine.disk.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("what", KEYS)
+def test_what_others_remember_is_not_forgotten(machine: Machine, what: str) -> None:
+    """Devices pin the first key of an aggregator that they meet, and obey no other: so it must outlive any power cut."""
+    before = run(machine, KEYS[what] + "sys.stdout.flush(); import os; os._exit(0)")
+    machine.cut_power(random.Random(1), kept=0.0)
+    assert before
+    assert run(machine, KEYS[what]) == before
 
 
 def test_power_cuts_one_after_the_other(machine: Machine) -> None:
