@@ -19,6 +19,7 @@ from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods import method_class
 from hushfleet.methods.base import TrainingConfig
 from hushfleet.privacy.accounting import check_delta, noise_multiplier_for
+from hushfleet.privacy.record import gradients_factor
 from hushfleet.scenario import ScenarioSection
 from hushfleet.spec import Augment, PrivacySpec, WireSpec
 from hushfleet.strict import from_plain
@@ -302,8 +303,8 @@ class Task(_Section):
             return 0.0
         find = partial(noise_multiplier_for, epsilon=section.epsilon, delta=self.delta)
         if section.unit == "record":
-            gradients = batches * method.gradients_per_batch(self.method.config())
-            return find(steps=self.round.rounds * gradients, sample_rate=rate)
+            factor = gradients_factor(method.gradients_per_batch(self.method.config()))
+            return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
             return find(steps=self.round.rounds)
         if section.reading == "client-sampling":

@@ -293,7 +293,7 @@ class Method:
 
     @classmethod
     def gradients_per_batch(cls, config: Any) -> int:
-        """How many gradients a batch is used for, at most; with privacy unit `record` each is charged."""
+        """How many gradients a batch is used for, at most; with privacy unit `record` they are charged together."""
         return 1
 
     @property

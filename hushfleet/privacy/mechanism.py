@@ -23,6 +23,7 @@ import numpy as np
 from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
+from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import NoiseSource
 
 DEVICE_ADJACENCY = "add or remove one device's whole contribution to the round"
@@ -184,8 +185,7 @@ class GaussianMechanism:
         if self.noise_multiplier == 0:
             return values
         normal = xp.asarray(source.normal(values.shape[0]), dtype=xp.float64, device=array_api.device(values))
-        noised = normal * stds
-        noised += values
+        noised = add_on_grid(normal * stds, values, stds)
         if not bool(xp.all(xp.abs(noised) <= xp.finfo(values.dtype).max)):
             raise PrivacyError(f"a noised value does not fit into {values.dtype}; the clip norm is too large")
         return xp.astype(noised, values.dtype)
