@@ -26,7 +26,7 @@ from simulator.fast import deliver, train_cohort
 from simulator.run_folder import RunFolder, Simulation
 from simulator.workers import Workers
 
-PATIENCE_S = 240.0
+PATIENCE_S = 500.0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
 
 
 @pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    """Two devices and two rounds: enough for a planted fault."""
+    task = load_task(TASK, ("data.devices=2", "data.limit=160", "round.rounds=2"))
+    return begin(chaos_task(task), tmp_path_factory.mktemp("pair") / "prepared", data_dir=None)
+
+
+@pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     try:
         return build_library(tmp_path_factory.mktemp("library"))
@@ -92,44 +99,44 @@ def mutant(fault: str) -> tuple[str, ...]:
     return (sys.executable, str(MUTANTS), fault)
 
 
-def test_noise_that_is_drawn_again_is_found(prepared: Simulation, library: Path | None, tmp_path: Path) -> None:
+def test_noise_that_is_drawn_again_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     """By what left the device, and never by a time limit: what the ledger has is not what was offered."""
     rng = random.Random(1)
-    bench = Bench(prepared, library=library, client=mutant("noises-again"))
-    outcome = bench.play(plan_of(1, *tempting(rng, rng.choice(NAMES)), field_noise=True), tmp_path / "run")
+    bench = Bench(pair, library=library, client=mutant("noises-again"))
+    outcome = bench.play(plan_of(1, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
     assert any("ledger" in wrong for wrong in outcome.wrong), outcome.wrong
     assert not any("not finished" in wrong for wrong in outcome.wrong)
 
 
 def test_noise_that_the_ledger_kept_from_leaving_is_found(
-    prepared: Simulation, library: Path | None, tmp_path: Path
+    pair: Simulation, library: Path | None, tmp_path: Path
 ) -> None:
     rng = random.Random(1)
-    bench = Bench(prepared, library=library, client=mutant("noises-again-in-vain"))
-    outcome = bench.play(plan_of(2, *tempting(rng, rng.choice(NAMES)), field_noise=True), tmp_path / "run")
+    bench = Bench(pair, library=library, client=mutant("noises-again-in-vain"))
+    outcome = bench.play(plan_of(2, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
     assert any("declined round 1" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
-def test_a_ledger_that_is_written_late_is_found(prepared: Simulation, library: Path | None, tmp_path: Path) -> None:
-    deaf = Trouble("kill", Moment("training", 1, "device-2"), 0.0, ("aggregator",), 1.0)
-    dead = Trouble("kill", Moment("sent", 1, "device-2"), 0.0, ("device-2",), 0.0)
-    bench = Bench(prepared, library=library, client=mutant("charges-late"))
+def test_a_ledger_that_is_written_late_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
+    deaf = Trouble("kill", Moment("training", 1, "device-1"), 0.0, ("aggregator",), 1.0)
+    dead = Trouble("kill", Moment("sent", 1, "device-1"), 0.0, ("device-1",), 0.0)
+    bench = Bench(pair, library=library, client=mutant("charges-late"))
     outcome = bench.play(plan_of(3, deaf, dead, field_noise=False), tmp_path / "run")
     assert any("its ledger did not have" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
-def test_a_store_that_does_not_sync_is_found(prepared: Simulation, library: Path | None, tmp_path: Path) -> None:
+def test_a_store_that_does_not_sync_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     if library is None:
         pytest.skip("there is no C compiler")
     cut = Trouble("power-cut", Moment("round_close", 1), 0.0, ("device-1",), 0.0)
-    bench = Bench(prepared, library=library, client=mutant("does-not-sync"))
+    bench = Bench(pair, library=library, client=mutant("does-not-sync"))
     outcome = bench.play(plan_of(4, cut, field_noise=True), tmp_path / "run")
     assert any("its ledger did not have" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
-def test_an_update_that_is_added_twice_is_found(prepared: Simulation, library: Path | None, tmp_path: Path) -> None:
+def test_an_update_that_is_added_twice_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     kill = Trouble("kill", Moment("update", 1), 0.0, ("device-1",), 0.0)
-    bench = Bench(prepared, library=library, aggregator=mutant("adds-twice"))
+    bench = Bench(pair, library=library, aggregator=mutant("adds-twice"))
     outcome = bench.play(plan_of(5, kill, field_noise=False), tmp_path / "run")
     assert outcome.wrong == ["the models are not those of the calm run"]
 
