@@ -346,3 +346,9 @@ def test_private_arrays_come_back_as_they_were(arrays: dict[str, np.ndarray]) ->
 def test_private_objects_are_not_stored() -> None:
     with pytest.raises(StoreError, match="only numbers"):
         pack_arrays({"x": np.array(["text"])})
+
+
+@pytest.mark.parametrize("data", [b"\x90", b"\x01", b"\xc0", b"\x81\xa1a\x01"])
+def test_bytes_that_are_no_named_arrays_raise_what_load_state_expects(data: bytes) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        unpack_arrays(data)
