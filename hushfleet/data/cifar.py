@@ -197,7 +197,9 @@ def _decode(content: bytes, what: str) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(content)) as image:
             pixels = np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
         raise BadInput(f"{what} is not a readable image: {error}") from error
     if pixels.shape != (32, 32, 3):
         raise BadInput(f"{what} is {pixels.shape[1]} x {pixels.shape[0]} pixels; CIFAR-10 images are 32 x 32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import time
 import tracemalloc
@@ -32,3 +33,17 @@ def test_edited_bytes_raise_what_is_documented_and_stay_small(name: str) -> None
         assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
     finally:
         tracemalloc.stop()
+
+
+# Pillow raises a SyntaxError for it.
+BROKEN_PNG = (
+    b"iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKklEQVR4nGNkYGRipiVgSUhIoKkFjAcOHiJXLwcHBxEWqKqpk2sB"
+    b"UYD2QfT02XMswkT5njgLvLx9qGQUDgtWrV5DXRPRPM/ILyBIXQvQAO0j+fyFi0QrJifqGU1MzUjWRAqgfRB9+fqNmZmaCR/dgsio"
+    b"aNqYDLNg567dFBqB3/OMcvIKFFqAH9A+ku/df4BblgpRz+js4kqpGfgtWLxkKU0MhnmekYOTiyYWwADtI/nEyVOk6iEp6hl19fRJ"
+    b"tYAkQPsgevvuPRKX+mUeY1BwCJWNRLNg0+Yt1DEJh+cZxSUkqWMBDkD7SL5+4yZBRZREPQCx8k/RgNbYgwAAAABJRU5ErkJggg=="
+)
+
+
+def test_a_broken_image_that_was_found_is_refused() -> None:
+    target = TARGETS["cifar-image"]
+    assert not target.run(base64.b64decode(BROKEN_PNG))
