@@ -37,6 +37,7 @@ from aggregator.report.verdict import (
     trade_answer,
 )
 from aggregator.result import Result
+from hushfleet.privacy.accounting import Accountant
 
 MOST_NAMES = 16
 MOST_CELL_ROWS = 8
@@ -64,10 +65,11 @@ class FleetDisplay:
         *,
         console: Console | None = None,
         delta: float | None = None,
+        accountant: Accountant = "exact",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.console = console or Console()
-        self.state = FleetState(delta=delta)
+        self.state = FleetState(delta=delta, accountant=accountant)
         self._clock = clock
         self._lock = threading.Lock()
         self._live: Live | None = None
@@ -250,7 +252,7 @@ def summary_table(result: Result) -> RenderableType:
     sent = result.uplink_bytes
     epsilons = ", ".join(f"{name} {words}" for name, words in verdict.epsilons)
     facts = Text(
-        f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}; "
+        f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}, accountant {result.accountant}; "
         f"sent up {size(sent)}{_form(result)}, {received(result)}"
     )
     told = (answer(verdict), privacy_answer(verdict, devices=result.devices), trade_answer(result, verdict))

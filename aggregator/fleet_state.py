@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting import Accountant, Step, epsilon
 
 STATES = ("done", "training", "ready", "sleeping", "declined", "refused", "lost")
 KEPT_WARNINGS = 5
@@ -25,10 +25,11 @@ class FleetState:
     """All that a display shows. `apply` and `apply_metrics` change it, everything else only reads.
 
     :param delta: for epsilon_release, which is computed from the rounds' multipliers where the events do not
-        state it; the `run` event may bring it as well.
+        state it; the `run` event may bring it as well. Likewise `accountant`.
     """
 
     delta: float | None = None
+    accountant: Accountant = "exact"
     task: str = ""
     method: str = ""
     unit: str = "device"
@@ -109,7 +110,7 @@ class FleetState:
         return self.rounds_closed + (answered if self.round > self.rounds_closed else 0.0)
 
     def _on_run(self, event: Mapping[str, Any]) -> None:
-        for name in ("task", "method", "unit", "engine", "broker", "delta", "rounds"):
+        for name in ("task", "method", "unit", "engine", "broker", "delta", "accountant", "rounds"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
@@ -151,6 +152,9 @@ class FleetState:
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
+    def _on_quarantine(self, event: Mapping[str, Any]) -> None:
+        self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
+
     def _on_round_close(self, event: Mapping[str, Any]) -> None:
         self.rounds_closed = event.get("round", self.rounds_closed + 1)
         self.round = max(self.round, self.rounds_closed)
@@ -183,7 +187,7 @@ class FleetState:
         elif multiplier is not None and self.delta:
             step = Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1))
             self._release.append(step)
-            self.epsilon_release = epsilon(self._release, delta=self.delta)
+            self.epsilon_release = epsilon(self._release, delta=self.delta, accountant=self.accountant)
 
     def _warn(self, kind: str, words: str, *, code: str = "") -> None:
         self.counted[kind] += 1

@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from hushfleet.errors import BadInput, StoreError
+from hushfleet.privacy.accounting import Accountant
 
 SCHEMA = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -273,6 +274,7 @@ class Details(_Part):
     uplink_bytes: list[Count] = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
+    faults: dict[str, Count] = {}
     timeline: list[TimelineRow] = []
     fleet_timeline: FleetTimeline | None = None
     privacy_sweep: list[SweepPoint] = []
@@ -292,6 +294,7 @@ class Result(_Part):
     engine: str
     model: ModelInfo
     accounting: Literal["as-published", "strict"]
+    accountant: Accountant = "rdp"  # what files without it were made with
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]
     wire: WireInfo | None = None

@@ -126,6 +126,7 @@ class SimulationSection:
     :param reconnect_s: first delay of a reconnect.
     :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
     :param write_mb_s: the store writes at most so many 10^6 bytes a second; None: as fast as the machine.
+    :param durable: the store is synced as in the field, for simulated power cuts.
     """
 
     seed: int
@@ -136,6 +137,7 @@ class SimulationSection:
     reconnect_s: float | None = None
     slowdown: float = 1.0
     write_mb_s: float | None = None
+    durable: bool = False
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "0 or more")

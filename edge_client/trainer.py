@@ -148,7 +148,11 @@ class Trainer:
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        trained = train_round(
+        return self.commit(plan, self.train(plan, global_params, on_batch=on_batch))
+
+    def train(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> Trained:
+        """The local training alone; nothing is stored and nothing may leave."""
+        return train_round(
             self.method,
             self.state_for(plan),
             global_params,
@@ -162,7 +166,6 @@ class Trainer:
             on_batch=on_batch,
             make_optimizer=self.make_optimizer,
         )
-        return self.commit(plan, trained)
 
     def terms_of(self, plan: RoundPlan) -> RoundTerms:
         return RoundTerms(plan.noise_split, plan.controls, self.limits.noise_preference)
@@ -181,7 +184,10 @@ class Trainer:
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         epsilon_after = self.store.ledger.epsilon_server(
-            delta=self.spec.privacy.delta, task=plan.task, extra=release.charge
+            delta=self.spec.privacy.delta,
+            task=plan.task,
+            extra=release.charge,
+            accountant=self.spec.privacy.accountant,
         )
         header = UpdateHeader(
             task=plan.task,

@@ -17,6 +17,7 @@ import msgpack
 
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.params import MAX_PARAMS, ParamLayout
+from hushfleet.privacy.accounting import Accountant
 from hushfleet.strict import from_plain, later, to_plain
 
 SPEC_VERSION = 1
@@ -105,6 +106,8 @@ class PrivacySpec:
     :param delta: the delta of every epsilon that is printed.
     :param sample_rate: of the unit `record`: with which probability a batch takes each record.
     :param batches: of the unit `record`: how many batches a round has, the same for all devices.
+    :param accountant: by which every epsilon of the task is printed: `exact`, or `rdp` as in the papers. What the owner
+        of a device allows is always counted by `exact`.
     :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
     """
 
@@ -115,6 +118,7 @@ class PrivacySpec:
     delta: float
     sample_rate: float = later(1.0)
     batches: int = later(1)
+    accountant: Accountant = later("exact")
     noise_split: int = later(1)
 
     def __post_init__(self) -> None:

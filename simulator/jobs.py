@@ -118,12 +118,12 @@ def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
     folder = RunFolder(job.path).device(job.device)
     tests = (files.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, *tests)
-    delta = files.spec.privacy.delta
+    delta, accountant = files.spec.privacy.delta, files.spec.privacy.accountant
     began = time.monotonic()
     with DeviceStore(folder.store, device=job.device, durable=False) as store:
 
         def observe(trained: TrainedRound) -> None:
-            spent = store.ledger.epsilon_server(delta=delta)
+            spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
             metrics.write(trained, files, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(

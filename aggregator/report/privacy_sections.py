@@ -61,6 +61,7 @@ def _privacy_facts(result: Result, verdict: Verdict) -> str:
         ("clip norm", number(result.clip_norm)),
         ("noise multiplier", number(result.noise_multiplier)),
         ("accounting", result.accounting),
+        ("accountant", result.accountant),
     ]
     return definitions(facts)
 

@@ -170,6 +170,14 @@ class ACDPpFSD(Method):
         """Norm of a report's numbers: of one or two, each within 1/2 of 0."""
         return BIT_BOUND if self.clipping == "quantile" else math.sqrt(0.5)
 
+    def report_limit(self, terms: RoundTerms) -> float:
+        """Half, and eight deviations of the noise: without it one device could lead the clip norm wherever it likes."""
+        multiplier = self._report_multiplier(terms)
+        if multiplier is None:
+            return 0.5
+        mechanism = GaussianMechanism(multiplier, self.mechanism(terms).noise_split)
+        return 0.5 + 8 * float(mechanism.vector_stds([self._report_bound])[0])
+
     def _report_multiplier(self, terms: RoundTerms) -> float | None:
         """Noise multiplier of the reports' sum; None where they are not noised."""
         multiplier = self.noise_multiplier(terms)

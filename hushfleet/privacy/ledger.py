@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 
 DIGEST_BYTES = 32
@@ -181,29 +181,46 @@ class Ledger:
         charges = self._charges(task, extra)
         return "record" if any(charge.unit == "record" for charge in charges) else "device"
 
-    def epsilon_server(self, *, delta: float, task: str | None = None, extra: Charge | None = None) -> float:
+    def epsilon_server(
+        self,
+        *,
+        delta: float,
+        task: str | None = None,
+        extra: Charge | None = None,
+        accountant: Accountant = "exact",
+    ) -> float:
         """Epsilon of this device against whoever sees its own updates, over all tasks or one of them.
 
         With `extra`, what it would be after one more charge. Infinite once a raw value has left.
         """
         charges = self._charges(task, extra)
-        return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta)
+        return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant)
 
     def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
         """What left without noise, in words, in the order of its first time."""
         return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
 
-    def epsilon_noised(self, *, delta: float, task: str | None = None, extra: Charge | None = None) -> float:
+    def epsilon_noised(
+        self,
+        *,
+        delta: float,
+        task: str | None = None,
+        extra: Charge | None = None,
+        accountant: Accountant = "exact",
+    ) -> float:
         """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
 
         If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
         with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
         other.
         """
-        return _epsilon_of(self._charges(task, extra), delta)
+        return _epsilon_of(self._charges(task, extra), delta, accountant)
 
     def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
-        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`."""
+        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
+
+        Counted exactly, whatever accountant a task prints by.
+        """
         if math.isnan(epsilon_limit) or epsilon_limit < 0:
             raise PrivacyError(f"a privacy budget must be zero or more, got {epsilon_limit!r}")
         if epsilon_limit == math.inf:
@@ -246,15 +263,18 @@ class Ledger:
         return hashlib.sha256(_GENESIS + self._device.encode()).digest()
 
 
-def _epsilon_of(charges: Sequence[Charge], delta: float) -> float:
+def _epsilon_of(charges: Sequence[Charge], delta: float, accountant: Accountant) -> float:
     """Of the noised values that these charges stand for."""
     to_records = any(charge.unit == "record" for charge in charges)
-    steps: dict[tuple[float, float], int] = {}
-    for charge in charges:
-        halved = to_records and charge.unit == "device"
-        key = (charge.noise_multiplier / 2 if halved else charge.noise_multiplier, charge.sample_rate)
-        steps[key] = steps.get(key, 0) + charge.steps
-    return epsilon([Step(*key, count) for key, count in steps.items()], delta=delta)
+    steps = [
+        Step(
+            charge.noise_multiplier / 2 if to_records and charge.unit == "device" else charge.noise_multiplier,
+            charge.sample_rate,
+            charge.steps,
+        )
+        for charge in charges
+    ]
+    return epsilon(steps, delta=delta, accountant=accountant)
 
 
 def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tuple[Any, ...]:

@@ -175,7 +175,8 @@ def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
     if any(charge.raw for charge, _ in charges):
         return math.inf
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]
-    return epsilon(steps, delta=prepared.spec.privacy.delta)
+    privacy = prepared.spec.privacy
+    return epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
 
 
 def epsilon_unused(prepared: PreparedTask, spent: Spent) -> float:
