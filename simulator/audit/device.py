@@ -13,6 +13,7 @@ taken from the header: noise that is missing somewhere must not be believed.
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import Trainer
+from hushfleet.data.samples import Samples
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
@@ -68,10 +71,19 @@ class Subject:
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
             cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
-            noise_split=self.cohort,
+            noise_split=min(self.spec.privacy.noise_split, self.cohort),
             deadline_s=0.0,
             controls=controls,
         )
+
+
+def limits_of(spec: TaskSpec) -> LimitsSection:
+    """An audited device takes what its task asks for: the finding is what that is worth."""
+    return LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting)
+
+
+def _no_samples() -> Samples:
+    raise NotImplementedError("the update is given")
 
 
 class Scores(NamedTuple):
@@ -232,10 +244,9 @@ class _DeviceGame:
                 spec=subject.spec,
                 gradient=None,
                 logits_of=None,
-                samples=None,
+                samples=_no_samples,
                 randomness=FreshNoise(subject.seed, number, subject.field_noise),
-                epsilon_limit=float("inf"),
-                delta=subject.spec.privacy.delta,
+                limits=limits_of(subject.spec),
             )
             if update is not None:
                 start = subject.initial

@@ -31,7 +31,17 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.wire.messages import RoundPlan
 from simulator.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from simulator.audit.device import DEVICE, FLOOR, ROUNDS_A_LIFE, FreshNoise, KeepGoing, Moments, Scores, Subject
+from simulator.audit.device import (
+    DEVICE,
+    FLOOR,
+    ROUNDS_A_LIFE,
+    FreshNoise,
+    KeepGoing,
+    Moments,
+    Scores,
+    Subject,
+    limits_of,
+)
 
 MEASURED = 4  # rounds without a canary that variances are measured in
 _AT_ONCE = 64  # canaries in one round
@@ -268,10 +278,9 @@ def _device(
             spec=subject.spec,
             gradient=gradient,
             logits_of=logits_of,
-            samples=samples,
+            samples=lambda: samples,
             randomness=FreshNoise(subject.seed, life, subject.field_noise),
-            epsilon_limit=float("inf"),
-            delta=subject.spec.privacy.delta,
+            limits=limits_of(subject.spec),
         )
 
 
