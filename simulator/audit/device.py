@@ -62,6 +62,11 @@ class Subject:
     seed: int = 0
     field_noise: bool = False
 
+    @property
+    def noise_split(self) -> int:
+        """As the aggregator's plans have it."""
+        return min(self.spec.privacy.noise_split, self.cohort)
+
     def plan(self, round: int, controls: dict[str, float]) -> RoundPlan:
         return RoundPlan(
             task=self.spec.task,
@@ -71,7 +76,7 @@ class Subject:
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
             cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
-            noise_split=min(self.spec.privacy.noise_split, self.cohort),
+            noise_split=self.noise_split,
             deadline_s=0.0,
             controls=controls,
         )
@@ -179,7 +184,7 @@ class _DeviceGame:
             self.method: Method = trainer.method
         rng = np.random.default_rng(subject.seed)
         self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
-        self.terms = RoundTerms(subject.cohort, self.controls)
+        self.terms = RoundTerms(subject.noise_split, self.controls)
         self.state = self._seasoned(rng)
         clip_norm = subject.spec.privacy.clip_norm
         self.update = canary_update(subject.spec.model.layout, clip_norm, rng)
