@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from aggregator import robust
 from aggregator.coordinator import Coordinator
 from aggregator.devices_file import read_devices
 from aggregator.display import FleetDisplay, summary_table
@@ -64,7 +65,7 @@ def register(app: typer.Typer) -> None:
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
         broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
-        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", exists=True, help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
+        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
         enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
         device: Annotated[DeviceName, typer.Option(help="Where sums are held.")] = DeviceName.auto,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
@@ -218,7 +219,9 @@ def _run(
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
-    display = FleetDisplay(console=console, delta=engine.spec.privacy.delta)
+    display = FleetDisplay(
+        console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant
+    )
     earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(
@@ -231,6 +234,9 @@ def _run(
             events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        task, size = engine.prepared.task, engine.layout.size
+        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
+            console.print(line, highlight=False)
         with display:
             for event in earlier:
                 display.state.apply(event)

@@ -19,6 +19,7 @@ from aggregator.blobs import ChunkServer
 from aggregator.closing import may_open
 from aggregator.enrolment import Enrolment, NotAccepted
 from aggregator.events import EventLog, read_events
+from aggregator.inbox import Verdict
 from aggregator.metrics import RoundSummary
 from aggregator.refusals import Refusals
 from aggregator.round_events import run_fields
@@ -50,6 +51,8 @@ from hushfleet.wire.messages import (
 )
 from hushfleet.wire.topics import ParsedTopic, Topics
 
+QUARANTINE_AFTER = 3
+"""Rounds in which an update that the device itself signed was refused."""
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
 RETRY_CLOSE_S = 5.0
@@ -96,7 +99,9 @@ class Coordinator:
         self._other_versions: set[str] = set()
         self._refusals = Refusals(self.store, self._note, now=clock())
         self._blobs = ChunkServer(self._find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
-        self._uplink = Uplink(engine, self._refusals, say=self._say, note=self._note, clock=clock)
+        self._uplink = Uplink(
+            engine, self._refusals, say=self._say, note=self._note, fault=self._on_fault, clock=clock
+        )
         self._global: tuple[bytes, bytes] | None = None
         self._up = False
         self._broker_lost = False
@@ -301,6 +306,21 @@ class Coordinator:
             self._uplink.drop(device)
             self._note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
+    def _on_fault(self, device: str, verdict: Verdict) -> None:
+        """Quarantine: a device whose own updates were refused in several rounds is blocked for the rest of the run.
+
+        `hushfleet devices add` lifts it; after as many faults more it is blocked again.
+        """
+        if verdict.faults % QUARANTINE_AFTER:
+            return
+        reason = f"its updates were refused in {verdict.faults} rounds, the last as {verdict.code}: {verdict.reason}"
+        try:
+            self.enrolment.block(device, reason)
+        except StoreError as error:
+            log.warning("%s could not be blocked: %s", device, error)
+            return
+        self._note("quarantine", device=device, reason=reason)
+
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
         newest = max(self.enrolment.session(device), ask.session)
@@ -386,12 +406,18 @@ class Coordinator:
         self._announce()
         return True
 
+    def _least_devices(self) -> int:
+        """Where a task asks for its whole fleet, it asks for none that is blocked."""
+        rules, least = self.engine.prepared.task.round, self.engine.min_devices
+        is_whole_fleet = not (rules.min_devices or rules.cohort_size)
+        return max(1, least - self.enrolment.blocked) if is_whole_fleet else least
+
     def _enough_present(self, now: float) -> bool:
         engine = self.engine
         return may_open(
             engine.prepared.task.round,
             len(self.present),
-            least=engine.min_devices,
+            least=self._least_devices(),
             closed_rounds=engine.closed_rounds,
             waited_s=now - self._idle_since,
         )

@@ -127,6 +127,11 @@ class Enrolment:
         """How many devices may take part."""
         return sum(row.blocked is None for row in self._known.values())
 
+    @property
+    def blocked(self) -> int:
+        """How many devices of the register may not."""
+        return len(self._known) - self.count
+
     def block(self, device: str, reason: str) -> None:
         """From now on its messages are ignored and its updates refused, in the open round, too. Raises `StoreError`.
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from aggregator.whole_file import sync_folder
 from hushfleet.errors import StoreError
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.messages import MAX_INT
@@ -62,7 +63,11 @@ def next_epoch(path: Path, *, clock: Callable[[], float] = time.time) -> int:
 
 
 def _create(path: Path) -> None:
-    """Written whole under another name, then linked: of two aggregators that start at once, one key stays."""
+    """Written whole under another name, then linked: of two aggregators that start at once, one key stays.
+
+    The folder is synced before anybody is shown the key: devices that had pinned one which a power cut took away would
+    obey no aggregator any more.
+    """
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with open(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -71,5 +76,6 @@ def _create(path: Path) -> None:
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(fresh, path)
+        sync_folder(path.parent)
     finally:
         fresh.unlink(missing_ok=True)

@@ -22,7 +22,9 @@ _MAY_COME_AGAIN = ("store-full", "state-unknown")
 
 
 class Uplink:
-    """:param say: sends a message to a device; :param note: writes an event; :param clock: monotonic seconds."""
+    """:param say: sends a message to a device; :param note: writes an event; :param clock: monotonic seconds.
+    :param fault: is told of a refusal for which the device is to blame, once a round.
+    """
 
     def __init__(
         self,
@@ -31,11 +33,12 @@ class Uplink:
         *,
         say: Callable[[str, Message], None],
         note: Callable[..., Any],
+        fault: Callable[[str, Verdict], None],
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._refusals = refusals
-        self._say, self._note, self._clock = say, note, clock
+        self._say, self._note, self._fault, self._clock = say, note, fault, clock
         self._transfers = Transfers(max_bytes=engine.inbox.max_bytes)
         self._intake = Intake(engine, answer=self._on_verdict)
         self._refused: dict[str, Refused] = {}
@@ -138,6 +141,8 @@ class Uplink:
             self._say(device, Ack(offer.task, offer.round, offer.digest))
         else:
             self._refuse(device, offer, verdict.code, verdict.reason)
+        if verdict.faults:
+            self._fault(device, verdict)
 
     def _refuse(self, device: str, offer: Offer, code: str, reason: str) -> None:
         self._refusals.add(device, code, reason)

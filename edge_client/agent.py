@@ -174,6 +174,9 @@ class Agent:
         self.link.close()
 
     def _sleep_s(self, longest_s: float) -> float:
+        quiet_until = self.rounds.quiet_until
+        if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
+            longest_s = max(0.0, min(longest_s, quiet_until - self._clock()))
         if not self._up:
             return longest_s
         sending = self.rounds.sending if self.standing.confirmed else None
@@ -355,12 +358,17 @@ class Agent:
     def _observe(self, trained: TrainedRound) -> None:
         if self._metrics is not None and self.tasks.runtime is not None:
             spec = self.tasks.runtime.spec
-            self._metrics.write(
-                trained,
-                self.tasks.runtime,
-                epsilon_server=self.store.ledger.epsilon_server(delta=spec.privacy.delta, task=spec.task),
-                train_s=self._clock() - self._said_at,
-            )
+            try:
+                self._metrics.write(
+                    trained,
+                    self.tasks.runtime,
+                    epsilon_server=self.store.ledger.epsilon_server(
+                        delta=spec.privacy.delta, task=spec.task, accountant=spec.privacy.accountant
+                    ),
+                    train_s=self._clock() - self._said_at,
+                )
+            except OSError as error:  # the round is committed and must be sent
+                _log.error("no metrics are kept of round %d: %s", trained.round, error)
 
 
 def _session_of(store: DeviceStore) -> int | None:

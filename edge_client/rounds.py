@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edge_client.constant_time import announced_at
 from edge_client.fetch import BlobSource
 from edge_client.global_model import GlobalModel
 from edge_client.pacing import Pacer
@@ -81,6 +82,7 @@ class RoundDesk:
         self.sending: Sending | None = None
         self.decline: Decline | None = None
         self.decline_due = False
+        self.quiet_until: float | None = None  # a round is committed, and its end is announced then
         self._settled = True
         self._resent: tuple[str, int, int] = ("", 0, 0)  # task, round, chunks that were asked for again
 
@@ -100,6 +102,8 @@ class RoundDesk:
 
     def on_new_task(self) -> None:
         """Another task was announced: the plan may belong to it."""
+        if self.quiet_until is not None:
+            self._end_quiet()
         self.sending = None
         self._reconsider()
 
@@ -120,6 +124,8 @@ class RoundDesk:
                 self._settled = plan.phase != "open"
             return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
+        if self.quiet_until is not None and not (again and plan.phase == "open"):
+            self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
         sending = self.sending
@@ -193,6 +199,10 @@ class RoundDesk:
     def advance(self) -> None:
         """Does what can be done now for the open round; training happens in here."""
         plan, tasks = self.plan, self._tasks
+        if self.quiet_until is not None:
+            if self._clock() < self.quiet_until:
+                return
+            self._end_quiet()
         if plan is None or self._settled or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._device not in plan.cohort:
@@ -206,6 +216,10 @@ class RoundDesk:
                 raise
             except Exception as error:
                 self.settle(refusal_of(error))
+
+    def _end_quiet(self) -> None:
+        self.quiet_until = None
+        self._say("ready")
 
     def settle(self, refusal: Refusal) -> None:
         """Declines the open round, unless it is settled already."""
@@ -227,7 +241,7 @@ class RoundDesk:
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             entry = self._trained(plan, task)
-        if entry is None:
+        if entry is None or self.quiet_until is not None:
             return
         self._settled = True
         if entry.pending:
@@ -248,16 +262,27 @@ class RoundDesk:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         trainer = task.trainer()
         trainer.check_round(plan)
+        if not task.constant_time:  # reading the data takes as long as there are records
+            task.data.samples()
         model = self._model.need(plan, spec)
         if model is None or not self._standing.may_train():
             return None
+        params = np.frombuffer(model, "<f4")
         if self._store.count_attempt("round", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
+        nominal_s = task.nominal_seconds(params, clock=self._clock) if task.constant_time else None
         self._say("training")
+        began = self._clock()
         try:
             with self._pacer.checked_by(lambda: self._between_batches(plan)):
-                entry = trainer.run_round(
-                    plan, np.frombuffer(model, "<f4"), on_batch=lambda done, total: self._pacer.step()
+                entry = trainer.run_round(plan, params, on_batch=lambda done, total: self._pacer.step())
+            if nominal_s is not None:
+                self.quiet_until = announced_at(
+                    began=began,
+                    ended=self._clock(),
+                    nominal_s=nominal_s * self._pacer.slowdown,
+                    deadline=self.deadline,
+                    deadline_s=plan.deadline_s,
                 )
         except Superseded as reason:
             _log.info("training for round %d was given up: %s", plan.round, reason)
@@ -268,7 +293,8 @@ class RoundDesk:
         finally:
             self._pacer.begin()  # a simulation's tests of the model, just made, are no work of the board's
             self._tidy(task, plan.global_digest)
-            self._say("ready")
+            if self.quiet_until is None:
+                self._say("ready")
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
         return entry
 

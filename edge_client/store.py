@@ -400,6 +400,8 @@ class DeviceStore:
                 run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
         self._identity = Identity.from_bytes(key)
         self.ledger = Ledger(self._connection, device=self.device)
+        if not inspect:
+            self.ledger.upgrade_schema()
 
     def _fact(self, name: str) -> bytes | None:
         row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

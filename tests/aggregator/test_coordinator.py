@@ -171,6 +171,9 @@ class Field:
     def kinds(self) -> list[str]:
         return [event["event"] for event in read_events(self.events.path)[0]]
 
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.events.path)[0] if event["event"] == kind]
+
     def refusals(self) -> dict[str, dict[str, int]]:
         self.fleet.now += 1.1
         self.run()

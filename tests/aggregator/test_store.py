@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +162,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, and longer than a header " * 100)
     with pytest.raises(StoreError, match="cannot be used"):
         AggregatorStore(tmp_path)
+
+
+def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
+    with AggregatorStore(tmp_path) as store:
+        store.put_charge(charge("dev-0", 1))
+    with closing(sqlite3.connect(tmp_path / "aggregator.sqlite")) as database:
+        database.execute("ALTER TABLE privacy DROP COLUMN raw")
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
+    for _ in range(2):
+        with AggregatorStore(tmp_path) as store:
+            assert store.charges()[0] == charge("dev-0", 1)
+    with AggregatorStore(tmp_path) as store:
+        store.put_charge(replace(charge("dev-0", 2), raw="loss"))
+        assert [row.raw for row in store.charges()] == ["", "loss"]
 
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:

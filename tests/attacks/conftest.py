@@ -1,4 +1,4 @@
-"""Attacks use the benches of the other folders' tests: the aggregator's fleet and field, and certificates."""
+"""Attacks use the benches of the other folders' tests: the aggregator's field, and certificates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def _bench(name: str, file: str) -> ModuleType:
     return module
 
 
-make_fleet = _bench("fleet_bench", "aggregator/conftest.py").make_fleet
 make_field = _bench("field_bench", "aggregator/test_coordinator.py").make_field
 _certificates = _bench("certificates_bench", "hushfleet/test_wire_tls.py")
 _bench("edge_bench", "edge_client/edge_bench.py")
