@@ -103,7 +103,7 @@ class Enrolment:
         self._bucket = TokenBucket(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, now=clock())
         self._knocks = {(knock.device, knock.public_key): knock for knock in reversed(register.knocks())}
         self._seen: dict[str, tuple[str, float]] = {}
-        self._count_rounds = self._has_news = False
+        self._count_rounds = self._has_news = self._is_stale = False
         self._refreshed_at = self._noted_at = clock()
 
     # who is who
@@ -138,15 +138,24 @@ class Enrolment:
         now = self._clock()
         if now - self._refreshed_at >= REFRESH_S and not self._taken:
             self._refreshed_at = now
-            if self.register.was_changed():
-                self._load()
+            self._refresh()
         changes = Changes(self._out, self._accepted)
         self._out, self._accepted = {}, set()
         return changes
 
+    def _refresh(self) -> None:
+        """A register that cannot be read must not end the run: what was known of it holds until it can."""
+        try:
+            self._is_stale |= self.register.was_changed()
+            if self._is_stale:
+                self._load()
+                self._is_stale = False
+        except StoreError as error:
+            log.warning("%s", error)
+
     def _load(self) -> None:
-        before = self._known
-        self._known = {row.device: row for row in self.register.devices()}
+        before, rows = self._known, self.register.devices()
+        self._known = {row.device: row for row in rows}
         self._owners = {row.public_key: row.device for row in self._known.values() if row.public_key is not None}
         self._sessions = {row.device: (row.public_key, row.last_session) for row in self._store.devices()}
         for device, row in before.items():
@@ -269,8 +278,8 @@ class Enrolment:
         if not self._has_news or (now - self._noted_at < NOTE_S and not force):
             return
         self._noted_at = now
-        rounds = self._store.accepted_rounds() if self._count_rounds else {}
         try:
+            rounds = self._store.accepted_rounds() if self._count_rounds else {}
             self.register.note(seen=self._seen, rounds=rounds, knocks=self._knocks.values())
         except StoreError as error:
             log.warning("%s", error)

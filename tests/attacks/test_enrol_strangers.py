@@ -15,6 +15,7 @@ from field_bench import Field
 
 from aggregator.enrolment import Enrolment
 from aggregator.register import DeviceRegister, KnownDevice
+from hushfleet.errors import StoreError
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.messages import Ack, NotEnrolled
 
@@ -137,6 +138,37 @@ def test_a_device_that_is_blocked_in_a_round_is_out_at_once(field: Field, how: s
     field.join("dev-0", session=2)
     field.crash()
     assert set(field.coordinator.present) == {"dev-1"}, "it stays blocked"
+
+
+def test_all_that_are_blocked_are_out_although_the_link_is_lost_meanwhile(field: Field) -> None:
+    field.join_all()
+    with DeviceRegister(field.fleet.folder) as register:
+        for name in field.fleet.names:
+            register.block(name, "it lies")
+    field.hub.cut("aggregator")
+    field.coordinator.step(0.0)
+    field.fleet.now += 1.1
+    field.coordinator._up = True  # the loss is noticed only when something is sent
+    field.coordinator.step(0.0)
+    assert field.coordinator.present == {}
+
+
+def test_a_register_that_cannot_be_read_for_a_while_changes_nothing(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field.join_all()
+    with DeviceRegister(field.fleet.folder) as register:
+        register.block("dev-0", "it lies")
+
+    def locked() -> list[KnownDevice]:
+        raise StoreError("the register is locked")
+
+    monkeypatch.setattr(field.register, "devices", locked)
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-0", "dev-1"}
+    monkeypatch.undo()
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-1"}
 
 
 def test_a_blocked_device_is_not_waited_for_after_a_restart(field: Field) -> None:
