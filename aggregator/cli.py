@@ -17,12 +17,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from aggregator import robust
 from aggregator.coordinator import Coordinator
 from aggregator.devices_file import read_devices
 from aggregator.display import FleetDisplay, summary_table
 from aggregator.enrolment import Enrolment
 from aggregator.events import EventLog, read_events
-from aggregator.identity_file import default_path, load_or_create
+from aggregator.identity_file import default_path, load_or_create, next_epoch
 from aggregator.prepare import PreparedTask, prepare
 from aggregator.record import record
 from aggregator.register import DeviceRegister, KnownDevice
@@ -110,8 +111,11 @@ def register(app: typer.Typer) -> None:
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
-            key = load_or_create(identity or default_path(federation))
-            finished = _run(engine, partial(connect, key), key, policy, federation=federation, console=console)
+            key_path = identity or default_path(federation)
+            key = load_or_create(key_path)
+            epoch = next_epoch(key_path)
+            connected = partial(connect, key)
+            finished = _run(engine, connected, key, policy, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
@@ -209,18 +213,30 @@ def _run(
     identity: Identity,
     enrolment: Enrolment,
     *,
+    epoch: int,
     federation: str,
     console: Console,
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
-    display = FleetDisplay(console=console, delta=engine.spec.privacy.delta)
+    display = FleetDisplay(
+        console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant
+    )
     earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(
-            engine, connect, identity=identity, enrolment=enrolment, federation=federation, events=events
+            engine,
+            connect,
+            identity=identity,
+            epoch=epoch,
+            enrolment=enrolment,
+            federation=federation,
+            events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        task, size = engine.prepared.task, engine.layout.size
+        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
+            console.print(line, highlight=False)
         with display:
             for event in earlier:
                 display.state.apply(event)

@@ -44,7 +44,11 @@ class NotAccepted(BadSignature):
 
 
 class Changes(NamedTuple):
-    """What has become of devices since the last look: key and reason of those that were put out, and newly accepted."""
+    """What has become of devices since the last look.
+
+    :param out: key and reason of those that were put out.
+    :param accepted: ids that are accepted now, or have come with another key.
+    """
 
     out: dict[str, tuple[bytes, str]]
     accepted: set[str]
@@ -99,6 +103,7 @@ class Enrolment:
         self._accepted.clear()  # the broker sends the births of all at the start
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
+        self._replaced: set[str] = set()
         self._taken_at = 0.0
         self._bucket = TokenBucket(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, now=clock())
         self._knocks = {(knock.device, knock.public_key): knock for knock in reversed(register.knocks())}
@@ -113,6 +118,11 @@ class Enrolment:
         row = self._known.get(device)
         return row.public_key if row is not None and row.blocked is None else None
 
+    def session(self, device: str) -> int:
+        """The newest of the device with its present key; 0 before the first."""
+        key, session = self._sessions.get(device, (None, 0))
+        return max(session, 0) if key == self.key(device) else 0
+
     def is_listed(self, device: str) -> bool:
         """Whether the device is in the register, also as a blocked one."""
         return device in self._known
@@ -121,6 +131,11 @@ class Enrolment:
     def count(self) -> int:
         """How many devices may take part."""
         return sum(row.blocked is None for row in self._known.values())
+
+    @property
+    def blocked(self) -> int:
+        """How many devices of the register may not."""
+        return len(self._known) - self.count
 
     def block(self, device: str, reason: str) -> None:
         """From now on its messages are ignored and its updates refused, in the open round, too. Raises `StoreError`.
@@ -175,7 +190,7 @@ class Enrolment:
         is_enough = not self._unsaved or len(self._taken) >= MAX_BATCH
         return self._taken_at + (0.0 if is_enough else BATCH_S)
 
-    def take(self, device: str, payload: bytes) -> None:
+    def take(self, device: str, payload: bytes, *, federation: str) -> None:
         """Takes a birth that came on the topic of `device`; it counts when `settle` has committed it.
 
         Raises `NotAccepted` for a device that is to be told why, and `BadSignature` or `Malformed` for what is only
@@ -184,7 +199,7 @@ class Enrolment:
         row, now = self._known.get(device), self._clock()
         if not self._may_be_accepted(row, payload) and not self._bucket.take(now):
             raise BadSignature("births of devices that are not accepted come too fast to be read")
-        birth = decode_message(payload)
+        birth = decode_message(payload, federation=federation)
         if not isinstance(birth, Birth):
             raise Malformed(f"a {type(birth).__name__} came where a device's state belongs")
         if birth.device != device:
@@ -196,6 +211,8 @@ class Enrolment:
         if not self._taken:
             self._taken_at = now
         self._taken.append(birth)
+        if key != birth.public_key:
+            self._replaced.add(device)
         if (key, session) != (birth.public_key, birth.session):
             self._unsaved[device] = birth
             self._sessions[device] = birth.public_key, birth.session
@@ -208,8 +225,8 @@ class Enrolment:
 
         Births that cannot be committed are forgotten: their devices announce themselves again.
         """
-        births, unsaved = self._taken, self._unsaved
-        self._taken, self._unsaved = [], {}
+        births, unsaved, replaced = self._taken, self._unsaved, self._replaced
+        self._taken, self._unsaved, self._replaced = [], {}, set()
         try:
             if unsaved:
                 keys = {device: birth.public_key for device, birth in unsaved.items()}
@@ -220,6 +237,7 @@ class Enrolment:
         except StoreError:
             self._load()
             raise
+        self._accepted |= replaced
         for birth in births:
             self._seen[birth.device] = birth.board, self._wall()
         self._has_news |= bool(births)

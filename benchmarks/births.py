@@ -68,7 +68,7 @@ def _timed(enrolment: Enrolment, names: Sequence[str], *, together: bool) -> dic
     cpu_began = time.process_time()
     for name, payload in zip(names, payloads, strict=True):
         try:
-            enrolment.take(name, payload)
+            enrolment.take(name, payload, federation="default")
         except BadSignature:
             continue
         if not together or time.perf_counter() - settled_at >= BATCH_S:
@@ -82,7 +82,8 @@ def _timed(enrolment: Enrolment, names: Sequence[str], *, together: bool) -> dic
 
 def _birth(name: str) -> bytes:
     identity = Identity.generate()
-    return encode_message(Birth(name, 1, "ready", "pi-4", "0.1.0", identity.public_key, 900), identity)
+    birth = Birth(name, 1, "ready", "pi-4", "0.1.0", identity.public_key, 900)
+    return encode_message(birth, identity, federation="default")
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

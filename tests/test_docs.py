@@ -327,10 +327,9 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
             spec=spec,
             gradient=GradientGraph(prepared.blobs[spec.model.gradient.digest], layout),
             logits_of=prepared.inference,
-            samples=samples,
+            samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
-            epsilon_limit=float("inf"),
-            delta=0.1,
+            limits=LimitsSection(epsilon_server=float("inf")),
         )
         params = prepared.initial
         for number in (1, 2):

@@ -4,8 +4,12 @@ Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, 
 each record with probability q, independently, and nobody outside learns which. Adding or removing one record changes a
 batch's sum of clipped gradients by at most C, so a step is a subsampled Gaussian mechanism of multiplier sigma.
 
+Where a method takes g gradients of one batch, they are one release, not g: a record is in all of them or in none. Given
+that it is, they are g Gaussian mechanisms of multiplier sigma, together one of sigma / sqrt(g), and that one is sampled
+once. Counting g independent steps would charge too little.
+
 The sum is divided by the nominal batch size, q and the number of steps are the same for all devices, and so neither
-the update nor the charge tells how many records a device has.
+the update nor the charge tells how many records a device has; how long it trains does (`edge_client.constant_time`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy as np
 from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.clipping import clip
+from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.noise import NoiseSource
 
@@ -57,9 +62,9 @@ class RecordMechanism:
             unit="record",
             adjacency=RECORD_ADJACENCY,
             mechanism="gaussian" if self.noise_multiplier > 0 else "none",
-            noise_multiplier=self.multiplier,
+            noise_multiplier=self.multiplier / gradients_factor(self.gradients_per_batch),
             sample_rate=self.sample_rate,
-            steps=self.batches * self.gradients_per_batch,
+            steps=self.batches,
         )
 
     def check_charged(self, gradients: int) -> None:
@@ -84,13 +89,21 @@ class RecordMechanism:
         xp = array_api.array_namespace(clipped_sum)
         if self.noise_multiplier > 0:
             std = self.clip_norm * self.noise_multiplier * (2 if self.clips == "batch" else 1)
-            normal = noise.normal(clipped_sum.shape[-1])
-            normal *= std
-            clipped_sum += xp.astype(xp.asarray(normal, device=array_api.device(clipped_sum)), clipped_sum.dtype)
-        clipped_sum /= self.batch_size
+            drawn = noise.normal(clipped_sum.shape[-1])
+            drawn *= std
+            noised = add_on_grid(xp.asarray(drawn, device=array_api.device(clipped_sum)), clipped_sum, std)
+            noised /= self.batch_size
+            clipped_sum[...] = noised
+        else:
+            clipped_sum /= self.batch_size
         if not bool(xp.all(xp.isfinite(clipped_sum))):
             raise PrivacyError("a noised gradient is not finite; training has diverged, and nothing of it may be used")
         return clipped_sum
+
+
+def gradients_factor(gradients_per_batch: int) -> float:
+    """How many times less noise than each of its gradients has a batch's whole release has, over its sensitivity."""
+    return math.sqrt(gradients_per_batch)
 
 
 def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Attacks use the benches of the other folders' tests: the aggregator's fleet and field, and certificates."""
+"""Attacks use the benches of the other folders' tests: the aggregator's field, and certificates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+
+import pytest
+
+from aggregator.prepare import PreparedTask
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -21,6 +25,13 @@ def _bench(name: str, file: str) -> ModuleType:
     return module
 
 
-make_fleet = _bench("fleet_bench", "aggregator/conftest.py").make_fleet
 make_field = _bench("field_bench", "aggregator/test_coordinator.py").make_field
 _certificates = _bench("certificates_bench", "hushfleet/test_wire_tls.py")
+_bench("edge_bench", "edge_client/edge_bench.py")
+_whole = _bench("whole_bench", "attacks/whole_bench.py")
+
+
+@pytest.fixture(scope="session")
+def prepared_runs() -> tuple[PreparedTask, PreparedTask]:
+    """One task, and the same task begun another time."""
+    return _whole.prepared_digits("one"), _whole.prepared_digits("two")

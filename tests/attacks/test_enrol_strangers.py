@@ -17,7 +17,7 @@ from aggregator.enrolment import Enrolment
 from aggregator.register import DeviceRegister, KnownDevice
 from hushfleet.errors import StoreError
 from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import Ack, NotEnrolled
+from hushfleet.wire.messages import Ack, Ask, Known, NotEnrolled
 
 MakeField = Callable[..., Field]
 STRANGERS = {f"stranger-{index}": Identity.from_bytes(index.to_bytes(32, "big")) for index in range(1000, 1198)}
@@ -209,6 +209,10 @@ def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:
     assert "dev-0" in field.coordinator.present
     row = field.fleet.store.device("dev-0")
     assert (row.public_key, row.last_session, row.public_digest) == (flashed.public_key, 1, None)
+    field.send("dev-0", Ask(1, bytes(16)), identity=flashed)
+    known = field.answers("dev-0")[-1]
+    assert isinstance(known, Known)
+    assert (known.yours, known.last_round) == (True, 0), "else it would take itself for a restored copy"
 
 
 def test_a_run_from_before_there_were_registers_goes_on(make_fleet: Callable[..., Any]) -> None:

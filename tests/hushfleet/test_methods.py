@@ -19,6 +19,7 @@ from hushfleet.privacy.noise import SeededNoise
 from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
+GRID = 2.0**-10  # to how many standard deviations of its noise a value is rounded
 
 
 class NoNoise:
@@ -46,7 +47,7 @@ def test_dp_fedavg_clips_the_whole_vector_and_splits_the_noise() -> None:
     update[[0, 9]] = 3.0, 4.0  # norm 5, clipped to 1
     release = method.release(method.init_state(), update, RoundTerms(4), noise=NoNoise(1.0))
     # noise: sigma C / sqrt(n) = 2 * 1 / 2 = 1 on every coordinate
-    np.testing.assert_allclose(release.values[[0, 9]], [0.6 + 1, 0.8 + 1], rtol=1e-6)
+    np.testing.assert_allclose(release.values[[0, 9]], [0.6 + 1, 0.8 + 1], atol=GRID)
     np.testing.assert_allclose(release.values[1:9], 1.0, rtol=1e-6)
     np.testing.assert_allclose(release.noise_stds, [1.0, 1.0])
     assert release.charge.noise_multiplier == 1.0
@@ -96,8 +97,8 @@ def test_fedglp_release_by_hand() -> None:
     stds = [math.sqrt(2) * 2 * bound / 2 for bound in bounds]  # sqrt(L) sigma C_l / sqrt(n)
     np.testing.assert_allclose(release.noise_stds, stds, rtol=1e-12)
     assert release.values[0] == 0.0  # personal: neither value nor noise
-    np.testing.assert_allclose(release.values[1], bounds[0] + stds[0], rtol=1e-5)
-    np.testing.assert_allclose(release.values[6], 0.1 + stds[1], rtol=1e-5)
+    np.testing.assert_allclose(release.values[1], bounds[0] + stds[0], atol=GRID * stds[0])
+    np.testing.assert_allclose(release.values[6], 0.1 + stds[1], atol=GRID * stds[1])
     assert release.charge.noise_multiplier == 1.0  # sigma / sqrt(n): the layers add up to the plain mechanism
 
 
@@ -151,7 +152,7 @@ def test_the_mask_takes_the_largest_values_of_each_layer_with_ties_by_index() ->
 
 
 @given(seed=st.integers(0, 2**32 - 1), rounds=st.integers(1, 6), beta=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_mask_grows_evenly_and_never_shrinks(seed: int, rounds: int, beta: float) -> None:
     method = fedglp(rounds=rounds, dynamic_beta=False, beta_0=beta)
     rng, public = np.random.default_rng(seed), PublicState.initial(10)
@@ -172,7 +173,7 @@ def test_the_mask_grows_evenly_and_never_shrinks(seed: int, rounds: int, beta: f
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_penalty_gradients_are_those_of_eqs_9_and_10(seed: int) -> None:
     """Against automatic differentiation of the penalties as printed, in float64."""
     rng = np.random.default_rng(seed)
@@ -243,7 +244,7 @@ def test_numpy_one_by_one_equals_torch_all_at_once(name: str) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 200), taken=st.integers(0, 2**31))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_public_state_survives_its_bytes_and_refuses_others(seed: int, size: int, taken: int) -> None:
     mask = np.random.default_rng(seed).random(size) < 0.5
     state = PublicState(mask, taken)

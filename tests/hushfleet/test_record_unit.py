@@ -19,6 +19,7 @@ from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.base import Method, RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.spec import PrivacySpec
@@ -105,7 +106,8 @@ def test_training_is_that_of_opacus(config: dict[str, Any], make: Any, monkeypat
     privacy, data, source = spec(sample_rate=0.05, batches=12), samples(30), SeededNoise(5, 0, 1)
 
     def our_noise(std: float, reference: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.from_numpy(std * source.normal(len(reference))).to(reference.dtype)
+        noised = add_on_grid(std * source.normal(len(reference)), reference.numpy(), std)
+        return torch.from_numpy(noised - reference.numpy()).to(reference.dtype)
 
     monkeypatch.setattr("opacus.optimizers.optimizer._generate_noise", our_noise)
     params = torch.tensor(start_of(), requires_grad=True)
@@ -145,7 +147,8 @@ def test_without_records_only_noise_is_learned() -> None:
     """The sum is divided by the nominal size, so noise has the deviation sigma C / B whatever was drawn."""
     update = trained(method_of(), samples(0)) - start_of()
     noise = SeededNoise(5, 0, 1).normal(6 * LAYOUT.size).reshape(6, -1).sum(axis=0)
-    np.testing.assert_allclose(update, -0.3 * 0.7 * 0.5 / 5 * noise, rtol=1e-4, atol=1e-6)
+    unit = 0.3 * 0.7 * 0.5 / 5
+    np.testing.assert_allclose(update, -unit * noise, atol=6 * unit * 2**-10)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -204,6 +207,31 @@ def test_a_clipped_batch_is_noised_twice_and_charged_for_its_turning_round() -> 
     mechanism = replace(usual, clips="batch")
     noised = mechanism.noised_mean(mechanism.clipped_batch(np.array([3, 4], np.float32)), SeededNoise(0, 0, 0))
     noise = SeededNoise(0, 0, 0).normal(2)
-    np.testing.assert_allclose(noised, np.array([0.3, 0.4]) + 2 * 0.5 / 4 * 3.0 * noise, rtol=1e-5)
+    std = 2 * 0.5 / 4 * 3.0
+    np.testing.assert_allclose(noised, np.array([0.3, 0.4]) + std * noise, atol=std * 2**-10)
     assert mechanism.charge().noise_multiplier == 3.0 / 4
     assert usual.charge().noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None:
+    """Round by round, since what a method learns from its own last model begins in the second."""
+    method = method_of(name)
+    state, noise = method.init_state(), SeededNoise(1, 1, 1)
+    for _ in range(2):
+        done = train_round(
+            method,
+            state,
+            start_of(),
+            Gradient(),
+            samples(0),
+            terms=RoundTerms(),
+            logits_of=logits,
+            recipe=Recipe(augment="flip-crop"),
+            rng=np.random.default_rng(0),
+            noise=noise,
+        )
+        release = method.release(done.state, done.end - done.start, RoundTerms(), noise)
+        assert np.isfinite(release.values).all()
+        assert np.any(release.values)
+        state = method.advance(done.state, update=done.end - done.start, trained=done.own, sent=release.values)
