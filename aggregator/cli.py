@@ -23,7 +23,7 @@ from aggregator.devices_file import read_devices
 from aggregator.display import FleetDisplay, summary_table
 from aggregator.enrolment import Enrolment
 from aggregator.events import EventLog, read_events
-from aggregator.identity_file import default_path, load_or_create
+from aggregator.identity_file import default_path, load_or_create, next_epoch
 from aggregator.prepare import PreparedTask, prepare
 from aggregator.record import record
 from aggregator.register import DeviceRegister, KnownDevice
@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
         broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
-        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", exists=True, help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
+        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
         enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
         device: Annotated[DeviceName, typer.Option(help="Where sums are held.")] = DeviceName.auto,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
@@ -111,8 +111,11 @@ def register(app: typer.Typer) -> None:
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
-            key = load_or_create(identity or default_path(federation))
-            finished = _run(engine, partial(connect, key), key, policy, federation=federation, console=console)
+            key_path = identity or default_path(federation)
+            key = load_or_create(key_path)
+            epoch = next_epoch(key_path)
+            connected = partial(connect, key)
+            finished = _run(engine, connected, key, policy, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
@@ -210,16 +213,25 @@ def _run(
     identity: Identity,
     enrolment: Enrolment,
     *,
+    epoch: int,
     federation: str,
     console: Console,
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
-    display = FleetDisplay(console=console, delta=engine.spec.privacy.delta)
+    display = FleetDisplay(
+        console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant
+    )
     earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(
-            engine, connect, identity=identity, enrolment=enrolment, federation=federation, events=events
+            engine,
+            connect,
+            identity=identity,
+            epoch=epoch,
+            enrolment=enrolment,
+            federation=federation,
+            events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
         task, size = engine.prepared.task, engine.layout.size

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from aggregator.blobs import ChunkServer
@@ -24,11 +25,21 @@ from aggregator.refusals import Refusals
 from aggregator.round_events import run_fields
 from aggregator.rounds import RoundEngine
 from aggregator.uplink import Uplink
-from hushfleet.errors import BadSignature, HushfleetError, LinkLost, Malformed, StoreError, TooLarge
+from hushfleet.errors import (
+    BadSignature,
+    HushfleetError,
+    LinkLost,
+    Malformed,
+    OtherVersion,
+    StoreError,
+    TooLarge,
+)
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 from hushfleet.wire.messages import (
+    Ask,
     Decline,
+    Known,
     Message,
     NotEnrolled,
     Offer,
@@ -46,6 +57,7 @@ LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
 RETRY_CLOSE_S = 5.0
 FRAMES_A_STEP = 8
+MAX_WARNED = 100
 
 log = logging.getLogger("hushfleet.aggregator")
 
@@ -55,6 +67,7 @@ class Coordinator:
 
     :param connect: makes the link, given the will that the broker must publish when the link dies.
     :param identity: the key that devices have pinned, the same for every run of a federation.
+    :param epoch: the number of this start of the key (`identity_file.next_epoch`), above all before it.
     :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
     :param events: the run's event log; None writes none.
     :param kind: how the run is called in the log: `field` or `live`.
@@ -67,6 +80,7 @@ class Coordinator:
         connect: Callable[[Will], Link],
         *,
         identity: Identity,
+        epoch: int,
         enrolment: Enrolment,
         federation: str = "default",
         events: EventLog | None = None,
@@ -79,8 +93,10 @@ class Coordinator:
         self.identity = identity
         self.enrolment = enrolment
         self.present: dict[str, str] = {}
-        self._session = self.store.next_session()
+        self.epoch = epoch
         self._events, self._kind, self._clock = events, kind, clock
+        self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
+        self._other_versions: set[str] = set()
         self._refusals = Refusals(self.store, self._note, now=clock())
         self._blobs = ChunkServer(self._find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
         self._uplink = Uplink(
@@ -167,7 +183,8 @@ class Coordinator:
                 self._note("link", state="up")
             self._publish(self.topics.server, self._server_state("ready"), retain=True)
             ref = self.engine.prepared.spec_ref
-            self._publish(self.topics.task, TaskNotice(self.engine.spec.task, ref.digest, ref.size), retain=True)
+            notice = TaskNotice(self.engine.spec.task, ref.digest, ref.size, self.epoch)
+            self._publish(self.topics.task, notice, retain=True)
             self._announce()
         elif isinstance(event, LinkDown):
             self._up = False
@@ -186,7 +203,7 @@ class Coordinator:
             if topic.device is None or not delivery.payload:
                 return
             if topic.kind == "state":
-                self.enrolment.take(topic.device, delivery.payload)
+                self.enrolment.take(topic.device, delivery.payload, federation=self.topics.federation)
             elif topic.kind == "msg":
                 self._on_message(topic.device, self._verified(topic.device, delivery.payload))
             elif topic.kind == "chunk":
@@ -198,6 +215,8 @@ class Coordinator:
         except BadSignature as error:
             self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
         except (Malformed, TooLarge) as error:
+            if isinstance(error, OtherVersion):
+                self._warn_of_version(topic, error)
             self._refuse(topic, "malformed", error)
         except StoreError as error:
             self._refuse(topic, "store-full", error)
@@ -209,8 +228,15 @@ class Coordinator:
         listed = topic is not None and topic.device is not None and self.enrolment.is_listed(topic.device)
         self._refusals.add(topic.device if listed else None, code, str(error))
 
+    def _warn_of_version(self, topic: ParsedTopic | None, error: OtherVersion) -> None:
+        """Once for each name, and for so many of them as anyone may invent."""
+        name = "?" if topic is None or topic.device is None else topic.device
+        if name not in self._other_versions and len(self._other_versions) < MAX_WARNED:
+            self._other_versions.add(name)
+            log.warning("%s cannot take part: %s", name, error)
+
     def _verified(self, device: str, payload: bytes) -> Message:
-        message = decode_message(payload, public_key=self._key(device))
+        message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
         self.enrolment.saw(device)
         return message
 
@@ -247,11 +273,14 @@ class Coordinator:
             log.warning("%s is put out: %s", device, reason)
             self.engine.exclude(device)
             self._uplink.drop(device)
+            self._asked.pop(device, None)
             if self.present.pop(device, None) is not None:
                 self._noted_states[device] = "lost"
                 self._note("presence", device=device, state="lost", board="")
             if self._up:
                 self._say(device, NotEnrolled(device, key, reason))
+        if changes.out or changes.accepted:
+            self._uplink.recall_latest()  # a name may belong to another board by now
         for device in changes.accepted:
             # its birth is retained: the broker sends it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
@@ -265,6 +294,8 @@ class Coordinator:
             self._uplink.offer(device, message)
         elif isinstance(message, Decline):
             self._on_decline(device, message)
+        elif isinstance(message, Ask):
+            self._on_ask(device, message)
         else:
             raise Malformed(f"a {type(message).__name__} came where a device's message belongs")
 
@@ -289,6 +320,29 @@ class Coordinator:
             log.warning("%s could not be blocked: %s", device, error)
             return
         self._note("quarantine", device=device, reason=reason)
+
+    def _on_ask(self, device: str, ask: Ask) -> None:
+        """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
+        newest = max(self.enrolment.session(device), ask.session)
+        before = self._asked.get(device)
+        if ask.session == newest and (before is None or before.session < newest):
+            before = self._asked[device] = ask
+        plan = self.engine.announcement
+        last_round, last_digest = self._uplink.latest(device)
+        known = Known(
+            epoch=self.epoch,
+            nonce=ask.nonce,
+            session=newest,
+            yours=ask.session == newest and ask == before,
+            task=plan.task,
+            round=plan.round,
+            phase=plan.phase,
+            last_round=last_round,
+            last_digest=last_digest,
+        )
+        if not known.yours:
+            self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
+        self._say(device, known)
 
     # what is due
 
@@ -380,15 +434,15 @@ class Coordinator:
         return self._global[1]
 
     def _announce(self) -> None:
-        self._publish(self.topics.round, self.engine.announcement, retain=True)
+        self._publish(self.topics.round, replace(self.engine.announcement, epoch=self.epoch), retain=True)
         if self.engine.finished and self._finished_at is None:
             self._finished_at = self._clock()
 
     def _server_state(self, state: Any) -> ServerState:
-        return ServerState(self._session, state, self.identity.public_key)
+        return ServerState(self.epoch, state, self.identity.public_key)
 
     def _encoded(self, message: Message) -> bytes:
-        return encode_message(message, self.identity)
+        return encode_message(message, self.identity, federation=self.topics.federation)
 
     def _say(self, device: str, message: Message) -> None:
         self._publish(self.topics.down(device), message)

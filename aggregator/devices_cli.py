@@ -16,6 +16,8 @@ from aggregator.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.wire.topics import check_name
 
+WIDTH = 160  # a key stays on one line, to be copied
+
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder: `--out` of `hushfleet aggregator`.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The device's id.")]
 
@@ -51,18 +53,19 @@ def _list(run: _Run) -> None:
     with _opened(run) as register:
         known, knocks = register.devices(), register.knocks()
     console = Console()
+    console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
     for row in known:
         key = "" if row.public_key is None else row.public_key.hex()
         state = row.state if row.blocked is None else f"blocked: {row.blocked}"
         table.add_row(row.device, state, row.board, str(row.rounds), _ago(row.last_seen), key)
-    console.print(table if known else "no device is known", soft_wrap=True)
+    console.print(table if known else "no device is known")
     if knocks:
         console.print("\nnot accepted; a key to add should be compared with what `status` prints on the board:")
         table = Table("device", "times", "last seen", "key", box=None, header_style="bold")
         for knock in knocks:
             table.add_row(knock.device, str(knock.count), _ago(knock.last_seen), knock.public_key.hex())
-        console.print(table, soft_wrap=True)
+        console.print(table)
 
 
 def _add(

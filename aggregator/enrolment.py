@@ -113,6 +113,11 @@ class Enrolment:
         row = self._known.get(device)
         return row.public_key if row is not None and row.blocked is None else None
 
+    def session(self, device: str) -> int:
+        """The newest of the device with its present key; 0 before the first."""
+        key, session = self._sessions.get(device, (None, 0))
+        return max(session, 0) if key == self.key(device) else 0
+
     def is_listed(self, device: str) -> bool:
         """Whether the device is in the register, also as a blocked one."""
         return device in self._known
@@ -171,7 +176,7 @@ class Enrolment:
         is_enough = not self._unsaved or len(self._taken) >= MAX_BATCH
         return self._taken_at + (0.0 if is_enough else BATCH_S)
 
-    def take(self, device: str, payload: bytes) -> None:
+    def take(self, device: str, payload: bytes, *, federation: str) -> None:
         """Takes a birth that came on the topic of `device`; it counts when `settle` has committed it.
 
         Raises `NotAccepted` for a device that is to be told why, and `BadSignature` or `Malformed` for what is only
@@ -180,7 +185,7 @@ class Enrolment:
         row, now = self._known.get(device), self._clock()
         if not self._may_be_accepted(row, payload) and not self._bucket.take(now):
             raise BadSignature("births of devices that are not accepted come too fast to be read")
-        birth = decode_message(payload)
+        birth = decode_message(payload, federation=federation)
         if not isinstance(birth, Birth):
             raise Malformed(f"a {type(birth).__name__} came where a device's state belongs")
         if birth.device != device:

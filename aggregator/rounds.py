@@ -333,7 +333,7 @@ class RoundEngine:
             global_digest=self.global_digest,
             global_bytes=4 * self.layout.size,
             cohort=cohort,
-            noise_split=len(cohort),
+            noise_split=min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,
             controls=self.method.controls(self._server, number),
             differences=worth_offering(self.differences.refs, held),
@@ -423,6 +423,7 @@ class RoundEngine:
                     steps=charge.steps,
                     device_rounds=header.rounds_charged,
                     device_epsilon=header.epsilon_server,
+                    raw="\n".join(charge.raw),
                 )
             )
         self._collected.add(decoded.values, admitted.shared, sent, header=header, largest=decoded.largest)

@@ -50,9 +50,13 @@ CREATE TABLE privacy (
     round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
     noise_multiplier REAL NOT NULL, noise_split INTEGER NOT NULL, sample_rate REAL NOT NULL,
     steps INTEGER NOT NULL, device_rounds INTEGER NOT NULL, device_epsilon REAL NOT NULL,
-    PRIMARY KEY (round, device)
+    raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
 """
+_UPGRADES = {
+    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
+}
+"""Schema -> the statements that make the next one of it."""
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
 _ADD_DEVICE = """
@@ -127,7 +131,10 @@ class UpdateRow:
 
 @dataclass(frozen=True)
 class ChargeRow:
-    """One charged round of a device, and the totals that the device itself reported with it."""
+    """One charged round of a device, and the totals that the device itself reported with it.
+
+    :param raw: what the method sends without noise beside the update, a line each; see `Charge.raw`.
+    """
 
     round: int
     device: str
@@ -139,6 +146,7 @@ class ChargeRow:
     steps: int
     device_rounds: int
     device_epsilon: float
+    raw: str = ""
 
 
 class AggregatorStore:
@@ -186,6 +194,12 @@ class AggregatorStore:
             with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version in _UPGRADES:
+            with self.transaction():
+                for older in range(version, SCHEMA_VERSION):
+                    for statement in _UPGRADES[older]:
+                        self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise StoreError(
@@ -238,12 +252,6 @@ class AggregatorStore:
     def put(self, key: str, value: bytes) -> None:
         with self._errors():
             self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
-
-    def next_session(self) -> int:
-        """This start's session number: one more than the last."""
-        session = int((self.get("session") or b"0").decode()) + 1
-        self.put("session", str(session).encode())
-        return session
 
     # devices
 
@@ -359,6 +367,15 @@ class AggregatorStore:
                 ).fetchall()
             )
 
+    def latest_updates(self) -> dict[str, tuple[int, bytes]]:
+        """Device -> round and digest of its last accepted update, for those whose public state followed from it."""
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT device, MAX(round), digest FROM updates JOIN devices ON id = device "
+                "WHERE public_digest IS NOT NULL GROUP BY device"
+            ).fetchall()
+        return {device: (round, digest) for device, round, digest in rows}
+
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
         """Blob and public state of an accepted update; None once the round is closed."""
         with self._errors():
@@ -413,7 +430,7 @@ class AggregatorStore:
     def put_charge(self, row: ChargeRow) -> None:
         with self._errors():
             self._db.execute(
-                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 astuple(row),
             )
 

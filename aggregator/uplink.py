@@ -45,6 +45,7 @@ class Uplink:
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._settled: dict[str, bytes] = {}
         self._noted_offers: dict[str, int] = {}
+        self.recall_latest()
 
     @property
     def due_at(self) -> float:
@@ -60,6 +61,7 @@ class Uplink:
             self._settled[device] = offer.digest
             self._say(device, answer)
             return
+        self._latest[device] = (offer.round, offer.digest)
         try:
             self._transfers.offer(device, offer, now=self._clock())
         except TooLarge as error:
@@ -89,6 +91,15 @@ class Uplink:
     def close(self) -> None:
         self._intake.close()
 
+    def recall_latest(self) -> None:
+        """What the store knows, for those who are accepted by now."""
+        self._latest = self._engine.store.latest_updates()
+
+    def latest(self, device: str) -> tuple[int, bytes]:
+        """Round and SHA-256 of the newest update that was accepted of the device, or that this process was offered in
+        an open round; `(0, b"")` for none."""
+        return self._latest.get(device, (0, b""))
+
     def tell_gaps(self, *, now: float) -> None:
         """Names the missing chunks to devices that have stopped sending."""
         for gap in self._transfers.gaps(now=now):
@@ -107,6 +118,8 @@ class Uplink:
         task, plan = self._engine.spec.task, self._engine.plan
         if offer.task == task:
             known = self._engine.store.update(offer.round, device)
+            if known is not None and offer.round >= self.latest(device)[0]:
+                self._latest[device] = (offer.round, known.digest)
             if known is not None and known.digest == offer.digest:
                 return Ack(task, offer.round, offer.digest)
             if known is not None:
@@ -123,6 +136,7 @@ class Uplink:
         if verdict.acknowledged and verdict.header is not None and verdict.header.round != offer.round:
             self._refuse(device, offer, "late", f"the update is of round {verdict.header.round}, which has it")
         elif verdict.acknowledged:
+            self._latest[device] = (offer.round, offer.digest)
             self._settled[device] = offer.digest
             self._say(device, Ack(offer.task, offer.round, offer.digest))
         else:

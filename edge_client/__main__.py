@@ -166,10 +166,13 @@ def _status(options: argparse.Namespace) -> int:
         report: dict[str, Any] = {
             "device": config.device.id,
             "public_key": store.identity.public_key.hex(),
+            "stopped_because": store.stopped_because,
             "epsilon_server": _json_number(store.ledger.epsilon_server(delta=limits.delta)),
             "epsilon_limit": _json_number(limits.epsilon_server),
             "delta": limits.delta,
             "unit": store.ledger.unit(),
+            "raw_values": list(store.ledger.raw_values()),
+            "epsilon_noised": _json_number(store.ledger.epsilon_noised(delta=limits.delta)),
             "tasks": [
                 {
                     "task": task,
@@ -188,8 +191,15 @@ def _status(options: argparse.Namespace) -> int:
         f"spent      epsilon_server {_shown(report['epsilon_server'])} of {_shown(report['epsilon_limit'])} "
         f"at delta {limits.delta:g}, per {report['unit']}, against whoever sees this device's updates"
     )
+    if report["raw_values"]:
+        print(
+            f"infinite   without noise have left: {', '.join(report['raw_values'])}; "
+            f"the noised values alone: {_shown(report['epsilon_noised'])}"
+        )
     for task in report["tasks"]:
         print(f"task       {task['task']}: {task['rounds']} rounds, epsilon_server {_shown(task['epsilon_server'])}")
+    if report["stopped_because"] is not None:
+        print(f"stopped    {report['stopped_because']}")
     for entry in report["waiting"]:
         print(f"waiting    the update of round {entry['round']} of {entry['task']} is not acknowledged yet")
     return 0

@@ -96,7 +96,8 @@ def _crew(options: RunOptions) -> Crew:
 
 
 def _display(simulation: Simulation, console: Console) -> FleetDisplay:
-    return FleetDisplay(console=console, delta=simulation.prepared.spec.privacy.delta)
+    privacy = simulation.prepared.spec.privacy
+    return FleetDisplay(console=console, delta=privacy.delta, accountant=privacy.accountant)
 
 
 def _runtime(simulation: Simulation, workers: Crew, options: RunOptions, console: Console) -> str:

@@ -188,12 +188,13 @@ class Devices:
 class Fleet:
     """A store, an engine on it, and enrolled devices."""
 
-    def __init__(self, folder: Path, *, devices: int = 3, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, devices: int = 3, durable: bool = False, **settings: Any) -> None:
         self.folder = folder
+        self.durable = durable
         self.prepared = prepared_task(devices=devices, **settings)
         self.devices = Devices(self.prepared, devices)
         self.now = 1000.0
-        self.store = AggregatorStore(folder, durable=False)
+        self.store = AggregatorStore(folder, durable=durable)
         self.devices.enrol(self.store)
         self.engine = self._engine()
 
@@ -207,7 +208,7 @@ class Fleet:
     def restart(self) -> RoundEngine:
         """As after a crash: a new store object and a new engine on the same folder."""
         self.store.close()
-        self.store = AggregatorStore(self.folder, durable=False)
+        self.store = AggregatorStore(self.folder, durable=self.durable)
         self.engine = self._engine()
         return self.engine
 

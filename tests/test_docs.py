@@ -19,6 +19,7 @@ import typer
 import typer.main
 
 from aggregator.broker_config import mosquitto_acl, mosquitto_config
+from aggregator.devices_file import read_devices
 from aggregator.prepare import PreparedTask, prepare
 from edge_client.__main__ import _parser
 from edge_client.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
@@ -277,6 +278,10 @@ def directives(config: str) -> dict[str, str]:
     return {words[0]: words[1] for words in lines}
 
 
+def test_the_list_of_devices_can_be_read() -> None:
+    assert [row.device for row in read_devices(EXAMPLES / "devices.toml")] == ["greenhouse-01", "greenhouse-02"]
+
+
 def test_the_service_runs_the_device() -> None:
     lines = (EXAMPLES / "hushfleet-client.service").read_text().splitlines()
     (start,) = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
@@ -322,10 +327,9 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
             spec=spec,
             gradient=GradientGraph(prepared.blobs[spec.model.gradient.digest], layout),
             logits_of=prepared.inference,
-            samples=samples,
+            samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
-            epsilon_limit=float("inf"),
-            delta=0.1,
+            limits=LimitsSection(epsilon_server=float("inf")),
         )
         params = prepared.initial
         for number in (1, 2):

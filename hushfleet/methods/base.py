@@ -19,7 +19,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -377,11 +377,22 @@ class Method:
             batch_size=self.config.batch_size,
         )
 
+    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
+        """Functions of the device's data that leave in a round beside the values and have no noise, in words.
+
+        The ledger charges infinity for them. Under `strict` accounting a task with noise has none.
+        """
+        return ()
+
+    def charged_mechanism(self, terms: RoundTerms) -> GaussianMechanism:
+        """What pays for values and report together, for the unit `device`."""
+        return self.mechanism(terms)
+
     def charge(self, terms: RoundTerms) -> Charge:
         """What a round costs the device; known before any training."""
-        if self.privacy.unit == "record":
-            return self.record_mechanism(terms).charge()
-        return self.mechanism(terms).charge()
+        record = self.privacy.unit == "record"
+        mechanism = self.record_mechanism(terms) if record else self.charged_mechanism(terms)
+        return replace(mechanism.charge(), raw=self.raw_values(terms))
 
     @property
     def reach(self) -> float:

@@ -41,7 +41,7 @@ def refused(fleet: Any, name: str, data: bytes, *, held: PublicState | None = No
     return caught.value
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
     method=st.sampled_from(["dp-fedavg", "fedglp-adp", "fedavg"]),

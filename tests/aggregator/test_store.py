@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,14 +135,6 @@ def test_an_update_of_the_open_round_is_found(store: AggregatorStore) -> None:
     assert store.accepted_rounds() == {"dev": 2}
 
 
-def test_sessions_grow_by_one_at_each_start(tmp_path: Path) -> None:
-    seen = []
-    for _ in range(3):
-        with AggregatorStore(tmp_path) as store:
-            seen.append(store.next_session())
-    assert seen == [1, 2, 3]
-
-
 def test_one_update_and_one_charge_for_each_device_and_round(store: AggregatorStore) -> None:
     store.put_update(1, update_row("dev"), data=b"1", public_before=b"")
     store.put_charge(charge("dev", 1))
@@ -169,6 +162,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, and longer than a header " * 100)
     with pytest.raises(StoreError, match="cannot be used"):
         AggregatorStore(tmp_path)
+
+
+def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
+    with AggregatorStore(tmp_path) as store:
+        store.put_charge(charge("dev-0", 1))
+    with closing(sqlite3.connect(tmp_path / "aggregator.sqlite")) as database:
+        database.execute("ALTER TABLE privacy DROP COLUMN raw")
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
+    for _ in range(2):
+        with AggregatorStore(tmp_path) as store:
+            assert store.charges()[0] == charge("dev-0", 1)
+    with AggregatorStore(tmp_path) as store:
+        store.put_charge(replace(charge("dev-0", 2), raw="loss"))
+        assert [row.raw for row in store.charges()] == ["", "loss"]
 
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
+from aggregator.prepare import PreparedTask
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -23,3 +27,11 @@ def _bench(name: str, file: str) -> ModuleType:
 
 make_field = _bench("field_bench", "aggregator/test_coordinator.py").make_field
 _certificates = _bench("certificates_bench", "hushfleet/test_wire_tls.py")
+_bench("edge_bench", "edge_client/edge_bench.py")
+_whole = _bench("whole_bench", "attacks/whole_bench.py")
+
+
+@pytest.fixture(scope="session")
+def prepared_runs() -> tuple[PreparedTask, PreparedTask]:
+    """One task, and the same task begun another time."""
+    return _whole.prepared_digits("one"), _whole.prepared_digits("two")

@@ -43,7 +43,8 @@ def flood(field: Field, count: int = FLOOD) -> None:
         name = f"stranger-{index}"
         payload = b"no birth"
         if index % 10 == 0:
-            payload = encode_message(Birth(name, 1, "ready", "", "0.1", identity.public_key, 1), identity)
+            birth = Birth(name, 1, "ready", "", "0.1", identity.public_key, 1)
+            payload = encode_message(birth, identity, federation="default")
         link.publish(field.topics.state(name), payload, retain=True)
 
 

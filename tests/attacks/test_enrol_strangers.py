@@ -74,6 +74,17 @@ def test_the_key_is_what_counts_not_the_id(field: Field) -> None:
     assert set(field.plan.cohort) == {"dev-0", "dev-1"}
 
 
+def test_one_key_is_one_device_also_where_enrolment_is_open(make_field: MakeField) -> None:
+    field = make_field(devices=2, min_devices=9, closed=False)
+    twice = Identity.generate()
+    come(field, {"one": twice, "two": twice})
+    assert set(field.coordinator.present) == {"one"}
+    (answer,) = field.answers("two")
+    assert isinstance(answer, NotEnrolled)
+    field.crash()
+    assert field.coordinator.enrolment.key("one") == twice.public_key, "it is pinned for good"
+
+
 def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> None:
     """The device does nothing for it: the broker has its birth."""
     name, identity = "stranger-1", Identity.generate()
