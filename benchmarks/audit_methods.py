@@ -1,6 +1,6 @@
 """What each method's ledger claims for one round, beside what an audit of its code measures.
 
-    python -m benchmarks.audit_methods [--trials 400] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
+    python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
     python -m benchmarks.audit_methods --show docs/figures/audit.json
 
 All methods run on the digits' network with the same privacy section, as `hushfleet audit`
@@ -82,7 +82,7 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> Iterator[t
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=400, help="rounds in each world, unit device")
+    parser.add_argument("--trials", type=int, default=300, help="rounds in each world, unit device")
     parser.add_argument("--canaries", type=int, default=2000, help="canaries in each world, unit record")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join(METHODS))

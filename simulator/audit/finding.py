@@ -102,7 +102,11 @@ class Finding:
         """Plain values for JSON; an unbounded number is None."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         unbounded = (name for name, value in plain.items() if isinstance(value, float) and math.isinf(value))
-        return {**plain, **dict.fromkeys(unbounded), "noise_claimed": self.claim.charge.noise_multiplier}
+        return {**plain, **dict.fromkeys(unbounded)}
+
+    @property
+    def noise_claimed(self) -> float:
+        return self.claim.charge.noise_multiplier
 
     @property
     def raw(self) -> list[str]:
@@ -130,6 +134,7 @@ _PLAIN = (
     "measured_round",
     "measured_round_of_form",
     "measured",
+    "noise_claimed",
     "noise_measured",
     "refuted_at",
     "raw",
@@ -161,7 +166,7 @@ def two_worlds(
     )
 
 
-def one_run(run: OneRun, *, delta: float, adversary: str, game: str) -> Finding:
+def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
     """The best of a few numbers of guesses, each at its share of the risk."""
     risk = (1 - CONFIDENCE) / len(_GUESSES)
     order = np.argsort(-run.scores, kind="stable")
@@ -171,7 +176,7 @@ def one_run(run: OneRun, *, delta: float, adversary: str, game: str) -> Finding:
         half = max(1, int(share * len(order) / 2))
         right = int(correct[:half].sum() + (~correct[-half:]).sum())
         bounds.append(one_run_epsilon(len(order), 2 * half, right, delta=delta, risk=risk))
-    claim, measured = Claim(run.charge, 1), max(bounds)
+    measured = max(bounds)
     return Finding(
         unit="record",
         adversary=adversary,
