@@ -37,6 +37,7 @@ from aggregator.report.verdict import (
     trade_answer,
 )
 from aggregator.result import Result
+from hushfleet.privacy.accounting import Accountant
 
 MOST_NAMES = 16
 MOST_CELL_ROWS = 8
@@ -64,10 +65,11 @@ class FleetDisplay:
         *,
         console: Console | None = None,
         delta: float | None = None,
+        accountant: Accountant = "exact",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.console = console or Console()
-        self.state = FleetState(delta=delta)
+        self.state = FleetState(delta=delta, accountant=accountant)
         self._clock = clock
         self._lock = threading.Lock()
         self._live: Live | None = None
@@ -216,7 +218,8 @@ class FleetDisplay:
             ]
         )
         if state.epsilon_server is not None and state.epsilon_server > MEANINGLESS_EPSILON:
-            text.append("\nno meaningful protection against the server", "#e0a33e")
+            why = f": {', '.join(state.raw_values)} leave without noise" if state.raw_values else ""
+            text.append(f"\nno meaningful protection against the server{why}", "#e0a33e")
         return text
 
     def _bytes(self) -> Text:
@@ -247,9 +250,9 @@ def summary_table(result: Result) -> RenderableType:
         table.add_row(name, percent(own), percent(alone), points(gain))
     table.add_row("global model, common test", percent(verdict.global_common), "", "")
     sent = result.uplink_bytes
-    epsilons = f"epsilon_server {number(verdict.epsilon_server)}, epsilon_release {number(verdict.epsilon_release)}"
+    epsilons = ", ".join(f"{name} {words}" for name, words in verdict.epsilons)
     facts = Text(
-        f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}; "
+        f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}, accountant {result.accountant}; "
         f"sent up {size(sent)}{_form(result)}, {received(result)}"
     )
     told = (answer(verdict), privacy_answer(verdict, devices=result.devices), trade_answer(result, verdict))

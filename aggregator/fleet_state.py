@@ -7,13 +7,14 @@ the log of the next.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting import Accountant, Step, epsilon
 
 STATES = ("done", "training", "ready", "sleeping", "declined", "refused", "lost")
 KEPT_WARNINGS = 5
@@ -24,10 +25,11 @@ class FleetState:
     """All that a display shows. `apply` and `apply_metrics` change it, everything else only reads.
 
     :param delta: for epsilon_release, which is computed from the rounds' multipliers where the events do not
-        state it; the `run` event may bring it as well.
+        state it; the `run` event may bring it as well. Likewise `accountant`.
     """
 
     delta: float | None = None
+    accountant: Accountant = "exact"
     task: str = ""
     method: str = ""
     unit: str = "device"
@@ -35,6 +37,7 @@ class FleetState:
     broker: str = ""
     rounds: int = 0
     devices: int = 0
+    raw_values: tuple[str, ...] = ()
     round: int = 0
     rounds_closed: int = 0
     finished: bool = False
@@ -107,9 +110,10 @@ class FleetState:
         return self.rounds_closed + (answered if self.round > self.rounds_closed else 0.0)
 
     def _on_run(self, event: Mapping[str, Any]) -> None:
-        for name in ("task", "method", "unit", "engine", "broker", "delta", "rounds"):
+        for name in ("task", "method", "unit", "engine", "broker", "delta", "accountant", "rounds"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
+        self.raw_values = tuple(event.get("raw_values", ()))
         devices = event.get("devices", 0)
         self.devices = devices if isinstance(devices, int) else len(devices)
 
@@ -148,6 +152,9 @@ class FleetState:
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
+    def _on_quarantine(self, event: Mapping[str, Any]) -> None:
+        self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
+
     def _on_round_close(self, event: Mapping[str, Any]) -> None:
         self.rounds_closed = event.get("round", self.rounds_closed + 1)
         self.round = max(self.round, self.rounds_closed)
@@ -171,14 +178,16 @@ class FleetState:
 
     def _see_release(self, event: Mapping[str, Any]) -> None:
         multiplier = event.get("multiplier_release")
-        if event.get("epsilon_release") is not None:
+        if self.raw_values:
+            self.epsilon_release = math.inf
+        elif event.get("epsilon_release") is not None:
             self.epsilon_release = float(event["epsilon_release"])
         elif self.unit == "record":  # which no other device's noise hides
             self.epsilon_release = self.epsilon_server
         elif multiplier is not None and self.delta:
             step = Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1))
             self._release.append(step)
-            self.epsilon_release = epsilon(self._release, delta=self.delta)
+            self.epsilon_release = epsilon(self._release, delta=self.delta, accountant=self.accountant)
 
     def _warn(self, kind: str, words: str, *, code: str = "") -> None:
         self.counted[kind] += 1

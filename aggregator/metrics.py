@@ -9,7 +9,7 @@ from typing import Any
 
 from aggregator.result import PrivacyRow
 from aggregator.store import AggregatorStore, ChargeRow, UpdateRow
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting import Accountant, Step, epsilon
 
 # A signal is reported where it stands out of what noise alone would show by chance.
 _VISIBLE_DEVIATIONS = 2.0
@@ -73,11 +73,15 @@ def eq20_bytes(shared: Sequence[int], size: int) -> float:
     return sum(32 * k + size for k in shared) / 8
 
 
-def privacy_table(store: AggregatorStore, *, delta: float, until: int | None = None) -> list[PrivacyRow]:
+def privacy_table(
+    store: AggregatorStore, *, delta: float, accountant: Accountant, until: int | None = None
+) -> list[PrivacyRow]:
     """One row a device that was ever charged, by id.
 
     `epsilon_server` is over every accepted round, or what the device itself reported, if that is more (a
     device also counts updates that were never accepted). `epsilon_release` is over those of them that are closed.
+    Where a method sends raw values, both are infinite: what is raw steers the noise or the clip norms of the rounds
+    that follow, and so the models show it too, by an amount that nothing bounds.
 
     :param until: only rounds up to this one.
     """
@@ -90,34 +94,33 @@ def privacy_table(store: AggregatorStore, *, delta: float, until: int | None = N
     for row in store.charges():
         if until is None or row.round <= until:
             charged.setdefault(row.device, []).append(row)
-    return [_spent(device, rows, released, delta) for device, rows in sorted(charged.items())]
+    return [_spent(device, rows, released, delta, accountant) for device, rows in sorted(charged.items())]
 
 
-def _spent(device: str, rows: Sequence[ChargeRow], released: Mapping[int, float], delta: float) -> PrivacyRow:
+def _spent(
+    device: str, rows: Sequence[ChargeRow], released: Mapping[int, float], delta: float, accountant: Accountant
+) -> PrivacyRow:
     seen = [Step(row.noise_multiplier, row.sample_rate, row.steps) for row in rows]
     in_models = [
         Step(_in_model(row, released[row.round]), row.sample_rate, row.steps) for row in rows if row.round in released
     ]
+    raw = list(dict.fromkeys(words for row in rows for words in row.raw.splitlines()))
+    server, release = (epsilon(steps, delta=delta, accountant=accountant) for steps in (seen, in_models))
     return PrivacyRow(
         device=device,
         unit=rows[0].unit,
         adjacency=rows[0].adjacency,
         delta=delta,
-        epsilon_server=max(epsilon(_merged(seen), delta=delta), *(row.device_epsilon for row in rows)),
-        epsilon_release=epsilon(_merged(in_models), delta=delta),
+        epsilon_server=math.inf if raw else max(server, *(row.device_epsilon for row in rows)),
+        epsilon_release=math.inf if raw and in_models else release,
         rounds_charged=max(len(rows), *(row.device_rounds for row in rows)),
+        raw_values=raw,
+        noised_server=server if raw else None,
+        noised_release=release if raw else None,
     )
 
 
 def _in_model(row: ChargeRow, released: float) -> float:
-    """Other devices' noise hides a device's contribution; its records are hidden by its own alone."""
-    return row.noise_multiplier if row.unit == "record" else released
-
-
-def _merged(steps: Sequence[Step]) -> list[Step]:
-    """Equal steps as one, which is the same total and much less work."""
-    merged: dict[tuple[float, float], int] = {}
-    for step in steps:
-        key = (step.noise_multiplier, step.sample_rate)
-        merged[key] = merged.get(key, 0) + step.steps
-    return [Step(multiplier, rate, count) for (multiplier, rate), count in merged.items()]
+    """Other devices' noise hides a device's contribution; its records are hidden by its own alone, of which no more
+    counts than the round's standard, whatever the device says."""
+    return min(row.noise_multiplier, released) if row.unit == "record" else released

@@ -46,7 +46,8 @@ def record(
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
     summaries = [RoundSummary.from_dict(row.metrics) for row in closed]
     began_at = closed[0].opened_at if closed else 0.0
-    privacy = privacy_table(store, delta=spec.privacy.delta)
+    delta, accountant = spec.privacy.delta, spec.privacy.accountant
+    privacy = privacy_table(store, delta=delta, accountant=accountant)
     names = [row.device for row in privacy]
     rows_by_device = [store.updates(row.round) for row in closed]
     accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
@@ -57,7 +58,7 @@ def record(
             uplink[row.device] += row.size
             accepted[row.device] += 1
     spent = [
-        {row.device: row for row in privacy_table(store, delta=spec.privacy.delta, until=summary.round)}
+        {row.device: row for row in privacy_table(store, delta=delta, accountant=accountant, until=summary.round)}
         for summary in summaries
     ]
     declines: dict[str, dict[str, int]] = {}
@@ -81,6 +82,7 @@ def record(
             layers=[(layer.name, layer.size) for layer in spec.model.layout.layers],
         ),
         accounting=spec.privacy.accounting,
+        accountant=accountant,
         clip_norm=spec.privacy.clip_norm,
         noise_multiplier=noise_multiplier,
         wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
@@ -100,6 +102,7 @@ def record(
             uplink_bytes=list(uplink.values()),
             refusals=store.refusals(),
             declines=declines,
+            faults=store.faults(),
             timeline=[
                 TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
                 for row in closed

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods import method_class
-from hushfleet.methods.base import TrainingConfig
-from hushfleet.privacy.accounting import check_delta, noise_multiplier_for
+from hushfleet.methods.base import Method, TrainingConfig
+from hushfleet.privacy.accounting import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.scenario import ScenarioSection
 from hushfleet.spec import Augment, PrivacySpec, WireSpec
@@ -68,7 +68,9 @@ class PrivacySection(_Section):
     against whoever sees the aggregate only (epsilon_release); with `strict` it is against the server as well.
     `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
 
-    `reading` says by which accountant `epsilon` is meant: `user-level` counts rounds with every device taking
+    `accountant` turns noise into epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
+
+    `reading` says what `epsilon` counts: `user-level` counts rounds with every device taking
     part; `client-sampling` counts the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), though
     the broker does; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
     records although that is not what is run.
@@ -90,6 +92,7 @@ class PrivacySection(_Section):
     epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     sample_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    accountant: Accountant = "exact"
     reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
     budget: Annotated[float, Field(gt=0)] = math.inf
     preference_std: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -159,6 +162,11 @@ class RoundSection(_Section):
 
     A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
     `deadline_s` with at least `min_updates`; with fewer it is extended.
+
+    `aggregation` is what is made of the updates, parameter by parameter, of those that sent it: their `mean`; their
+    `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
+    not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
+    lies").
     """
 
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 20
@@ -167,6 +175,17 @@ class RoundSection(_Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_updates: Annotated[int, Field(ge=1)] = 1
     deadline_s: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
+    aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
+    trim: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+
+    @model_validator(mode="after")
+    def _trim_share(self) -> RoundSection:
+        if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
+            raise ValueError(
+                "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
+                "out at either end, for example 0.1"
+            )
+        return self
 
 
 class WireSection(_Section):
@@ -237,6 +256,23 @@ class Task(_Section):
         return self
 
     @model_validator(mode="after")
+    def _has_a_plain_mean(self) -> Task:
+        """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
+        method, rules = method_class(self.method.name), self.round
+        if rules.aggregation == "mean":
+            return self
+        if method.aggregate is not Method.aggregate:
+            raise ValueError(
+                f"round.aggregation = {rules.aggregation!r}: method.name = {method.name!r} aggregates in its own way"
+            )
+        if method.weighs(self.method.config()):
+            raise ValueError(
+                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {method.name!r} "
+                "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _delta_is_small(self) -> Task:
         if self.privacy.unit == "record":
             return self  # how many records a device has is known once the data are
@@ -279,7 +315,16 @@ class Task(_Section):
             delta=self.delta,
             sample_rate=rate,
             batches=batches,
+            accountant=section.accountant,
+            noise_split=self.noise_split,
         )
+
+    @property
+    def noise_split(self) -> int:
+        """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
+        if self.privacy.unit == "record" or self.privacy.accounting == "strict":
+            return 1
+        return min(self.round.cohort_size or self.data.devices, self.data.devices)
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
         """Sample rate and batches of a round, the same for all devices whatever they hold."""
@@ -301,7 +346,9 @@ class Task(_Section):
             return section.noise_multiplier
         if section.epsilon is None:
             return 0.0
-        find = partial(noise_multiplier_for, epsilon=section.epsilon, delta=self.delta)
+        find = partial(
+            noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant
+        )
         if section.unit == "record":
             factor = gradients_factor(method.gradients_per_batch(self.method.config()))
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)

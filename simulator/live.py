@@ -158,6 +158,8 @@ class LiveFleet:
             str(self.identity),
             "--run-id",
             f"seed{self.simulation.seed}",
+            "--devices",
+            str(self._known_devices()),
             "--resume",
         ]
         if self.simulation.data_dir:
@@ -169,6 +171,12 @@ class LiveFleet:
             command,
             folder.path / "aggregator.log",
         )
+
+    def _known_devices(self) -> Path:
+        """The list of the fleet, as an operator would keep it; the aggregator pins the first key of each."""
+        path = self.simulation.folder.path / "devices.toml"
+        path.write_text("[devices]\n" + "".join(f'"{device.name}" = "certificate"\n' for device in self.devices))
+        return path
 
     def start_device(self, name: str) -> None:
         files = self.simulation.folder.device(name)
@@ -328,7 +336,8 @@ def device_toml(
     memory_mib: int = 0,
     tls: FleetTls | None = None,
 ) -> str:
-    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices.
+    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices, and
+    they take its accounting: simulated data have no owner.
 
     :param slowdown: see `edge_client.config.SimulationSection`, likewise `write_mb_s`.
     :param memory_mib: for training; 0: the board's share.
@@ -355,6 +364,7 @@ epsilon_server = {device.epsilon_limit!r}
 delta = {simulation.prepared.spec.privacy.delta!r}
 memory_mib = {memory_mib}
 noise_preference = {device.preference!r}
+accounting = {text(simulation.prepared.spec.privacy.accounting)}
 
 [simulation]
 seed = {simulation.seed}

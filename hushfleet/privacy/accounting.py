@@ -1,91 +1,106 @@
-"""From noise to epsilon: Rényi accounting of the Gaussian and the Poisson-subsampled Gaussian.
+"""From noise to epsilon and back.
 
-Pure functions of numbers, NumPy only, so that a board computes the very figures that the aggregator
-prints. Sources: Mironov 2017 (Rényi DP, composition, the Gaussian at order a costs a / (2 S^2));
-Mironov, Talwar and Zhang 2019, section 3.3 (the subsampled Gaussian: binomial sum at integer orders,
-two series of error functions between them); Balle et al. 2020, Theorem 21 (conversion to epsilon and
-delta). The default orders and the conversion are those of Opacus' `RDPAccountant`, and the tests hold
-the results to Opacus' within 1e-6.
+Pure functions of numbers, NumPy only, so that a board computes the very figures that the aggregator prints. Two
+accountants, both upper bounds:
 
-Example: 20 rounds at noise multiplier 3.975 and delta 0.1, the setting that FedGLP-ADP calls
-"epsilon = 2":
+- `exact`, what is promised by default. Where every unit takes part in every step, it is the value itself
+  (`gaussian_curve`); with Poisson sampling it is within a per cent above (`privacy_loss`).
+- `rdp`, what the papers print (`renyi`): a tenth more and above.
 
-    >>> round(epsilon([Step(noise_multiplier=3.975, sample_rate=1.0, steps=20)], delta=0.1), 3)
-    2.0
+Example: 20 rounds at noise multiplier 3.975 and delta 0.1, the setting that FedGLP-ADP calls "epsilon = 2":
+
+    >>> history = [Step(noise_multiplier=3.975, sample_rate=1.0, steps=20)]
+    >>> round(epsilon(history, delta=0.1), 3), round(epsilon(history, delta=0.1, accountant="rdp"), 3)
+    (1.429, 1.996)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
-
-import numpy as np
+from typing import Literal
 
 from hushfleet.errors import PrivacyError
+from hushfleet.privacy.gaussian_curve import epsilon_of_gaussian
+from hushfleet.privacy.loss_grid import Pair
+from hushfleet.privacy.privacy_loss import epsilon_bound
+from hushfleet.privacy.renyi import renyi_epsilon
+from hushfleet.privacy.step import Step
 
-DEFAULT_ORDERS: tuple[float, ...] = tuple(1 + x / 10.0 for x in range(1, 100)) + tuple(
-    float(order) for order in range(12, 64)
-)
+__all__ = ["Accountant", "Adjacency", "Step", "check_delta", "epsilon", "noise_multiplier_for"]
 
-# Series terms below this share of the largest are dropped: 1e5 steps then move epsilon by under 1e-10.
-_LOG_NEGLIGIBLE = -36.0
-_SERIES_BLOCK = 128
-_SERIES_MAX_TERMS = 1 << 20
-_BISECTIONS = 60
-
-
-class Step(NamedTuple):
-    """The same mechanism run `steps` times.
-
-    :param noise_multiplier: noise standard deviation over the sensitivity, as the adversary sees it.
-    :param sample_rate: probability with which a unit takes part in one step (Poisson sampling).
-    :param steps: how often.
-    """
-
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
+Accountant = Literal["exact", "rdp"]
+Adjacency = Literal["add-or-remove", "exchange"]
+_SEARCHES = 200
 
 
-def rdp(step: Step, orders: Sequence[float] = DEFAULT_ORDERS) -> np.ndarray:
-    """Rényi divergence bound of all of `step.steps` runs: float64 `[orders]`, may be inf.
-
-    Raises `PrivacyError` for a negative or non-finite multiplier, a rate outside [0, 1], a negative or
-    fractional number of steps, or an order that is not above 1.
-    """
-    _check_step(step)
-    orders = tuple(float(order) for order in orders)
-    if not orders or not all(1 < order < math.inf for order in orders):
-        raise PrivacyError(f"Rényi orders must be finite and above 1, got {orders}")
-    if step.steps == 0 or step.sample_rate == 0:
-        return np.zeros(len(orders))
-    return step.steps * np.array(_rdp_once(float(step.noise_multiplier), float(step.sample_rate), orders))
-
-
-def epsilon(history: Sequence[Step], *, delta: float, orders: Sequence[float] = DEFAULT_ORDERS) -> float:
+def epsilon(
+    history: Iterable[Step],
+    *,
+    delta: float,
+    accountant: Accountant = "exact",
+    adjacency: Adjacency = "add-or-remove",
+) -> float:
     """Epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released.
 
-    A step without noise makes it inf. Raises `PrivacyError` for values outside their range.
+    :param adjacency: what is guessed. `add-or-remove`: was this unit in, or nothing in its place? `exchange`: was it
+        this unit or that one, which moves a step by up to twice as much.
+
+    A step without noise makes it inf. Raises `PrivacyError` for values outside their range, and for an exchange of
+    sampled units by Rényi's accountant, which does not know it.
     """
     _check_delta_range(delta)
-    total = np.zeros(len(orders))
+    merged: dict[tuple[float, float], int] = {}
     for step in history:
-        total = total + rdp(step, orders)
-    if not total.any():
-        return 0.0
-    a = np.asarray(orders, dtype=np.float64)
-    # Balle et al. 2020, Theorem 21. A bound below zero (delta alone covers the loss) means epsilon 0.
-    bounds = total - (math.log(delta) + np.log(a)) / (a - 1) + np.log1p(-1 / a)
-    return max(0.0, float(bounds.min()))
+        step.check()
+        if step.steps and step.sample_rate:
+            key = (float(step.noise_multiplier), float(step.sample_rate))
+            merged[key] = merged.get(key, 0) + int(step.steps)
+    steps = tuple(Step(*key, count) for key, count in sorted(merged.items()))  # in one order, whoever adds up
+    if accountant == "rdp":
+        return _by_renyi(steps, delta, adjacency)
+    return _exactly(steps, float(delta), adjacency == "exchange")
 
 
-def noise_multiplier_for(*, epsilon: float, delta: float, steps: int, sample_rate: float = 1.0) -> float:
-    """The smallest noise multiplier (to 1e-12 relative) whose epsilon is at most the one given.
+def _by_renyi(steps: Sequence[Step], delta: float, adjacency: Adjacency) -> float:
+    if adjacency == "exchange":
+        if any(step.sample_rate < 1 for step in steps):
+            raise PrivacyError('the accountant "rdp" does not know an exchange of sampled units: use "exact"')
+        steps = [step._replace(noise_multiplier=step.noise_multiplier / 2) for step in steps]
+    return renyi_epsilon(steps, delta=delta)
 
-    Raises `PrivacyError` if no multiplier reaches it: with finitely many orders the conversion alone
-    costs about `log(1 / delta) / 62`.
+
+@lru_cache(maxsize=1024)
+def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
+    if any(step.noise_multiplier**2 == 0 for step in steps):
+        return math.inf
+    sensitivity = 2 if exchange else 1
+    # Sampling can only help: all steps as if every unit took part in them are a bound, and where it does, the value.
+    whole = epsilon_of_gaussian(sensitivity * _mean_shift(steps), delta)
+    sampled = [step for step in steps if step.sample_rate < 1]
+    if not sampled or whole == 0:
+        return whole
+    pairs = [(Pair(step.noise_multiplier, step.sample_rate, exchange), step.steps) for step in sampled]
+    shift = _mean_shift([step for step in steps if step.sample_rate == 1])
+    if shift:
+        pairs.append((Pair(1 / shift, 1.0, exchange), 1))  # as one step
+    found = min(whole, epsilon_bound(pairs, delta))
+    # Where the grid holds the history it is the better bound, and Rényi's moments cost more time than all else here.
+    return min(found, renyi_epsilon(steps, delta=delta)) if found == whole and not exchange else found
+
+
+def _mean_shift(steps: Iterable[Step]) -> float:
+    return math.sqrt(math.fsum(step.steps / step.noise_multiplier**2 for step in steps))
+
+
+def noise_multiplier_for(
+    *, epsilon: float, delta: float, steps: int, sample_rate: float = 1.0, accountant: Accountant = "exact"
+) -> float:
+    """The smallest noise multiplier (to 1e-9 relative) whose epsilon is at most the one given.
+
+    Raises `PrivacyError` if no multiplier reaches it: the conversion of Rényi's accountant alone costs about
+    `log(1 / delta) / 62`.
     """
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"a target epsilon must be positive and finite, got {epsilon!r}")
@@ -96,7 +111,7 @@ def noise_multiplier_for(*, epsilon: float, delta: float, steps: int, sample_rat
         )
 
     def spent(multiplier: float) -> float:
-        return _epsilon_of(Step(multiplier, sample_rate, steps), delta)
+        return _epsilon_of(Step(multiplier, sample_rate, steps), delta, accountant)
 
     enough = 1.0
     while spent(enough) > epsilon:
@@ -109,15 +124,33 @@ def noise_multiplier_for(*, epsilon: float, delta: float, steps: int, sample_rat
     too_small = enough / 2
     while spent(too_small) <= epsilon:
         enough, too_small = too_small, too_small / 2
-    for _ in range(_BISECTIONS):
-        middle = (too_small + enough) / 2
-        if spent(middle) <= epsilon:
-            enough = middle
-        else:
-            too_small = middle
-        if enough - too_small <= 1e-12 * enough:
+    return _crossing(spent, epsilon, too_small, enough)
+
+
+def _crossing(spent: Callable[[float], float], target: float, too_small: float, enough: float) -> float:
+    """The upper end of an interval of 1e-9 relative in which `spent` falls to `target`: by regula falsi on the
+    logarithms, with half of a value that stays (Illinois), since an evaluation is what costs."""
+
+    def excess(value: float) -> float:
+        return math.log(max(value, 1e-300) / target) if value < math.inf else 700.0
+
+    low, high = math.log(too_small), math.log(enough)
+    above, below = excess(spent(too_small)), excess(spent(enough))
+    moved = 0
+    for count in range(_SEARCHES):
+        if high - low <= 1e-9:
             break
-    return enough
+        share = above / (above - below) if above > below and count % 8 < 6 else 0.5
+        # Never nearer to an end than a third of what is asked for, so that both ends close in on the answer.
+        middle = low + min(max(share * (high - low), 3e-10), high - low - 3e-10)
+        found = spent(math.exp(middle))
+        if found <= target:
+            high, below = middle, excess(found)
+            above, moved = (above / 2 if moved == 1 else above), 1
+        else:
+            low, above = middle, excess(found)
+            below, moved = (below / 2 if moved == -1 else below), -1
+    return math.exp(high)
 
 
 def check_delta(delta: float, units: int, *, as_published: bool = False) -> list[str]:
@@ -149,113 +182,6 @@ def _check_delta_range(delta: float) -> None:
         raise PrivacyError(f"delta must lie strictly between 0 and 1, got {delta!r}")
 
 
-def _check_step(step: Step) -> None:
-    if not 0 <= step.noise_multiplier < math.inf:
-        raise PrivacyError(f"a noise multiplier must be finite, zero or more, got {step.noise_multiplier!r}")
-    if not 0 <= step.sample_rate <= 1:
-        raise PrivacyError(f"a sample rate must lie between 0 and 1, got {step.sample_rate!r}")
-    if step.steps != int(step.steps) or step.steps < 0:
-        raise PrivacyError(f"a number of steps must be a whole number, zero or more, got {step.steps!r}")
-
-
-def _epsilon_of(step: Step, delta: float) -> float:
+def _epsilon_of(step: Step, delta: float, accountant: Accountant) -> float:
     # A name of its own: inside `noise_multiplier_for` the word `epsilon` is the target.
-    return epsilon([step], delta=delta)
-
-
-@lru_cache(maxsize=512)
-def _rdp_once(noise_multiplier: float, sample_rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    if noise_multiplier == 0 or noise_multiplier**2 == 0:
-        return (math.inf,) * len(orders)
-    if sample_rate == 1:
-        return tuple(order / (2 * noise_multiplier**2) for order in orders)
-    return tuple(
-        (
-            _log_moment_whole(sample_rate, noise_multiplier, int(order))
-            if order == int(order)
-            else _log_moment_between(sample_rate, noise_multiplier, order)
-        )
-        / (order - 1)
-        for order in orders
-    )
-
-
-def _log_moment_whole(q: float, sigma: float, order: int) -> float:
-    """log A(order) of the subsampled Gaussian at a whole order >= 2.
-
-    A - 1 is the sum over i >= 2 of binom(order, i) q^i (1-q)^(order-i) (exp((i^2-i) / (2 sigma^2)) - 1):
-    every term is positive, so nothing cancels even where A is 1 + 1e-12.
-    """
-    i = np.arange(2, order + 1, dtype=np.float64)
-    log_factorial = [math.lgamma(k + 1) for k in range(order + 1)]
-    log_binomial = np.array(
-        [log_factorial[order] - log_factorial[k] - log_factorial[order - k] for k in range(2, order + 1)]
-    )
-    exponent = (i * i - i) / (2 * sigma**2)
-    log_terms = log_binomial + i * math.log(q) + (order - i) * math.log1p(-q) + _log_expm1(exponent)
-    return _log1p_exp(_log_sum(log_terms))
-
-
-def _log_moment_between(q: float, sigma: float, order: float) -> float:
-    """log A(order) at a fractional order: the integral split at z0, each side a binomial series whose
-    terms are error functions (Mironov, Talwar and Zhang 2019, section 3.3)."""
-    z0 = sigma**2 * (math.log1p(-q) - math.log(q)) + 0.5
-    log_q, log_rest = math.log(q), math.log1p(-q)
-    log_coefficient, sign = 0.0, 1.0
-    blocks: list[np.ndarray] = []
-    signs: list[np.ndarray] = []
-    largest = -math.inf
-    for start in range(0, _SERIES_MAX_TERMS, _SERIES_BLOCK):
-        i = np.arange(start, start + _SERIES_BLOCK, dtype=np.float64)
-        j = order - i
-        # binom(order, i+1) = binom(order, i) (order - i) / (i + 1), whose sign flips once i passes the order
-        ratio = j / (i + 1)
-        log_binomial = log_coefficient + np.concatenate(([0.0], np.cumsum(np.log(np.abs(ratio)))))
-        sign_of = sign * np.concatenate(([1.0], np.cumprod(np.sign(ratio))))
-        log_coefficient, sign = float(log_binomial[-1]), float(sign_of[-1])
-        log_binomial, sign_of = log_binomial[:-1], sign_of[:-1]
-        scale = math.sqrt(2) * sigma
-        below = log_binomial + i * log_q + j * log_rest
-        below += (i * i - i) / (2 * sigma**2) + _log_erfc((i - z0) / scale)
-        above = log_binomial + j * log_q + i * log_rest
-        above += (j * j - j) / (2 * sigma**2) + _log_erfc((z0 - j) / scale)
-        blocks += [below, above]
-        signs += [sign_of, sign_of]
-        largest = max(largest, float(below.max()), float(above.max()))
-        if max(below[-1], above[-1]) < largest + _LOG_NEGLIGIBLE:
-            log_terms, term_signs = np.concatenate(blocks), np.concatenate(signs)
-            # fsum: the signs alternate beyond the order, and A - 1 may be the last few digits of the sum.
-            total = math.fsum(term_signs * np.exp(log_terms - largest))
-            return max(0.0, math.log(total) + largest - math.log(2))
-    raise PrivacyError(f"the series for order {order} at rate {q} and multiplier {sigma} does not converge")
-
-
-def _log_erfc(x: np.ndarray) -> np.ndarray:
-    """log erfc(x), elementwise, accurate to 1e-14 relative also where erfc itself underflows."""
-    out = np.empty_like(x)
-    large = x > 20
-    out[~large] = [math.log(math.erfc(value)) for value in x[~large]]
-    tail = x[large]
-    # erfc(x) = exp(-x^2) / (x sqrt(pi)) (1 - t + 3 t^2 - 15 t^3 + 105 t^4 - ...), t = 1 / (2 x^2) <= 1/800
-    t = 1 / (2 * tail * tail)
-    out[large] = (
-        -tail * tail
-        - np.log(tail * math.sqrt(math.pi))
-        + np.log1p(-t * (1 - 3 * t * (1 - 5 * t * (1 - 7 * t * (1 - 9 * t)))))
-    )
-    return out
-
-
-def _log_expm1(x: np.ndarray) -> np.ndarray:
-    """log(exp(x) - 1) for x > 0, without overflow."""
-    return np.where(x > 1, x + np.log1p(-np.exp(-np.maximum(x, 1))), np.log(np.expm1(np.minimum(x, 1))))
-
-
-def _log_sum(log_terms: np.ndarray) -> float:
-    largest = float(log_terms.max())
-    return largest + math.log(math.fsum(np.exp(log_terms - largest)))
-
-
-def _log1p_exp(x: float) -> float:
-    """log(1 + exp(x)), without overflow."""
-    return x + math.log1p(math.exp(-x)) if x > 0 else math.log1p(math.exp(x))
+    return epsilon([step], delta=delta, accountant=accountant)

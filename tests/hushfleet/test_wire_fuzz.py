@@ -13,40 +13,45 @@ import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from hushfleet.errors import Malformed, WireError
+from hushfleet.wire import messages
 from hushfleet.wire.chunks import Assembler, parse_frame, split
 from hushfleet.wire.codec import decode_values, encode_values
 from hushfleet.wire.forms import Form
 from hushfleet.wire.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.messages import (
     Ack,
+    Ask,
     Birth,
     Decline,
     DifferenceRef,
+    Known,
     Message,
     Missing,
+    NotEnrolled,
     Offer,
     Refused,
     RoundPlan,
     ServerState,
     TaskNotice,
     Want,
-    decode_message,
-    encode_message,
     peek_kind,
 )
 from hushfleet.wire.update import UpdateHeader, decode_update, encode_update, payload_digest, read_header
 
+encode_message = partial(messages.encode_message, federation="demo")
+decode_message = partial(messages.decode_message, federation="demo")
 DEVICE = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
 MESSAGES: list[Message] = [
     ServerState(3, "ready", DEVICE.public_key),
-    TaskNotice("demo-1f", DIGEST, 5000),
+    TaskNotice("demo-1f", DIGEST, 5000, 3),
     RoundPlan("demo-1f", 2, 20, "open", DIGEST, 400, {"pi-1": DIGEST[:16], "pi-2": DIGEST[16:]}, 2, 600.0),
     RoundPlan(
         "demo-1f", 2, 20, "open", DIGEST, 400, {}, 2, 600.0, {"clip_norm": 0.5},
@@ -59,6 +64,9 @@ MESSAGES: list[Message] = [
     Ack("demo-1f", 2, DIGEST),
     Missing("demo-1f", 2, DIGEST, ((3, 9),)),
     Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"),
+    NotEnrolled("pi-1", DEVICE.public_key, "ask the operator"),
+    Ask(7, DIGEST[:16]),
+    Known(3, DIGEST[:16], 7, True, "demo-1f", 2, "open", 1, DIGEST),
 ]
 INTERESTING = [0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD9, 0xDB, 0xDC, 0xDD, 0xDF, 0xFF]
 
@@ -86,8 +94,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(result)
 
 
-def signed_again(data: bytes) -> bytes:
-    return data[:-SIGNATURE_BYTES] + DEVICE.sign(data[:-SIGNATURE_BYTES])
+def signed_again(data: bytes, *, context: bytes = b"") -> bytes:
+    return data[:-SIGNATURE_BYTES] + DEVICE.sign(context + data[:-SIGNATURE_BYTES])
 
 
 def outcome(decode: Callable[[], object]) -> str:
@@ -107,7 +115,8 @@ def test_messages() -> None:
         if turn % 4:
             # the frame's length is made right, so that it is the body that is wrong
             body = data[8:-SIGNATURE_BYTES]
-            data = signed_again(original[:4] + struct.pack("<I", len(body)) + body + bytes(SIGNATURE_BYTES))
+            framed = original[:4] + struct.pack("<I", len(body)) + body + bytes(SIGNATURE_BYTES)
+            data = signed_again(framed, context=b"hushfleet demo\0")
         outcome(lambda: peek_kind(data))  # noqa: B023
         key = DEVICE.public_key if turn % 3 else None
         outcomes[outcome(lambda: decode_message(data, public_key=key))] += 1  # noqa: B023
@@ -198,8 +207,8 @@ def test_random_bytes() -> None:
 def test_a_small_input_never_makes_a_large_allocation() -> None:
     bomb = struct.pack("<BI", 1, 0) + _deflated_zeros(200 << 20)
     counts = b"\x81\xa4task" + b"\xdd\x7f\xff\xff\xff"
-    frame = struct.pack("<2sBBI", b"HF", 1, 6, len(counts)) + counts
-    frame += DEVICE.sign(frame)
+    frame = struct.pack("<2sBBI", b"HF", 2, 6, len(counts)) + counts
+    frame += DEVICE.sign(b"hushfleet demo\0" + frame)
     tracemalloc.start()
     try:
         with pytest.raises(Malformed):

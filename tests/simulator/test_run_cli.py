@@ -166,7 +166,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "boards", "broker", "client", "demo", "forecast", "methods", "privacy", "reproduce", "simulate",
+    "aggregator", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "privacy", "reproduce",
+    "simulate",
 ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def simulation(short_task: Any, tmp_path: Path) -> Simulation:
     task = short_task(
         data={"devices": 2, "limit": 200},
         round={"rounds": 2, "min_updates": 2},
-        privacy={"noise_multiplier": None, "epsilon": 50.0, "delta": 0.01},
+        privacy={"noise_multiplier": None, "epsilon": 50.0, "delta": 0.01, "accounting": "strict"},
     )
     return begin(task, tmp_path / "run", data_dir=None)
 
