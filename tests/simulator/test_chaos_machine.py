@@ -16,6 +16,8 @@ import pytest
 from hushfleet.errors import HushfleetError
 from simulator.chaos.machine import Machine, build_library
 
+pytestmark = pytest.mark.slow
+
 COMMIT = """
 import os, signal, sqlite3, sys
 store = sqlite3.connect(sys.argv[1] + "/store.sqlite", isolation_level=None)
