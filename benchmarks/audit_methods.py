@@ -46,12 +46,15 @@ def subject_of(method: str, *, unit: str, accounting: str, seed: int) -> Subject
     model = get_model(NETWORK, classes=CLASSES)
     graph = BlobRef(bytes(32), 1)
     noise = RECORD if unit == "record" else {"noise_multiplier": DEVICE_NOISE}
+    split = DEVICES if accounting == "as-published" else 1
     spec = TaskSpec(
         task="audit-00000000",
         rounds=ROUNDS,
         method=method,
         method_config=TRAINING,
-        privacy=PrivacySpec(unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, **noise),
+        privacy=PrivacySpec(
+            unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, noise_split=split, **noise
+        ),
         wire=WireSpec(),
         model=ModelSpec(
             name=model.name,

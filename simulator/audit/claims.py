@@ -35,7 +35,7 @@ class Claim:
 
     def epsilon(self, delta: float) -> float:
         """Against whoever sees the device's own updates; inf where something leaves without noise."""
-        if self.charge.mechanism == "none" or getattr(self.charge, "raw", ()):
+        if self.charge.mechanism == "none" or self.charge.raw:
             return math.inf
         charge = self.charge
         steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * self.rounds)]
@@ -44,7 +44,7 @@ class Claim:
     @property
     def of_noised_values(self) -> Claim:
         """The same without what leaves raw beside them."""
-        return replace(self, charge=replace(self.charge, raw=())) if getattr(self.charge, "raw", ()) else self
+        return replace(self, charge=replace(self.charge, raw=())) if self.charge.raw else self
 
     def over(self, rounds: int) -> Claim:
         return replace(self, rounds=rounds)
@@ -52,7 +52,7 @@ class Claim:
     def refuted_at(self, rates: ErrorRates, delta: float) -> float | None:
         """A delta at which errors below `rates` contradict the claim, `delta` or one of `DELTAS`; None without one."""
         charge = self.charge
-        if charge.mechanism == "none" or getattr(charge, "raw", ()):
+        if charge.mechanism == "none" or charge.raw:
             return None
         excess = {each: self._excess(rates, each) for each in (delta, *self._worth_a_look(rates))}
         most = max(excess, key=excess.get)

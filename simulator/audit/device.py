@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import Trainer
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
@@ -42,6 +43,8 @@ _SHOWN_OUTRIGHT = 1e6
 
 KeepGoing = Callable[[int], bool]
 
+NO_LIMITS = LimitsSection(epsilon_server=float("inf"), accounting="as-published", constant_time=False)
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -59,6 +62,10 @@ class Subject:
     seed: int = 0
     field_noise: bool = False
 
+    def terms(self, controls: dict[str, float]) -> RoundTerms:
+        """Noise is divided among as many devices as the task package allows."""
+        return RoundTerms(min(self.cohort, self.spec.privacy.noise_split), controls)
+
     def plan(self, round: int, controls: dict[str, float]) -> RoundPlan:
         return RoundPlan(
             task=self.spec.task,
@@ -68,7 +75,7 @@ class Subject:
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
             cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
-            noise_split=self.cohort,
+            noise_split=self.terms({}).noise_split,
             deadline_s=0.0,
             controls=controls,
         )
@@ -167,7 +174,7 @@ class _DeviceGame:
             self.method: Method = trainer.method
         rng = np.random.default_rng(subject.seed)
         self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
-        self.terms = RoundTerms(subject.cohort, self.controls)
+        self.terms = subject.terms(self.controls)
         self.state = self._seasoned(rng)
         clip_norm = subject.spec.privacy.clip_norm
         self.update = canary_update(subject.spec.model.layout, clip_norm, rng)
@@ -234,8 +241,7 @@ class _DeviceGame:
                 logits_of=None,
                 samples=None,
                 randomness=FreshNoise(subject.seed, number, subject.field_noise),
-                epsilon_limit=float("inf"),
-                delta=subject.spec.privacy.delta,
+                limits=NO_LIMITS,
             )
             if update is not None:
                 start = subject.initial

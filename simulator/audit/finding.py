@@ -111,7 +111,7 @@ class Finding:
     @property
     def raw(self) -> list[str]:
         """What leaves without noise, in words."""
-        return list(getattr(self.claim.charge, "raw", ()))
+        return list(self.claim.charge.raw)
 
     def _all_rounds(self, claim: Claim) -> Claim:
         return claim.over(self.rounds)
