@@ -134,8 +134,10 @@ def table(figures: dict[str, Any]) -> str:
         cells = []
         for column in columns:
             finding = found[column]
-            claimed, measured = finding["claimed_round"], finding["measured_round_of_form"]
-            cells += [shown(float("inf") if claimed is None else claimed), shown(measured)]
+            if finding["claimed_round"] is None:
+                cells += ["infinite", shown(finding["measured_round"])]
+            else:
+                cells += [shown(finding["claimed_round"]), shown(finding["measured_round_of_form"])]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
