@@ -201,6 +201,8 @@ class Lab:
             while not engine.finished:
                 plan = engine.open_round(self.keys)
                 for index, (name, change) in enumerate(self._changes(prepared, plan, engine.global_params)):
+                    if not np.isfinite(change).all():
+                        continue  # the model is destroyed: training diverges, and a device declines
                     lie = self._lie(cell, prepared, plan, engine.global_params) if name in liars else None
                     verdict = engine.accept(name, self._signed(prepared, plan, name, index, change, lie))
                     if not verdict.acknowledged and name not in liars:
@@ -236,8 +238,8 @@ class Lab:
             samples = replace(sevens, labels=np.full_like(sevens.labels, TARGET))
         member = Member(prepared.method.init_state(), samples, np.random.default_rng((plan.round, 7)))
         (trained,) = self.trainer.train(prepared.method, [member], params, recipe=Recipe((), "none"))
-        direction = (trained.end - trained.start).astype(np.float64)
-        direction *= (-1.0 if cell.attack == "flip" else 1.0) / np.linalg.norm(direction)
+        direction = np.nan_to_num((trained.end - trained.start).astype(np.float64))
+        direction *= (-1.0 if cell.attack == "flip" else 1.0) / max(float(np.linalg.norm(direction)), 1e-12)
         self._lied_in, self._lied = (cell, plan.round), self._loud(cell, direction)
         return self._lied
 

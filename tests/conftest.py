@@ -60,6 +60,7 @@ def audited() -> Callable[..., Any]:
 
     def make(method: str = "dp-fedavg", *, seed: int = 0, codec: str = "quantized", **privacy: Any) -> Any:
         usual = {"unit": "device", "accounting": "strict", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}
+        usual["noise_split"] = 4
         settings = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8}
         protection = PrivacySpec(**{**usual, **privacy})
         spec = TaskSpec("audit-00000000", 10, method, settings, protection, WireSpec(codec), model, memory_mib=1)

@@ -214,7 +214,7 @@ class _Composition:
         untilt = np.exp(np.minimum(log_moment - rate * x, 300.0)) * (1 + 1e-9 + 256 * ULP * steps)
         epsilon, rounding = _solve(x, composed * untilt, error * untilt, self.delta - infinite)
         precise = wanted <= 2 * points and rounding <= _ROUNDING * epsilon
-        return epsilon * (1 + 1e-9) + loss_error, precise
+        return float(epsilon * (1 + 1e-9) + loss_error), precise
 
 
 def _fft_error(points: int) -> float:

@@ -44,7 +44,7 @@ class Claim:
     @property
     def of_noised_values(self) -> Claim:
         """The same without what leaves raw beside them."""
-        return replace(self, charge=replace(self.charge, raw=())) if self.charge.raw else self
+        return replace(self, charge=replace(self.charge, raw=()))
 
     def over(self, rounds: int) -> Claim:
         return replace(self, rounds=rounds)

@@ -13,6 +13,7 @@ taken from the header: noise that is missing somewhere must not be believed.
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ import numpy as np
 from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import Trainer
+from hushfleet.data.samples import Samples
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
@@ -43,8 +45,6 @@ _SHOWN_OUTRIGHT = 1e6
 
 KeepGoing = Callable[[int], bool]
 
-NO_LIMITS = LimitsSection(epsilon_server=float("inf"), accounting="as-published", constant_time=False)
-
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -62,9 +62,10 @@ class Subject:
     seed: int = 0
     field_noise: bool = False
 
-    def terms(self, controls: dict[str, float]) -> RoundTerms:
-        """Noise is divided among as many devices as the task package allows."""
-        return RoundTerms(min(self.cohort, self.spec.privacy.noise_split), controls)
+    @property
+    def noise_split(self) -> int:
+        """As the aggregator's plans have it."""
+        return min(self.spec.privacy.noise_split, self.cohort)
 
     def plan(self, round: int, controls: dict[str, float]) -> RoundPlan:
         return RoundPlan(
@@ -75,10 +76,19 @@ class Subject:
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
             cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
-            noise_split=self.terms({}).noise_split,
+            noise_split=self.noise_split,
             deadline_s=0.0,
             controls=controls,
         )
+
+
+def limits_of(spec: TaskSpec) -> LimitsSection:
+    """An audited device takes what its task asks for: the finding is what that is worth."""
+    return LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting)
+
+
+def _no_samples() -> Samples:
+    raise NotImplementedError("the update is given")
 
 
 class Scores(NamedTuple):
@@ -174,7 +184,7 @@ class _DeviceGame:
             self.method: Method = trainer.method
         rng = np.random.default_rng(subject.seed)
         self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
-        self.terms = subject.terms(self.controls)
+        self.terms = RoundTerms(subject.noise_split, self.controls)
         self.state = self._seasoned(rng)
         clip_norm = subject.spec.privacy.clip_norm
         self.update = canary_update(subject.spec.model.layout, clip_norm, rng)
@@ -239,9 +249,9 @@ class _DeviceGame:
                 spec=subject.spec,
                 gradient=None,
                 logits_of=None,
-                samples=None,
+                samples=_no_samples,
                 randomness=FreshNoise(subject.seed, number, subject.field_noise),
-                limits=NO_LIMITS,
+                limits=limits_of(subject.spec),
             )
             if update is not None:
                 start = subject.initial

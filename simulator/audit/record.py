@@ -34,13 +34,13 @@ from simulator.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, fini
 from simulator.audit.device import (
     DEVICE,
     FLOOR,
-    NO_LIMITS,
     ROUNDS_A_LIFE,
     FreshNoise,
     KeepGoing,
     Moments,
     Scores,
     Subject,
+    limits_of,
 )
 
 MEASURED = 4  # rounds without a canary that variances are measured in
@@ -142,7 +142,7 @@ def play_one_run(
     directions, places = blocks
     with _device(subject, 1, gradient, data, logits_of) as trainer:
         method, controls = trainer.method, trainer.method.controls(trainer.method.init_server(subject.seed), 1)
-        terms = subject.terms(controls)
+        terms = RoundTerms(subject.noise_split, controls)
         mechanism = method.record_mechanism(terms)
         if mechanism.clips == "batch":
             return None
@@ -183,7 +183,7 @@ class _TwoWorlds:
         with _device(subject, 0, None, None, None) as trainer:
             self.method = trainer.method
             self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
-            self.terms = subject.terms(self.controls)
+            self.terms = RoundTerms(subject.noise_split, self.controls)
             self.mechanism = self.method.record_mechanism(self.terms)
         # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.
         self.turns = self.mechanism.clips == "batch"
@@ -280,7 +280,7 @@ def _device(
             logits_of=logits_of,
             samples=lambda: samples,
             randomness=FreshNoise(subject.seed, life, subject.field_noise),
-            limits=NO_LIMITS,
+            limits=limits_of(subject.spec),
         )
 
 

@@ -22,6 +22,8 @@ from simulator.audit.device import Subject
 from simulator.audit.finding import Finding
 from simulator.audit.games import Effort, device_findings, record_findings
 
+pytestmark = pytest.mark.slow
+
 MakeSubject = Callable[..., Subject]
 RECORD = {"unit": "record", "noise_multiplier": 1.0, "sample_rate": 0.5, "batches": 3}
 

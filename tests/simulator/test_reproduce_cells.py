@@ -25,6 +25,8 @@ from simulator.reproduce.run_cell import RUN, run_cell
 from simulator.reproduce.shown import epsilons
 from simulator.reproduce.table import kendall, make_table
 
+pytestmark = pytest.mark.slow
+
 PAPER = 'name = "Our own"\nsource = "Nobody, nowhere"\n'
 TABLE = """
 title = "Two methods and a noise"
