@@ -21,7 +21,8 @@ MAX_QUEUED_BYTES = 256 << 20
 class BrokerTls:
     """Mutual TLS with Mosquitto: who has no certificate of the CA does not get in.
 
-    A client's user name is its certificate's common name: a device's id, or `aggregator`.
+    A client's user name and its MQTT client id are its certificate's common name: a device's id, or `aggregator`. So
+    nobody takes the session of another, and each certificate has one connection.
 
     :param ca_file: the CA that signs the certificates of devices and aggregator (PEM).
     :param cert_file: the broker's own certificate, with `key_file`.
@@ -64,6 +65,7 @@ def mosquitto_config(*, host: str, port: int, tls: BrokerTls | None, acl_path: P
             f"keyfile {tls.key_file}",
             "require_certificate true",
             "use_identity_as_username true",
+            "use_username_as_clientid true",
             "tls_version tlsv1.2",
             f"acl_file {acl_path}",
         ]

@@ -10,18 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from aggregator import robust
 from aggregator.coordinator import Coordinator
+from aggregator.devices_file import read_devices
 from aggregator.display import FleetDisplay, summary_table
+from aggregator.enrolment import Enrolment
 from aggregator.events import EventLog, read_events
-from aggregator.identity_file import default_path, load_or_create
+from aggregator.identity_file import default_path, load_or_create, next_epoch
 from aggregator.prepare import PreparedTask, prepare
 from aggregator.record import record
+from aggregator.register import DeviceRegister, KnownDevice
 from aggregator.report import write_report
 from aggregator.rounds import RoundEngine
 from aggregator.store import AggregatorStore, refuse_used
@@ -45,6 +50,13 @@ class DeviceName(StrEnum):
     cuda = "cuda"
 
 
+class EnrolmentMode(StrEnum):
+    """`closed` accepts known devices only; `open` accepts whoever reaches the broker."""
+
+    closed = "closed"
+    open = "open"
+
+
 def register(app: typer.Typer) -> None:
     """Adds the command `aggregator` to the application."""
 
@@ -53,6 +65,8 @@ def register(app: typer.Typer) -> None:
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
         broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
+        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
+        enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
         device: Annotated[DeviceName, typer.Option(help="Where sums are held.")] = DeviceName.auto,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
         resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
@@ -70,9 +84,9 @@ def register(app: typer.Typer) -> None:
 
         Examples:
 
-        `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883`
+        `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883 --enrolment open`
 
-        `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --out runs/a --resume`
+        `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a --resume`
         """
         task = load_task(task_file, tuple(settings or ()))
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -88,17 +102,26 @@ def register(app: typer.Typer) -> None:
         if not resume:
             refuse_used(folder)
         console = Console()
-        with AggregatorStore(folder) as store:
+        closed = enrolment is EnrolmentMode.closed
+        listed = [] if devices is None else read_devices(devices)
+        if closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
+            raise _nobody_is_known(folder)
+        with AggregatorStore(folder) as store, DeviceRegister(folder) as known:
+            policy = _enrolment(store, known, listed, closed=closed, console=console)
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
-            key = load_or_create(identity or default_path(federation))
-            finished = _run(engine, connect, key, federation=federation, console=console)
+            key_path = identity or default_path(federation)
+            key = load_or_create(key_path)
+            epoch = next_epoch(key_path)
+            connected = partial(connect, key)
+            finished = _run(engine, connected, key, policy, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
             again = resume_command(
                 task_file, broker, folder, settings or [], federation=federation, device=device.value,
+                devices=devices, enrolment=enrolment.value,
                 data_dir=data_dir, identity=identity, ca_file=ca_file, cert_file=cert_file, key_file=key_file, username=username,
                 password_file=password_file,
             )  # fmt: skip
@@ -125,16 +148,42 @@ def resume_command(
     for setting in settings:
         words += ["--set", setting]
     for name, value in options.items():
-        if value not in (None, "auto", "default"):
+        if value not in (None, "auto", "default", "closed"):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
 
-def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Will], Link]:
+def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Identity, Will], Link]:
     """Makes the link later; what is wrong with URL, files or names is said now."""
     check_name(federation, "the federation's name")
     BrokerAddress.parse(url, **options)
-    return lambda will: MqttLink(url, client_id=f"aggregator-{federation}", will=will, **options)
+    return lambda identity, will: MqttLink(
+        url, client_id=identity.client_id(f"aggregator-{federation}"), will=will, **options
+    )
+
+
+def _nobody_is_known(folder: Path) -> BadInput:
+    return BadInput(
+        "no device is known, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
+        f"add each device: hushfleet devices add {folder} ID --key KEY (`python -m edge_client status DEVICE.toml` "
+        f"prints a board's key), then start again with --out {folder}. In a lab: --enrolment open"
+    )
+
+
+def _enrolment(
+    store: AggregatorStore, known: DeviceRegister, listed: list[KnownDevice], *, closed: bool, console: Console
+) -> Enrolment:
+    """Says who may take part. Raises `BadInput` where nobody could."""
+    known.add(listed)
+    enrolment = Enrolment(store, known, closed=closed)
+    if closed and not enrolment.count:
+        raise _nobody_is_known(store.folder)
+    if closed:
+        text = f"{enrolment.count} devices may take part; see: hushfleet devices list {store.folder}"
+    else:
+        text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
+    console.print(text, highlight=False, soft_wrap=True)
+    return enrolment
 
 
 def _password(path: Path | None) -> str | None:
@@ -159,7 +208,14 @@ def _prepared(task: Task, store: AggregatorStore, *, data_dir: Path | None, run_
 
 
 def _run(
-    engine: RoundEngine, connect: Callable[[Will], Link], identity: Identity, *, federation: str, console: Console
+    engine: RoundEngine,
+    connect: Callable[[Will], Link],
+    identity: Identity,
+    enrolment: Enrolment,
+    *,
+    epoch: int,
+    federation: str,
+    console: Console,
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
@@ -168,8 +224,19 @@ def _run(
     )
     earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
-        coordinator = Coordinator(engine, connect, identity=identity, federation=federation, events=events)
+        coordinator = Coordinator(
+            engine,
+            connect,
+            identity=identity,
+            epoch=epoch,
+            enrolment=enrolment,
+            federation=federation,
+            events=events,
+        )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        task, size = engine.prepared.task, engine.layout.size
+        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
+            console.print(line, highlight=False)
         with display:
             for event in earlier:
                 display.state.apply(event)

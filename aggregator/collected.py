@@ -1,4 +1,4 @@
-"""What the accepted updates of one round amount to: exact sums, their noise, and what else devices reported.
+"""What the accepted updates of one round amount to: their aggregate, its noise, and what else devices reported.
 
 Nothing here depends on the order in which updates came, so a restarted aggregator that adds the stored ones again has
 the same bits.
@@ -6,28 +6,45 @@ the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import torch
 
 from aggregator.accumulator import ExactSum
-from aggregator.downlink import Noise, aggregate_noise_stds
+from aggregator.downlink import Noise, aggregate_noise_stds, least_noise_stds
+from aggregator.robust import Sent, robust_sums
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.base import Method
 from hushfleet.params import ParamLayout
+from hushfleet.task import RoundSection
 from hushfleet.wire.update import UpdateHeader
 
 
 class Collected:
     """:param before: the global vector float32 `[d]` of the round.
-    :param device: the torch device that holds the sums.
+    :param rules: of the task: what the aggregate is.
+    :param stored: reads all that was added once more; not asked where a mean is wanted.
+    :param device: the torch device that holds the sums of a mean.
     """
 
-    def __init__(self, method: Method, layout: ParamLayout, before: np.ndarray, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        method: Method,
+        layout: ParamLayout,
+        before: np.ndarray,
+        *,
+        rules: RoundSection,
+        stored: Callable[[], Iterator[Sent]],
+        device: torch.device,
+    ) -> None:
         self._method = method
         self._layout = layout
         self._before = before
+        self._rules = rules
+        self._stored = stored
         self._device = device
-        self._sums = ExactSum(layout.size, device=device)
+        self._sums = ExactSum(layout.size, device=device) if rules.aggregation == "mean" else None
         self._reports: dict[str, tuple[float, ...]] = {}
         self._noise: dict[str, Noise] = {}
 
@@ -45,7 +62,8 @@ class Collected:
         :param largest: the largest magnitude among them, where it is known.
         """
         weight = self._method.weight(self._before, sent)
-        self._sums.add(values, shared, weight=weight, largest=largest)
+        if self._sums is not None:
+            self._sums.add(values, shared, weight=weight, largest=largest)
         self._reports[header.device] = header.report
         self._noise[header.device] = Noise(weight, header.noise_stds)
 
@@ -56,13 +74,19 @@ class Collected:
 
     @property
     def noise_stds(self) -> list[float]:
-        """Of the mean of all updates, in each layer."""
-        return aggregate_noise_stds(self._noise.values(), layers=len(self._layout.layers))
+        """Of the aggregate, in each layer; of a robust one what it is at least."""
+        of_aggregate = least_noise_stds if self._sums is None else aggregate_noise_stds
+        return of_aggregate(self._noise.values(), layers=len(self._layout.layers))
 
     def aggregated(self) -> np.ndarray:
         """The method's server half in float64, as float32 `[d]`."""
         before = torch.from_numpy(self._before.astype(np.float64)).to(self._device)
-        after = self._method.aggregate(before, self._sums.sums, self._sums.weights)
+        if self._sums is not None:
+            sums, weights = self._sums.sums, self._sums.weights
+        else:
+            found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
+            sums, weights = (each.to(self._device) for each in found)
+        after = self._method.aggregate(before, sums, weights)
         params = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self._method.name}.aggregate gave values that are not finite")

@@ -19,6 +19,10 @@ MAX_MAGNITUDE = 2.0**20
 """No value may be larger: the exact sums rest on it."""
 
 
+FAULTS = frozenset({"malformed", "wrong-shape", "non-finite", "out-of-bounds", "below-noise"})
+"""Codes of refusals for which a device is to blame, where they are final: no honest one sends such an update."""
+
+
 class Refusal(Exception):
     """An update that is not taken: a code of docs/wire.md and the reason in words.
 
@@ -31,13 +35,25 @@ class Refusal(Exception):
         self.reason = reason
         self.final = final
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether the device that signed the update, and nobody else, is to blame."""
+        return self.final and self.code in FAULTS
+
 
 class Decoded(NamedTuple):
-    """`values` float32 `[k]`, finite and at most 2^20 in magnitude: `largest`; `squares` sums those of each layer."""
+    """`values` float32 `[k]`, finite and at most 2^20 in magnitude.
+
+    :param peaks: the largest magnitude in each layer; :param squares: the sum of the squares of each.
+    """
 
     values: np.ndarray
-    largest: float
+    peaks: tuple[float, ...]
     squares: tuple[float, ...]
+
+    @property
+    def largest(self) -> float:
+        return max(self.peaks)
 
 
 def decode(
@@ -68,4 +84,5 @@ def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | 
         raise Refusal("non-finite", "some of the update's values are not finite")
     if largest > MAX_MAGNITUDE:
         raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
-    return Decoded(values, largest, tuple(square for _, square in measured))
+    peaks, squares = zip(*measured, strict=True)
+    return Decoded(values, peaks, squares)

@@ -68,7 +68,7 @@ class _Places(NamedTuple):
 class _Answer(NamedTuple):
     """Of a worker: the fields of `Decoded` but the values, or those of a `Refusal`."""
 
-    largest: float
+    peaks: tuple[float, ...]
     squares: tuple[float, ...]
     refused: tuple[str, str, bool] | None
 
@@ -185,7 +185,7 @@ class DecodingPool(Generic[Ticket]):
                 self._done(job.ticket, Refusal(code, reason, final=final))
             else:
                 values = self._places.values(self._memory, job.slot, job.value_count)
-                self._done(job.ticket, Decoded(values, answer.largest, answer.squares))
+                self._done(job.ticket, Decoded(values, answer.peaks, answer.squares))
         finally:
             worker.free.append(job.slot)
 
@@ -225,9 +225,9 @@ def work(pipe_file: int, memory_file: int, *places_of: int) -> None:
             return
         decoded = decode(places.data(memory, slot, size), counts=counts, out=places.values(memory, slot, sum(counts)))
         if isinstance(decoded, Refusal):
-            pipe.send(_Answer(0.0, (), (decoded.code, decoded.reason, decoded.final)))
+            pipe.send(_Answer((), (), (decoded.code, decoded.reason, decoded.final)))
         else:
-            pipe.send(_Answer(decoded.largest, decoded.squares, None))
+            pipe.send(_Answer(decoded.peaks, decoded.squares, None))
 
 
 def _anonymous_file(size: int) -> int:

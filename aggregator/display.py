@@ -218,7 +218,8 @@ class FleetDisplay:
             ]
         )
         if state.epsilon_server is not None and state.epsilon_server > MEANINGLESS_EPSILON:
-            text.append("\nno meaningful protection against the server", "#e0a33e")
+            why = f": {', '.join(state.raw_values)} leave without noise" if state.raw_values else ""
+            text.append(f"\nno meaningful protection against the server{why}", "#e0a33e")
         return text
 
     def _bytes(self) -> Text:
@@ -249,7 +250,7 @@ def summary_table(result: Result) -> RenderableType:
         table.add_row(name, percent(own), percent(alone), points(gain))
     table.add_row("global model, common test", percent(verdict.global_common), "", "")
     sent = result.uplink_bytes
-    epsilons = f"epsilon_server {number(verdict.epsilon_server)}, epsilon_release {number(verdict.epsilon_release)}"
+    epsilons = ", ".join(f"{name} {words}" for name, words in verdict.epsilons)
     facts = Text(
         f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}, accountant {result.accountant}; "
         f"sent up {size(sent)}{_form(result)}, {received(result)}"

@@ -39,6 +39,17 @@ def aggregate_noise_stds(updates: Collection[Noise], *, layers: int) -> list[flo
     ]
 
 
+def least_noise_stds(updates: Collection[Noise], *, layers: int) -> list[float]:
+    """What the standard deviation of the noise in each layer of a trimmed mean or a median is at least.
+
+    No unbiased estimate of what the updates have in common is quieter than 1 / sqrt(sum 1 / std^2) (Cramér and Rao):
+    for equal noise that is the mean's, and a device that names more than the others changes it hardly at all.
+    """
+    if any(std == 0 for update in updates for std in update.stds):
+        return [0.0] * layers
+    return [1 / math.sqrt(math.fsum(update.stds[layer] ** -2 for update in updates)) for layer in range(layers)]
+
+
 def make_difference(
     before: np.ndarray,
     target: np.ndarray,

@@ -7,6 +7,7 @@ the log of the next.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class FleetState:
     broker: str = ""
     rounds: int = 0
     devices: int = 0
+    raw_values: tuple[str, ...] = ()
     round: int = 0
     rounds_closed: int = 0
     finished: bool = False
@@ -111,6 +113,7 @@ class FleetState:
         for name in ("task", "method", "unit", "engine", "broker", "delta", "accountant", "rounds"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
+        self.raw_values = tuple(event.get("raw_values", ()))
         devices = event.get("devices", 0)
         self.devices = devices if isinstance(devices, int) else len(devices)
 
@@ -149,6 +152,9 @@ class FleetState:
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
+    def _on_quarantine(self, event: Mapping[str, Any]) -> None:
+        self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
+
     def _on_round_close(self, event: Mapping[str, Any]) -> None:
         self.rounds_closed = event.get("round", self.rounds_closed + 1)
         self.round = max(self.round, self.rounds_closed)
@@ -172,7 +178,9 @@ class FleetState:
 
     def _see_release(self, event: Mapping[str, Any]) -> None:
         multiplier = event.get("multiplier_release")
-        if event.get("epsilon_release") is not None:
+        if self.raw_values:
+            self.epsilon_release = math.inf
+        elif event.get("epsilon_release") is not None:
             self.epsilon_release = float(event["epsilon_release"])
         elif self.unit == "record":  # which no other device's noise hides
             self.epsilon_release = self.epsilon_server

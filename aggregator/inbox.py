@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from aggregator.decoding import Decoded, Refusal
+from aggregator.norm_test import check_bounded, check_noised
 from aggregator.store import UpdateRow
 from hushfleet.errors import BadSignature, WireError
 from hushfleet.methods.base import Method, PublicState, RoundTerms
@@ -32,11 +32,6 @@ from hushfleet.wire.update import (
 )
 
 _TOLERANCE = 1e-6
-# The norm of k standard normal values is above sqrt(k) + 8 with a probability below exp(-32).
-_NOISE_TAIL = 8.0
-# Of 64 values, the root mean square is below half the noise's deviation with a probability below 1e-12.
-_QUIET = 0.5
-_QUIET_COUNT = 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,7 @@ class Admitted:
     :param shared: bool `[d]`, True where a value was sent.
     :param public: the device's public state before this update.
     :param counts: how many values were sent of each layer.
+    :param reach: the most that the norm of the whole signal can be; where there is noise, in units of it.
     """
 
     header: UpdateHeader
@@ -55,6 +51,7 @@ class Admitted:
     shared: np.ndarray
     public: PublicState
     counts: tuple[int, ...]
+    reach: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,8 @@ class Verdict:
 
     :param code: `accepted`, `duplicate`, or a refusal code of docs/wire.md.
     :param acknowledged: the update is in the store, from this call or an earlier one.
+    :param faults: where this is the round's first refusal for which the device itself is to blame: in how many rounds
+        that has happened.
     """
 
     code: str
@@ -84,6 +83,7 @@ class Verdict:
     header: UpdateHeader | None = None
     counts: tuple[int, ...] = ()
     snr_db: float | None = None
+    faults: int = 0
 
 
 class Inbox:
@@ -121,7 +121,7 @@ class Inbox:
         :param data: authenticated; :param payload: its digest, as `authenticate` gives it.
         :param held: the public state that the aggregator holds of the device.
         """
-        self._check_declared(header, plan)
+        reach = self._check_declared(header, plan)
         public = held
         if held.digest() != header.public_digest:
             public = self._attached(data, header)
@@ -133,15 +133,29 @@ class Inbox:
         counts = tuple(int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers)
         if header.value_count != sum(counts):
             raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
-        return Admitted(header, data, payload, shared, public, counts)
+        return Admitted(header, data, payload, shared, public, counts, reach)
 
     def verify(self, admitted: Admitted, decoded: Decoded) -> VerifiedUpdate:
         """Holds the values to what the header declares of them. Raises `Refusal`."""
-        self._check_squares(admitted.header, decoded.squares, admitted.counts)
-        return VerifiedUpdate(admitted, _row(admitted, math.fsum(decoded.squares)), decoded)
+        header, layers = admitted.header, self.layout.layers
+        if any(header.noise_stds):
+            check_noised(header, decoded, admitted.counts, reach=admitted.reach, layers=layers)
+        else:
+            check_bounded(
+                header,
+                decoded,
+                bound=admitted.reach,
+                largest=self.method.reach,
+                rounding=self.spec.wire.relative_step / 2,
+                layers=layers,
+            )
+        return VerifiedUpdate(admitted, row_of(admitted, math.fsum(decoded.squares)), decoded)
 
-    def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> None:
-        """The header against the task: codec, layers, and clip norms and noise that make its mechanism."""
+    def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> float:
+        """The header against the task: codec, layers, and clip norms and noise that make its mechanism.
+
+        Gives `Admitted.reach`.
+        """
         layers = len(self.layout.layers)
         if header.codec != self.spec.wire.codec:
             raise Refusal("malformed", f"codec {header.codec}, but the task says {self.spec.wire.codec}")
@@ -154,24 +168,36 @@ class Inbox:
         terms = RoundTerms(plan.noise_split, plan.controls)
         charge, multiplier = self.method.charge(terms), header.multiplier_server
         fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
-        if header.noise_split != charge.noise_split or not (fits or (self.method.personal_noise and multiplier > 0)):
+        most = self.method.max_preference * charge.noise_multiplier
+        chosen = self.method.personal_noise and 0 < multiplier <= most * (1 + _TOLERANCE)
+        if header.noise_split != charge.noise_split or not (fits or chosen):
+            above = f", and devices may choose up to {most:g}" if self.method.personal_noise else ""
             raise Refusal(
                 "out-of-bounds",
                 f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
-                f"{charge.noise_multiplier:g} split by {charge.noise_split}",
+                f"{charge.noise_multiplier:g} split by {charge.noise_split}{above}",
             )
+        limit = self.method.report_limit(terms)
+        if any(abs(number) > limit * (1 + _TOLERANCE) for number in header.report):
+            raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
         clip_norm = self.method.clip_norm(terms)
         if charge.unit == "record":
             if any(header.noise_stds):
                 raise Refusal("out-of-bounds", "noise on the update is declared, but the task noises gradients")
-        elif multiplier > 0:
-            self._check_noise(header, self.method.mechanism_multiplier(terms, multiplier), clip_norm)
-        elif any(header.noise_stds):
+            return math.inf
+        if multiplier > 0:
+            of_values = self.method.mechanism_multiplier(terms, multiplier)
+            self._check_noise(header, of_values, clip_norm)
+            return (1 + _TOLERANCE) / of_values
+        if any(header.noise_stds):
             raise Refusal("out-of-bounds", "noise is declared, but the task adds none")
-        elif self.method.clips and max(header.clip_norms) > clip_norm * (1 + _TOLERANCE):
+        if not self.method.clips:
+            return math.inf
+        if max(header.clip_norms) > clip_norm * (1 + _TOLERANCE):
             raise Refusal(
                 "out-of-bounds", f"clip norm {max(header.clip_norms):g}, but the round clips to {clip_norm:g}"
             )
+        return clip_norm
 
     def _check_noise(self, header: UpdateHeader, multiplier: float, clip_norm: float) -> None:
         """Whole-vector clipping gives every layer the same bound; layered bounds compose by their squares.
@@ -216,34 +242,13 @@ class Inbox:
             raise Refusal("malformed", "the attached public state is not the one that the header names")
         return public
 
-    def _check_squares(self, header: UpdateHeader, squares: Sequence[float], counts: Sequence[int]) -> None:
-        steps = header.steps or (0.0,) * len(counts)
-        heard = 0.0
-        for span, square, k, std, bound, step in zip(
-            self.layout.layers, squares, counts, header.noise_stds, header.clip_norms, steps, strict=True
-        ):
-            norm = math.sqrt(square)
-            allowed = bound + (std * (math.sqrt(k) + _NOISE_TAIL) + step * math.sqrt(k) / 2)
-            # what the codec's float32 arithmetic may add
-            if norm > allowed * (1 + 1e-5):
-                raise Refusal(
-                    "out-of-bounds", f"layer {span.name} has norm {norm:g}; its bound and noise allow {allowed:g}"
-                )
-            if std > 0:
-                heard += square / std**2
-                if k >= _QUIET_COUNT and norm < _QUIET * std * math.sqrt(k):
-                    raise Refusal("below-noise", f"layer {span.name} is quieter than its declared noise")
-        total = sum(k for k, std in zip(counts, header.noise_stds, strict=True) if std > 0)
-        if total >= _QUIET_COUNT and heard < _QUIET**2 * total:
-            raise Refusal("below-noise", "the update is quieter than the noise that it declares")
-
 
 def _forged(code: str, reason: str) -> Refusal:
     """A refusal that says nothing about the device, since anyone may have sent the bytes."""
     return Refusal(code, reason, final=False)
 
 
-def _row(admitted: Admitted, square: float) -> UpdateRow:
+def row_of(admitted: Admitted, square: float) -> UpdateRow:
     """:param square: squared norm of all values; what noise and codec do not explain of it is signal."""
     header, counts = admitted.header, admitted.counts
     noise = math.fsum(k * std**2 for k, std in zip(counts, header.noise_stds, strict=True))

@@ -80,6 +80,8 @@ def privacy_table(
 
     `epsilon_server` is over every accepted round, or what the device itself reported, if that is more (a
     device also counts updates that were never accepted). `epsilon_release` is over those of them that are closed.
+    Where a method sends raw values, both are infinite: what is raw steers the noise or the clip norms of the rounds
+    that follow, and so the models show it too, by an amount that nothing bounds.
 
     :param until: only rounds up to this one.
     """
@@ -102,17 +104,23 @@ def _spent(
     in_models = [
         Step(_in_model(row, released[row.round]), row.sample_rate, row.steps) for row in rows if row.round in released
     ]
+    raw = list(dict.fromkeys(words for row in rows for words in row.raw.splitlines()))
+    server, release = (epsilon(steps, delta=delta, accountant=accountant) for steps in (seen, in_models))
     return PrivacyRow(
         device=device,
         unit=rows[0].unit,
         adjacency=rows[0].adjacency,
         delta=delta,
-        epsilon_server=max(epsilon(seen, delta=delta, accountant=accountant), *(row.device_epsilon for row in rows)),
-        epsilon_release=epsilon(in_models, delta=delta, accountant=accountant),
+        epsilon_server=math.inf if raw else max(server, *(row.device_epsilon for row in rows)),
+        epsilon_release=math.inf if raw and in_models else release,
         rounds_charged=max(len(rows), *(row.device_rounds for row in rows)),
+        raw_values=raw,
+        noised_server=server if raw else None,
+        noised_release=release if raw else None,
     )
 
 
 def _in_model(row: ChargeRow, released: float) -> float:
-    """Other devices' noise hides a device's contribution; its records are hidden by its own alone."""
-    return row.noise_multiplier if row.unit == "record" else released
+    """Other devices' noise hides a device's contribution; its records are hidden by its own alone, of which no more
+    counts than the round's standard, whatever the device says."""
+    return min(row.noise_multiplier, released) if row.unit == "record" else released

@@ -102,6 +102,7 @@ def record(
             uplink_bytes=list(uplink.values()),
             refusals=store.refusals(),
             declines=declines,
+            faults=store.faults(),
             timeline=[
                 TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
                 for row in closed

@@ -104,7 +104,12 @@ class LocalOnly(_Part):
 
 
 class PrivacyRow(_Part):
-    """What one device has spent at the end of the run, against each adversary."""
+    """What one device has spent at the end of the run, against each adversary.
+
+    :param raw_values: what the method sends without noise, in words. Where there are any, both epsilons are infinite.
+    :param noised_server: epsilon_server of the noised values alone, which is what a paper's accounting covers; likewise
+        `noised_release`. Null where there are no raw values.
+    """
 
     device: str
     unit: str
@@ -113,6 +118,9 @@ class PrivacyRow(_Part):
     epsilon_server: Annotated[Number, Field(ge=0)]
     epsilon_release: Annotated[Number, Field(ge=0)]
     rounds_charged: Count
+    raw_values: list[str] = []
+    noised_server: Measured = None
+    noised_release: Measured = None
 
 
 class WireInfo(_Part):
@@ -266,6 +274,7 @@ class Details(_Part):
     uplink_bytes: list[Count] = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
+    faults: dict[str, Count] = {}
     timeline: list[TimelineRow] = []
     fleet_timeline: FleetTimeline | None = None
     privacy_sweep: list[SweepPoint] = []

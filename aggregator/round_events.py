@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from aggregator.inbox import Verdict
+from hushfleet.methods import make_method
+from hushfleet.methods.base import RoundTerms
 from hushfleet.spec import TaskSpec
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
     """Of `run`: what begins, or goes on."""
+    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
     return {
         "task": spec.task,
         "method": spec.method,
@@ -17,6 +20,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "unit": spec.privacy.unit,
         "devices": devices,
         "rounds": spec.rounds,
+        "raw_values": list(method.raw_values(RoundTerms())),
         "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],
     }
 

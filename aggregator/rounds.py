@@ -8,8 +8,9 @@ was killed: sums are exact, so re-adding the stored updates of an open round in 
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from aggregator.difference_files import DifferenceFiles
 from aggregator.downlink import make_difference, worth_offering
 from aggregator.inbox import Admitted, Inbox, Verdict, VerifiedUpdate
 from aggregator.metrics import RoundSummary, snr_db
+from aggregator.robust import Sent
 from aggregator.server_state import server_state_from_bytes, server_state_to_bytes
 from aggregator.store import AggregatorStore, ChargeRow, RoundRow, StoreFull
 from aggregator.summary import summarise
@@ -37,6 +39,8 @@ from hushfleet.wire.update import UpdateHeader, decode_update
 
 if TYPE_CHECKING:
     from aggregator.prepare import PreparedTask
+
+log = logging.getLogger("hushfleet.aggregator")
 
 
 class RoundEngine:
@@ -70,6 +74,7 @@ class RoundEngine:
         self._newcomer = prepared.method.init_state().public
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
+        self._excluded: set[str] = set()
         self._resume()
 
     # what is going on
@@ -196,6 +201,15 @@ class RoundEngine:
     def back(self, device: str) -> None:
         self._closing.back(device)
 
+    def exclude(self, *devices: str) -> None:
+        """Nothing more is taken from these devices, nor expected of them; what was accepted stays."""
+        self._excluded.update(devices)
+        self._closing.answer(*devices)
+
+    def include(self, device: str) -> None:
+        """The device may take part again, from the next round on."""
+        self._excluded.discard(device)
+
     def should_close(self, now: float | None = None, *, ready: int = 0) -> bool:
         """Whether the open round is over; at a deadline with too few updates it is extended instead.
 
@@ -230,6 +244,7 @@ class RoundEngine:
             params,
             changed=enough,
             method=self.method,
+            rules=self._rules,
             store=self.store,
             held=self._trained_on,
             evaluate=self.prepared.evaluate_global,
@@ -290,18 +305,23 @@ class RoundEngine:
 
     def _resume_open(self, row: RoundRow) -> None:
         self._begin(self._plan_of(row.round, row.cohort))
-        for update in self.store.updates(row.round):
-            stored = self.store.update_data(row.round, update.device)
+        for header, (values, shared) in self._stored_updates(row.round):
+            self._collected.add(values, shared, dense(values, shared), header=header)
+            self._closing.accept(header.device)
+        self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
+
+    def _stored_updates(self, round: int) -> Iterator[tuple[UpdateHeader, Sent]]:
+        """What was accepted in a round that is open, from its bytes, in the order of the devices' names."""
+        for update in self.store.updates(round):
+            stored = self.store.update_data(round, update.device)
             device = self.store.device(update.device)
             if stored is None or device is None:
-                raise StoreError(f"the update of {update.device} in round {row.round} has lost its bytes")
+                raise StoreError(f"the update of {update.device} in round {round} has lost its bytes")
             data, public_before = stored
             shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
             decoded = decode_update(data, public_key=device.public_key, counts=counts)
-            self._collected.add(decoded.values, shared, dense(decoded.values, shared), header=decoded.header)
-            self._closing.accept(update.device)
-        self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
+            yield decoded.header, Sent(decoded.values, shared)
 
     def _plan_of(self, number: int, cohort: dict[str, bytes]) -> RoundPlan:
         held = [self._trained_on[device] for device in cohort if device in self._trained_on]
@@ -313,7 +333,7 @@ class RoundEngine:
             global_digest=self.global_digest,
             global_bytes=4 * self.layout.size,
             cohort=cohort,
-            noise_split=len(cohort),
+            noise_split=min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,
             controls=self.method.controls(self._server, number),
             differences=worth_offering(self.differences.refs, held),
@@ -321,7 +341,14 @@ class RoundEngine:
 
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self._collected = Collected(self.method, self.layout, self.global_params, device=self._torch_device)
+        self._collected = Collected(
+            self.method,
+            self.layout,
+            self.global_params,
+            rules=self._rules,
+            stored=lambda: (sent for _, sent in self._stored_updates(plan.round)),
+            device=self._torch_device,
+        )
         self._closing.begin(plan.cohort, now=self._monotonic())
 
     def _admitted(self, device: str, data: bytes) -> Admitted | Verdict:
@@ -338,7 +365,12 @@ class RoundEngine:
         return self.inbox.admit(header, data, payload=payload, plan=plan, held=self._held(device))
 
     def _earlier(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
-        """`duplicate` for an update that was accepted before. Raises `Refusal` for another one, or a late one."""
+        """`duplicate` for an update that was accepted before.
+
+        Raises `Refusal` for another one, for a late one, and for one of a device that was put out.
+        """
+        if header.device in self._excluded:
+            raise Refusal("unknown-device", f"{header.device} is no accepted device any more")
         known = self.store.update(header.round, header.device)
         if known is not None:
             if known.payload_digest == payload:
@@ -354,7 +386,13 @@ class RoundEngine:
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
             self._closing.answer(device)
-        return Verdict(refusal.code, refusal.reason, False)
+        faults = 0
+        if refusal.is_fault and self._plan is not None:
+            try:
+                faults = self.store.put_fault(self._plan.round, device, code=refusal.code)
+            except StoreFull as error:
+                log.warning("a fault of %s could not be noted: %s", device, error)
+        return Verdict(refusal.code, refusal.reason, False, faults=faults)
 
     def _held(self, device: str) -> PublicState:
         stored = self.store.public_state(device)
@@ -385,6 +423,7 @@ class RoundEngine:
                     steps=charge.steps,
                     device_rounds=header.rounds_charged,
                     device_epsilon=header.epsilon_server,
+                    raw="\n".join(charge.raw),
                 )
             )
         self._collected.add(decoded.values, admitted.shared, sent, header=header, largest=decoded.largest)

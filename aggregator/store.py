@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from hushfleet.errors import BadInput, StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "aggregator.sqlite"
 
 _SCHEMA = """
@@ -43,15 +43,30 @@ CREATE TABLE declines (
 CREATE TABLE refusals (
     device TEXT NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (device, code)
 ) WITHOUT ROWID;
+CREATE TABLE faults (
+    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, PRIMARY KEY (round, device)
+) WITHOUT ROWID;
 CREATE TABLE privacy (
     round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
     noise_multiplier REAL NOT NULL, noise_split INTEGER NOT NULL, sample_rate REAL NOT NULL,
     steps INTEGER NOT NULL, device_rounds INTEGER NOT NULL, device_epsilon REAL NOT NULL,
-    PRIMARY KEY (round, device)
+    raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
 """
+_UPGRADES = {
+    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
+}
+"""Schema -> the statements that make the next one of it."""
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
+_ADD_DEVICE = """
+INSERT INTO devices (id, public_key, board, last_session) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
+    last_session = CASE WHEN public_key = excluded.public_key
+        THEN max(last_session, excluded.last_session) ELSE excluded.last_session END,
+    public_digest = CASE WHEN public_key = excluded.public_key THEN public_digest END,
+    public_state = CASE WHEN public_key = excluded.public_key THEN public_state END,
+    board = excluded.board, public_key = excluded.public_key
+"""
 _SELECT_UPDATE = (
     "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance "
     "FROM updates WHERE round = ?"
@@ -66,7 +81,7 @@ class StoreFull(StoreError):
 class DeviceRow:
     """A device as the aggregator knows it.
 
-    :param public_key: pinned at first sight.
+    :param public_key: that its messages and updates are signed with.
     :param last_session: the newest session number seen; a death of an older one is void.
     :param public_digest: of the public state held of it, 16 bytes; None for a newcomer.
     """
@@ -116,7 +131,10 @@ class UpdateRow:
 
 @dataclass(frozen=True)
 class ChargeRow:
-    """One charged round of a device, and the totals that the device itself reported with it."""
+    """One charged round of a device, and the totals that the device itself reported with it.
+
+    :param raw: what the method sends without noise beside the update, a line each; see `Charge.raw`.
+    """
 
     round: int
     device: str
@@ -128,6 +146,7 @@ class ChargeRow:
     steps: int
     device_rounds: int
     device_epsilon: float
+    raw: str = ""
 
 
 class AggregatorStore:
@@ -175,6 +194,12 @@ class AggregatorStore:
             with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version in _UPGRADES:
+            with self.transaction():
+                for older in range(version, SCHEMA_VERSION):
+                    for statement in _UPGRADES[older]:
+                        self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise StoreError(
@@ -228,12 +253,6 @@ class AggregatorStore:
         with self._errors():
             self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
-    def next_session(self) -> int:
-        """This start's session number: one more than the last."""
-        session = int((self.get("session") or b"0").decode()) + 1
-        self.put("session", str(session).encode())
-        return session
-
     # devices
 
     def device(self, device: str) -> DeviceRow | None:
@@ -248,14 +267,18 @@ class AggregatorStore:
         return [DeviceRow(*row) for row in rows]
 
     def add_device(self, device: str, *, public_key: bytes, board: str = "", session: int = -1) -> None:
-        """Pins the key of a new device; of a known one only board and session are brought up to date."""
+        """One of `add_devices`."""
         with self._errors():
-            self._db.execute(
-                "INSERT INTO devices (id, public_key, board, last_session) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET board = excluded.board, "
-                "last_session = max(last_session, excluded.last_session)",
-                (device, public_key, board, session),
-            )
+            self._db.execute(_ADD_DEVICE, (device, public_key, board, session))
+
+    def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]]) -> None:
+        """Ids, keys, boards and sessions, in one transaction.
+
+        Of a device that is there with this key only board and session are brought up to date. With another key it is
+        another device: what was held of the former one is dropped.
+        """
+        with self.transaction():
+            self._db.executemany(_ADD_DEVICE, rows)
 
     def public_state(self, device: str) -> bytes | None:
         """`PublicState.to_bytes()` of what is held of the device; None for a newcomer."""
@@ -322,6 +345,17 @@ class AggregatorStore:
             rows = self._db.execute(f"{_SELECT_UPDATE} ORDER BY device", (round,)).fetchall()
         return [UpdateRow(*row) for row in rows]
 
+    def has_open_update(self, device: str) -> bool:
+        """Whether an update of the device was accepted in the open round."""
+        query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase = 'open' AND device = ?"
+        with self._errors():
+            return self._db.execute(query, (device,)).fetchone() is not None
+
+    def accepted_rounds(self) -> dict[str, int]:
+        """Device -> in how many rounds it was accepted."""
+        with self._errors():
+            return dict(self._db.execute("SELECT device, COUNT(*) FROM updates GROUP BY device").fetchall())
+
     def held_models(self, *, until: int) -> dict[str, bytes]:
         """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""
         with self._errors():
@@ -332,6 +366,15 @@ class AggregatorStore:
                     (until,),
                 ).fetchall()
             )
+
+    def latest_updates(self) -> dict[str, tuple[int, bytes]]:
+        """Device -> round and digest of its last accepted update, for those whose public state followed from it."""
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT device, MAX(round), digest FROM updates JOIN devices ON id = device "
+                "WHERE public_digest IS NOT NULL GROUP BY device"
+            ).fetchall()
+        return {device: (round, digest) for device, round, digest in rows}
 
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
         """Blob and public state of an accepted update; None once the round is closed."""
@@ -368,10 +411,26 @@ class AggregatorStore:
                 counted.setdefault(device, {})[code] = count
         return counted
 
+    def put_fault(self, round: int, device: str, *, code: str) -> int:
+        """Notes that an update which the device itself signed was refused; in how many rounds that has happened.
+
+        0 if it was noted for this round before.
+        """
+        with self._errors():
+            noted = self._db.execute("INSERT OR IGNORE INTO faults VALUES (?, ?, ?)", (round, device, code))
+            if not noted.rowcount:
+                return 0
+            return self._db.execute("SELECT COUNT(*) FROM faults WHERE device = ?", (device,)).fetchone()[0]
+
+    def faults(self) -> dict[str, int]:
+        """Device -> in how many rounds an update of its own was refused."""
+        with self._errors():
+            return dict(self._db.execute("SELECT device, COUNT(*) FROM faults GROUP BY device").fetchall())
+
     def put_charge(self, row: ChargeRow) -> None:
         with self._errors():
             self._db.execute(
-                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 astuple(row),
             )
 

@@ -12,6 +12,7 @@ from aggregator.metrics import RoundSummary, eq20_bytes, snr_db
 from aggregator.store import AggregatorStore, UpdateRow
 from hushfleet.evaluation import Evaluation
 from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.task import RoundSection
 from hushfleet.wire.messages import RoundPlan
 
 
@@ -22,6 +23,7 @@ def summarise(
     *,
     changed: bool,
     method: Method,
+    rules: RoundSection,
     store: AggregatorStore,
     held: Mapping[str, bytes],
     evaluate: Callable[[np.ndarray], Evaluation] | None,
@@ -46,7 +48,7 @@ def summarise(
         wall_s=wall_s,
         accuracy_global=accuracy,
         loss=loss,
-        multiplier_release=_multiplier_release(method, terms, store, plan.round, participants),
+        multiplier_release=_multiplier_release(method, rules, terms, store, plan.round, participants),
         eq20_bytes=eq20_bytes([update.shared for update in updates], params.size),
         float32_bytes=4 * params.size * len(updates),
         sample_rate=charge.sample_rate,
@@ -55,13 +57,24 @@ def summarise(
 
 
 def _multiplier_release(
-    method: Method, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
+    method: Method, rules: RoundSection, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
 ) -> float | None:
-    """Of the aggregate; None without one. Where devices choose their own noise, what they say of it is added up."""
+    """Of the aggregate; None without one.
+
+    Where devices choose their own noise, what they say of it is added up, and of nobody more than the standard one:
+    it is only said, and the others' epsilon must not rest on it. A median may be the very value that one device sent,
+    so with robust aggregation no device is promised more than the quietest one's own noise gives.
+    """
     if not participants:
         return None
-    if method.personal_noise and method.charge(terms).unit == "device":
-        return math.hypot(*(charge.noise_multiplier for charge in store.charges() if charge.round == round))
+    charge, robust = method.charge(terms), rules.aggregation != "mean"
+    if not method.personal_noise:
+        return charge.noise_multiplier if robust else method.multiplier_release(terms, participants=participants)
+    claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges() if row.round == round]
+    if robust:
+        return min(claimed)
+    if charge.unit == "device":
+        return math.hypot(*claimed)
     return method.multiplier_release(terms, participants=participants)
 
 

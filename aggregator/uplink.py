@@ -22,7 +22,9 @@ _MAY_COME_AGAIN = ("store-full", "state-unknown")
 
 
 class Uplink:
-    """:param say: sends a message to a device; :param note: writes an event; :param clock: monotonic seconds."""
+    """:param say: sends a message to a device; :param note: writes an event; :param clock: monotonic seconds.
+    :param fault: is told of a refusal for which the device is to blame, once a round.
+    """
 
     def __init__(
         self,
@@ -31,17 +33,19 @@ class Uplink:
         *,
         say: Callable[[str, Message], None],
         note: Callable[..., Any],
+        fault: Callable[[str, Verdict], None],
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._refusals = refusals
-        self._say, self._note, self._clock = say, note, clock
+        self._say, self._note, self._fault, self._clock = say, note, fault, clock
         self._transfers = Transfers(max_bytes=engine.inbox.max_bytes)
         self._intake = Intake(engine, answer=self._on_verdict)
         self._refused: dict[str, Refused] = {}
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._settled: dict[str, bytes] = {}
         self._noted_offers: dict[str, int] = {}
+        self.recall_latest()
 
     @property
     def due_at(self) -> float:
@@ -57,6 +61,7 @@ class Uplink:
             self._settled[device] = offer.digest
             self._say(device, answer)
             return
+        self._latest[device] = (offer.round, offer.digest)
         try:
             self._transfers.offer(device, offer, now=self._clock())
         except TooLarge as error:
@@ -86,6 +91,15 @@ class Uplink:
     def close(self) -> None:
         self._intake.close()
 
+    def recall_latest(self) -> None:
+        """What the store knows, for those who are accepted by now."""
+        self._latest = self._engine.store.latest_updates()
+
+    def latest(self, device: str) -> tuple[int, bytes]:
+        """Round and SHA-256 of the newest update that was accepted of the device, or that this process was offered in
+        an open round; `(0, b"")` for none."""
+        return self._latest.get(device, (0, b""))
+
     def tell_gaps(self, *, now: float) -> None:
         """Names the missing chunks to devices that have stopped sending."""
         for gap in self._transfers.gaps(now=now):
@@ -104,6 +118,8 @@ class Uplink:
         task, plan = self._engine.spec.task, self._engine.plan
         if offer.task == task:
             known = self._engine.store.update(offer.round, device)
+            if known is not None and offer.round >= self.latest(device)[0]:
+                self._latest[device] = (offer.round, known.digest)
             if known is not None and known.digest == offer.digest:
                 return Ack(task, offer.round, offer.digest)
             if known is not None:
@@ -120,10 +136,13 @@ class Uplink:
         if verdict.acknowledged and verdict.header is not None and verdict.header.round != offer.round:
             self._refuse(device, offer, "late", f"the update is of round {verdict.header.round}, which has it")
         elif verdict.acknowledged:
+            self._latest[device] = (offer.round, offer.digest)
             self._settled[device] = offer.digest
             self._say(device, Ack(offer.task, offer.round, offer.digest))
         else:
             self._refuse(device, offer, verdict.code, verdict.reason)
+        if verdict.faults:
+            self._fault(device, verdict)
 
     def _refuse(self, device: str, offer: Offer, code: str, reason: str) -> None:
         self._refusals.add(device, code, reason)

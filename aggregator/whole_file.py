@@ -22,13 +22,14 @@ def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
                 os.fsync(file.fileno())
         os.replace(part, path)
         if durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise StoreFull(f"{path} cannot be written: {error.strerror}; free some space") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """What was made, renamed or deleted in it survives a power cut from now on. Raises `OSError`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,8 @@
 """The command on a board: run the device, use its model, or look at what it has spent.
 
-Exit codes: 0 stopped or finished, 1 failure, 2 a file or value that a person can correct, 130 Ctrl-C. The
-store is safe at any time: start the same command again and the device goes on where it was.
+Exit codes: 0 stopped or finished, 1 failure, 2 something that a person must see to (a file or value that is wrong,
+a store that is a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and the
+device goes on where it was.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -109,12 +111,12 @@ def _run(options: argparse.Namespace) -> int:
     password = config.broker.password
     simulation = config.simulation
 
-    def connect(will: Will) -> MqttLink:
+    def connect(store: DeviceStore, will: Will) -> MqttLink:
         broker = config.broker
         hurried = simulation is not None and simulation.reconnect_s is not None
         return MqttLink(
             broker.url,
-            client_id=config.device.id,
+            client_id=store.identity.client_id(config.device.id),
             will=will,
             ca_file=broker.ca_file,
             cert_file=broker.cert_file,
@@ -127,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     stop = threading.Event()
     pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
     with open_store(config.store_path, device=config.device.id, simulation=simulation, pacer=pacer) as store:
-        agent = Agent(config, connect, store, supervisor=Supervisor.from_environment(), pacer=pacer)
+        agent = Agent(config, partial(connect, store), store, supervisor=Supervisor.from_environment(), pacer=pacer)
         caught: list[int] = []
 
         def on_signal(number: int, frame: FrameType | None) -> None:
@@ -165,10 +167,13 @@ def _status(options: argparse.Namespace) -> int:
         report: dict[str, Any] = {
             "device": config.device.id,
             "public_key": store.identity.public_key.hex(),
+            "stopped_because": store.stopped_because,
             "epsilon_server": _json_number(store.ledger.epsilon_server(delta=limits.delta)),
             "epsilon_limit": _json_number(limits.epsilon_server),
             "delta": limits.delta,
             "unit": store.ledger.unit(),
+            "raw_values": list(store.ledger.raw_values()),
+            "epsilon_noised": _json_number(store.ledger.epsilon_noised(delta=limits.delta)),
             "tasks": [
                 {
                     "task": task,
@@ -182,13 +187,20 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report))
         return 0
-    print(f"device     {report['device']}   key {report['public_key'][:16]}...")
+    print(f"device     {report['device']}   key {report['public_key']}")
     print(
         f"spent      epsilon_server {_shown(report['epsilon_server'])} of {_shown(report['epsilon_limit'])} "
         f"at delta {limits.delta:g}, per {report['unit']}, against whoever sees this device's updates"
     )
+    if report["raw_values"]:
+        print(
+            f"infinite   without noise have left: {', '.join(report['raw_values'])}; "
+            f"the noised values alone: {_shown(report['epsilon_noised'])}"
+        )
     for task in report["tasks"]:
         print(f"task       {task['task']}: {task['rounds']} rounds, epsilon_server {_shown(task['epsilon_server'])}")
+    if report["stopped_because"] is not None:
+        print(f"stopped    {report['stopped_because']}")
     for entry in report["waiting"]:
         print(f"waiting    the update of round {entry['round']} of {entry['task']} is not acknowledged yet")
     return 0

@@ -19,21 +19,32 @@ from collections.abc import Callable
 import hushfleet
 from edge_client.config import DeviceConfig
 from edge_client.fetch import BlobSource
+from edge_client.knocking import Knocking
 from edge_client.metrics import MetricsFile
 from edge_client.pacing import Pacer
 from edge_client.quarantine import Quarantine
 from edge_client.refusals import refusal_of
 from edge_client.rounds import RoundDesk, Stopped, Superseded, same_round
 from edge_client.runtime import TaskRuntime
+from edge_client.standing import Standing
 from edge_client.store import DeviceStore
 from edge_client.supervisor import Supervisor
 from edge_client.tasks import TaskDesk
 from edge_client.trainer import TrainedRound
 from edge_client.trust import Trust
-from hushfleet.errors import LinkLost, StoreError, TooLarge, WireError
+from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.spec import TaskSpec
 from hushfleet.wire.link import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
-from hushfleet.wire.messages import Birth, DeviceStatus, Message, RoundPlan, encode_message
+from hushfleet.wire.messages import (
+    Birth,
+    DeviceStatus,
+    Known,
+    Message,
+    NotEnrolled,
+    RoundPlan,
+    ServerState,
+    encode_message,
+)
 from hushfleet.wire.topics import Topics
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
@@ -72,9 +83,14 @@ class Agent:
         self._pacer = pacer or Pacer()
         self._memory_mib = config.memory_mib
         self._metrics = MetricsFile.of(config)
-        self._trust = Trust(store, config.server_key)
-        self._session = _session_of(store)
-        self._server_session: int | None = None
+        self._trust = Trust(store, config.server_key, federation=self.topics.federation)
+        self._knocking = Knocking(self.device, store.identity.public_key)
+        session = _session_of(store)
+        # a device whose disk is full must still come up, to say so
+        self._session = store.last_session + 1 if session is None else session
+        self.standing = Standing(store, session, now=clock())
+        self._server: ServerState | None = None
+        self._epoch_met: int | None = None  # of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
         self._backlog: deque[LinkEvent] = deque()
         self._stop = threading.Event()
@@ -97,6 +113,7 @@ class Agent:
             store=store,
             blobs=self.blobs,
             tasks=self.tasks,
+            standing=self.standing,
             memory_mib=self._memory_mib,
             say=self._say,
             between_batches=self._between_batches,
@@ -107,7 +124,10 @@ class Agent:
     # the loop
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Until `stop` is set or, in a simulation, until the task has finished."""
+        """Until `stop` is set or, in a simulation, until the task has finished.
+
+        Raises `CopiedStore` where the aggregator's answer shows that the store is not the only or newest one.
+        """
         if stop is not None:
             self._stop = stop
         self.start()
@@ -154,13 +174,17 @@ class Agent:
         self.link.close()
 
     def _sleep_s(self, longest_s: float) -> float:
-        fetch, sending = self.blobs.fetch, self.rounds.sending
+        quiet_until = self.rounds.quiet_until
+        if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
+            longest_s = max(0.0, min(longest_s, quiet_until - self._clock()))
         if not self._up:
             return longest_s
+        sending = self.rounds.sending if self.standing.confirmed else None
         if sending is not None and sending.busy:
             return 0.0
         now = self._clock()
-        return min([longest_s, *(max(0.0, each.due_at - now) for each in (fetch, sending) if each)])
+        due = (each.due_at for each in (self._asking, self.blobs.fetch, sending) if each)
+        return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
 
@@ -168,6 +192,7 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up = True
+            self.standing.ask_again(self._clock())
             self._say(self._status)
             self._resume()
         elif isinstance(event, LinkDown):
@@ -176,6 +201,8 @@ class Agent:
         else:
             try:
                 self._on_delivery(event)
+            except CopiedStore:
+                raise
             except WireError as error:
                 self.quarantine.add(event.topic, error)
             except StoreError as error:
@@ -189,7 +216,7 @@ class Agent:
         if topic.kind == "blob" and topic.digest is not None:
             self.blobs.on_chunk(topic.digest, payload)
         elif topic.kind == "down":
-            self.rounds.on_answer(self._trust.verified(payload))
+            self._on_down(self._trust.verified(payload))
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
@@ -202,14 +229,27 @@ class Agent:
         elif topic.kind == "round":
             self.rounds.on_plan(self._trust.verified(payload))
 
+    def _on_down(self, message: Message) -> None:
+        if isinstance(message, NotEnrolled):
+            self._knocking.refused(message, self._clock())
+        elif not isinstance(message, Known):
+            self.rounds.on_answer(message)
+        elif self.standing.hear(message, self._clock()):
+            self._trust.reach(message)
+
     def _on_server(self, payload: bytes) -> None:
         server = self._trust.meet(payload)
         early, self._early = self._early, {}
         for topic in (self.topics.task, self.topics.round):
             if topic in early:
                 self._on_event(Delivery(topic, early[topic], True))
-        if server.state == "ready" and server.session != self._server_session:
-            self._server_session = server.session
+        before, self._server = self._server, server
+        if server.state != "ready" or server == before:
+            return
+        if before is not None:
+            self.standing.restart_clock(self._clock())
+        if server.epoch != self._epoch_met:
+            self._epoch_met = server.epoch
             self._resume()
 
     def _resume(self) -> None:
@@ -244,16 +284,25 @@ class Agent:
 
     # what goes out
 
+    @property
+    def _asking(self) -> Standing | None:
+        """None while the answer could not be verified."""
+        return None if self._trust.key is None else self.standing
+
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
+        if self._knocking.is_due(now):
+            self._say(self._status)
         sending, decline = self.rounds.sending, self.rounds.decline
         if decline is not None and self.rounds.decline_due:
             self._publish(messages, decline)
             self.rounds.decline_due = False
+        if self._asking is not None and (ask := self._asking.ask(now)) is not None:
+            self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
-        if sending is None:
+        if sending is None or not self.standing.confirmed:
             return
         if sending.offer_due or (not sending.busy and now >= sending.due_at):
             self._publish(messages, sending.offer)
@@ -268,7 +317,7 @@ class Agent:
                 sending.chunk_sent(now)
 
     def _publish(self, topic: str, message: Message) -> None:
-        self.link.publish(topic, encode_message(message, self.store.identity))
+        self.link.publish(topic, self._encoded(message))
 
     def _say(self, status: DeviceStatus) -> None:
         self._status, self._said_at = status, self._clock()
@@ -288,7 +337,10 @@ class Agent:
             public_key=self.store.identity.public_key,
             memory_mib=self._memory_mib,
         )
-        return encode_message(birth, self.store.identity)
+        return self._encoded(birth)
+
+    def _encoded(self, message: Message) -> bytes:
+        return encode_message(message, self.store.identity, federation=self.topics.federation)
 
     # the task
 
@@ -306,20 +358,23 @@ class Agent:
     def _observe(self, trained: TrainedRound) -> None:
         if self._metrics is not None and self.tasks.runtime is not None:
             spec = self.tasks.runtime.spec
-            self._metrics.write(
-                trained,
-                self.tasks.runtime,
-                epsilon_server=self.store.ledger.epsilon_server(
-                    delta=spec.privacy.delta, task=spec.task, accountant=spec.privacy.accountant
-                ),
-                train_s=self._clock() - self._said_at,
-            )
+            try:
+                self._metrics.write(
+                    trained,
+                    self.tasks.runtime,
+                    epsilon_server=self.store.ledger.epsilon_server(
+                        delta=spec.privacy.delta, task=spec.task, accountant=spec.privacy.accountant
+                    ),
+                    train_s=self._clock() - self._said_at,
+                )
+            except OSError as error:  # the round is committed and must be sent
+                _log.error("no metrics are kept of round %d: %s", trained.round, error)
 
 
-def _session_of(store: DeviceStore) -> int:
-    """A device whose disk is full must still come up, to say so: its session is then not kept."""
+def _session_of(store: DeviceStore) -> int | None:
+    """None where the disk is full."""
     try:
         return store.next_session()
     except StoreError as error:
         _log.error("%s", error)
-        return store.last_session + 1
+        return None

@@ -87,12 +87,22 @@ class LimitsSection:
     :param memory_mib: for training; 0 takes a share of the board's memory.
     :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
         (APDP-FL).
+    :param accounting: `strict` declines tasks that send functions of the data which no noise covers
+        (`Method.raw_values`); `as-published` takes them, and the ledger charges infinity.
+    :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
+    :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
+    :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
+        the unit `record`, outside of simulations.
     """
 
     epsilon_server: float
     delta: float = 1e-5
     memory_mib: int = 0
     noise_preference: float = 1.0
+    accounting: Literal["strict", "as-published"] = "strict"
+    min_noise_multiplier: float = 0.0
+    noise_split: int = 0
+    constant_time: bool | None = None
 
     def __post_init__(self) -> None:
         require(self.epsilon_server > 0, "epsilon_server", self.epsilon_server, "positive (inf: no limit)")
@@ -100,6 +110,9 @@ class LimitsSection:
         require(self.memory_mib >= 0, "memory_mib", self.memory_mib, "0 (from the board) or more")
         wish = self.noise_preference
         require(0 < wish <= 1000, "noise_preference", wish, "in (0, 1000]")
+        least = self.min_noise_multiplier
+        require(0 <= least <= 1000, "min_noise_multiplier", least, "0 (any) to 1000")
+        require(self.noise_split >= 0, "noise_split", self.noise_split, "0 (what the task names) or more")
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,7 @@ class SimulationSection:
     :param reconnect_s: first delay of a reconnect.
     :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
     :param write_mb_s: the store writes at most so many 10^6 bytes a second; None: as fast as the machine.
+    :param durable: the store is synced as in the field, for simulated power cuts.
     """
 
     seed: int
@@ -123,6 +137,7 @@ class SimulationSection:
     reconnect_s: float | None = None
     slowdown: float = 1.0
     write_mb_s: float | None = None
+    durable: bool = False
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "0 or more")

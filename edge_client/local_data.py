@@ -6,6 +6,7 @@ for every round would wear neither the card nor patience, so a cheap stamp decid
 
 from __future__ import annotations
 
+import logging
 import os
 import zipfile
 from collections.abc import Iterator
@@ -21,18 +22,23 @@ from hushfleet.spec import ModelSpec
 
 Stamp = tuple[int, int, int]
 
+_log = logging.getLogger("hushfleet.edge")
+
 
 class LocalData:
-    """:param section: where the data lie; :param model: what shape and normalisation the task wants."""
+    """:param section: where the data lie; :param model: what shape and normalisation the task wants.
+    :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
+    """
 
-    def __init__(self, section: DataSection, model: ModelSpec) -> None:
+    def __init__(self, section: DataSection, model: ModelSpec, *, may_be_empty: bool = False) -> None:
         self._section = section
         self._model = model
+        self._may_be_empty = may_be_empty
         self._stamp: Stamp | None = None
         self._samples: Samples | None = None
 
     def samples(self) -> Samples:
-        """All samples, at least one. Raises `BadInput` where there are none, or they do not fit the task."""
+        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
@@ -51,8 +57,12 @@ class LocalData:
                 class_names=model.class_names,
                 mean=model.mean,
                 std=model.std,
+                may_be_empty=self._may_be_empty,
             )
         if not len(samples):
+            if self._may_be_empty:
+                _log.warning("data.path = %r holds no samples: this device takes part with noise alone", str(path))
+                return samples
             raise BadInput(f"data.path = {str(path)!r} holds no samples")
         return samples
 

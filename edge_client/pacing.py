@@ -122,7 +122,7 @@ def open_store(path: Path, *, device: str, simulation: SimulationSection | None,
     """A device's store, raising as `DeviceStore` does. In the field it is synced, in a simulation it may be slow."""
     if simulation is None:
         return DeviceStore(path, device=device)
-    return PacedStore(path, device=device, durable=False, pacer=pacer, write_mb_s=simulation.write_mb_s)
+    return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from hushfleet.data.folder import read_image
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.graph_safety import check_graph
+from hushfleet.graph_shapes import check_cost
 from hushfleet.graphs import InferenceGraph
 from hushfleet.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 
@@ -37,7 +38,7 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
     params, kind = _params(store, spec)
     if graph is None or params is None:
         raise BadInput(f"this device has no model of the task {spec.task} yet: it has to take part in one round first")
-    check_graph(graph, max_bytes=MAX_GRAPH_BYTES)
+    check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=1)
     model = spec.model
     logits = InferenceGraph(graph, model.layout)(params, _read(image, model))[0].astype(np.float64)
     odds = np.exp(logits - logits.max())

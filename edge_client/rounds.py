@@ -11,17 +11,24 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edge_client.constant_time import announced_at
 from edge_client.fetch import BlobSource
 from edge_client.global_model import GlobalModel
 from edge_client.pacing import Pacer
 from edge_client.refusals import Declined, Refusal, refusal_of
 from edge_client.runtime import TaskRuntime
 from edge_client.sending import Sending
+from edge_client.standing import Standing
 from edge_client.store import DeviceStore, OutboxEntry
 from edge_client.tasks import MAX_ATTEMPTS, TaskDesk
-from hushfleet.errors import Malformed, StoreError
+from hushfleet.errors import CopiedStore, Malformed, StoreError
 from hushfleet.methods.base import PublicState
 from hushfleet.wire.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
+
+MOST_RESENDS = 20
+"""How many times over an update's chunks are sent again, in one process: enough for a link that loses 19 of 20."""
+
+_TRANSIENT = ("state-unknown", "store-full")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -37,6 +44,7 @@ class Stopped(Exception):
 class RoundDesk:
     """The plan that the aggregator announced last, and what became of it here.
 
+    :param standing: whether the store is the newest one of its device.
     :param memory_mib: what training may use.
     :param say: announces the device's state.
     :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
@@ -51,6 +59,7 @@ class RoundDesk:
         store: DeviceStore,
         blobs: BlobSource,
         tasks: TaskDesk,
+        standing: Standing,
         memory_mib: int,
         say: Callable[[DeviceStatus], None],
         between_batches: Callable[[RoundPlan], None],
@@ -62,6 +71,7 @@ class RoundDesk:
         self._blobs = blobs
         self._model = GlobalModel(store, blobs)
         self._tasks = tasks
+        self._standing = standing
         self._memory_mib = memory_mib
         self._say = say
         self._between_batches = between_batches
@@ -72,7 +82,9 @@ class RoundDesk:
         self.sending: Sending | None = None
         self.decline: Decline | None = None
         self.decline_due = False
+        self.quiet_until: float | None = None  # a round is committed, and its end is announced then
         self._settled = True
+        self._resent: tuple[str, int, int] = ("", 0, 0)  # task, round, chunks that were asked for again
 
     @property
     def finished(self) -> bool:
@@ -90,6 +102,8 @@ class RoundDesk:
 
     def on_new_task(self) -> None:
         """Another task was announced: the plan may belong to it."""
+        if self.quiet_until is not None:
+            self._end_quiet()
         self.sending = None
         self._reconsider()
 
@@ -110,6 +124,8 @@ class RoundDesk:
                 self._settled = plan.phase != "open"
             return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
+        if self.quiet_until is not None and not (again and plan.phase == "open"):
+            self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
         sending = self.sending
@@ -129,11 +145,14 @@ class RoundDesk:
         if isinstance(answer, Ack):
             self._conclude(sending.entry, "acked")
         elif isinstance(answer, Missing):
-            if answer.digest == sending.offer.digest:
+            if answer.digest == sending.offer.digest and self._may_resend(sending):
                 sending.lacking(answer, now)
+                self._count_resent(sending)
                 self.sending = sending
+        elif sending.entry.status == "acked" and answer.code not in _TRANSIENT:
+            _log.warning("round %d: acknowledged, so a refusal (%s) is passed over", answer.round, answer.code)
         elif answer.code == "state-unknown" and not sending.with_public:
-            self.sending = sending.attached(now)
+            self.sending = self._noted(sending.attached(now))
         elif answer.code == "store-full":
             _log.warning("the aggregator has no room for the update; it is offered again later")
             sending.wait_longer(now)
@@ -141,6 +160,8 @@ class RoundDesk:
         else:
             _log.warning("round %d: refused (%s): %s", answer.round, answer.code, answer.reason)
             self._conclude(sending.entry, f"refused:{answer.code}")
+            if answer.code == "duplicate":  # of which update does the aggregator speak?
+                self._standing.ask_again(now, doubt=True)
 
     def _revived(self, answer: Ack | Missing | Refused) -> Sending | None:
         """The aggregator speaks of an update that is not being sent: it may have lost its own store."""
@@ -151,6 +172,17 @@ class RoundDesk:
         if entry is None or entry.status.startswith("refused"):
             return None
         return self._make_sending(plan, task, entry, push=False)
+
+    def _may_resend(self, sending: Sending) -> bool:
+        """Whether chunks may go out again: a recorded answer, published without end, must not use up a metered link."""
+        task, number, chunks = self._resent
+        same = (task, number) == (sending.entry.task, sending.entry.round)
+        return not same or chunks < MOST_RESENDS * sending.chunks
+
+    def _count_resent(self, sending: Sending) -> None:
+        task, number, chunks = self._resent
+        same = (task, number) == (sending.entry.task, sending.entry.round)
+        self._resent = (sending.entry.task, sending.entry.round, sending.queued + (chunks if same else 0))
 
     def _conclude(self, entry: OutboxEntry, status: str) -> None:
         self.sending = None
@@ -167,6 +199,10 @@ class RoundDesk:
     def advance(self) -> None:
         """Does what can be done now for the open round; training happens in here."""
         plan, tasks = self.plan, self._tasks
+        if self.quiet_until is not None:
+            if self._clock() < self.quiet_until:
+                return
+            self._end_quiet()
         if plan is None or self._settled or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._device not in plan.cohort:
@@ -176,15 +212,19 @@ class RoundDesk:
         elif tasks.runtime is not None:
             try:
                 self._see_through(plan, tasks.runtime)
-            except Stopped:
+            except (Stopped, CopiedStore):
                 raise
             except Exception as error:
                 self.settle(refusal_of(error))
 
+    def _end_quiet(self) -> None:
+        self.quiet_until = None
+        self._say("ready")
+
     def settle(self, refusal: Refusal) -> None:
-        """Declines the open round, unless it is settled already."""
+        """Declines the open round, unless it is settled already, or committed and about to be announced."""
         plan = self.plan
-        if plan is None or self._settled:
+        if plan is None or self._settled or self.quiet_until is not None:
             return
         _log.warning("round %d declined (%s): %s", plan.round, *refusal)
         self._settled = True
@@ -192,10 +232,16 @@ class RoundDesk:
         self.decline_due = True
 
     def _see_through(self, plan: RoundPlan, task: TaskRuntime) -> None:
+        held = plan.cohort[self._device]
+        if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
+            self._standing.stop(
+                f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this device "
+                "that this store has never been in"
+            )
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             entry = self._trained(plan, task)
-        if entry is None:
+        if entry is None or self.quiet_until is not None:
             return
         self._settled = True
         if entry.pending:
@@ -216,16 +262,27 @@ class RoundDesk:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         trainer = task.trainer()
         trainer.check_round(plan)
+        if not task.constant_time:  # reading the data takes as long as there are records
+            task.data.samples()
         model = self._model.need(plan, spec)
-        if model is None:
+        if model is None or not self._standing.may_train():
             return None
+        params = np.frombuffer(model, "<f4")
         if self._store.count_attempt("round", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
+        nominal_s = task.nominal_seconds(params, clock=self._clock) if task.constant_time else None
         self._say("training")
+        began = self._clock()
         try:
             with self._pacer.checked_by(lambda: self._between_batches(plan)):
-                entry = trainer.run_round(
-                    plan, np.frombuffer(model, "<f4"), on_batch=lambda done, total: self._pacer.step()
+                entry = trainer.run_round(plan, params, on_batch=lambda done, total: self._pacer.step())
+            if nominal_s is not None:
+                self.quiet_until = announced_at(
+                    began=began,
+                    ended=self._clock(),
+                    nominal_s=nominal_s * self._pacer.slowdown,
+                    deadline=self.deadline,
+                    deadline_s=plan.deadline_s,
                 )
         except Superseded as reason:
             _log.info("training for round %d was given up: %s", plan.round, reason)
@@ -236,7 +293,8 @@ class RoundDesk:
         finally:
             self._pacer.begin()  # a simulation's tests of the model, just made, are no work of the board's
             self._tidy(task, plan.global_digest)
-            self._say("ready")
+            if self.quiet_until is None:
+                self._say("ready")
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
         return entry
 
@@ -251,14 +309,22 @@ class RoundDesk:
 
     def _make_sending(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry, *, push: bool) -> Sending:
         before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
-        return Sending(
-            entry,
-            identity=self._store.identity,
-            with_public=plan.cohort.get(self._device) != before.digest(),
-            chunk_bytes=task.spec.wire.chunk_bytes,
-            push=push,
-            now=self._clock(),
+        return self._noted(
+            Sending(
+                entry,
+                identity=self._store.identity,
+                with_public=plan.cohort.get(self._device) != before.digest(),
+                chunk_bytes=task.spec.wire.chunk_bytes,
+                push=push,
+                now=self._clock(),
+            )
         )
+
+    def _noted(self, sending: Sending) -> Sending:
+        """The other digest is stored before a byte leaves under it, so that the store knows it as its own."""
+        if sending.with_public and sending.entry.attached_digest != sending.offer.digest:
+            self._store.note_attached(sending.entry.task, sending.entry.round, sending.offer.digest)
+        return sending
 
 
 def same_round(one: RoundPlan, other: RoundPlan | Ack | Missing | Refused) -> bool:

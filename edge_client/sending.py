@@ -51,7 +51,7 @@ class Sending:
         self.offer_due = True
         self._queue: deque[int] = deque()
         if push:
-            self._queue.extend(range(chunk_count(len(self._data), chunk_bytes)))
+            self._queue.extend(range(self.chunks))
         self._patience = Patience(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
 
     def attached(self, now: float) -> Sending:
@@ -69,6 +69,16 @@ class Sending:
         """Whether an answer is about what was offered, with or without the public section."""
         ours = (self.offer.digest, self.entry.digest)
         return (task, round) == (self.entry.task, self.entry.round) and digest in ours
+
+    @property
+    def chunks(self) -> int:
+        """Of the whole update."""
+        return chunk_count(len(self._data), self._chunk_bytes)
+
+    @property
+    def queued(self) -> int:
+        """How many chunks are to be sent."""
+        return len(self._queue)
 
     @property
     def busy(self) -> bool:
@@ -96,7 +106,7 @@ class Sending:
 
     def lacking(self, message: Missing, now: float) -> None:
         """Queues what the aggregator lacks. Raises `Malformed` for chunks that do not exist."""
-        wanted = expand(message.missing, chunk_count(len(self._data), self._chunk_bytes))
+        wanted = expand(message.missing, self.chunks)
         self._queue = deque(wanted)
         self._patience.reset(now, wait=True)
 

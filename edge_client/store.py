@@ -6,7 +6,8 @@ update would average out, and an update without its ledger entry would make epsi
 crash either all three rows are there or none is.
 
 The file also holds the device's key, the aggregator's pinned key, the session counter and the blobs of
-the current task. A damaged file is reported and never replaced, because an empty ledger would be a false one.
+the current task. A damaged file is reported and never replaced, because an empty ledger would be a false one. A file
+that turned out to be an old copy of itself says so for good, and is opened to be looked at only.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Self
 import numpy as np
 
 from edge_client.arrays import pack_arrays, unpack_arrays
-from edge_client.store_file import ADVICE, SCHEMA_VERSION, StoreLock, connect, create_if_absent
-from hushfleet.errors import LedgerError, Malformed, StoreError
+from edge_client.store_file import ADVICE, SCHEMA_VERSION, StoreLock, bring_up_to_date, connect, create_if_absent
+from hushfleet.errors import CopiedStore, LedgerError, Malformed, StoreError
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
@@ -41,6 +42,8 @@ class OutboxEntry:
     :param digest: SHA-256 of `data`.
     :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it.
     :param status: `pending`, `acked`, or `refused:<code>`.
+    :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
+        of a time when that was not noted.
     """
 
     task: str
@@ -49,10 +52,15 @@ class OutboxEntry:
     digest: bytes
     public_before: bytes
     status: str
+    attached_digest: bytes | None = None
 
     @property
     def pending(self) -> bool:
         return self.status == "pending"
+
+    def may_be(self, digest: bytes) -> bool:
+        """Whether the update with this SHA-256 is this one, in either form; where that was not noted, it may be."""
+        return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class DeviceStore:
     :param durable: False only in simulations: commits are then atomic but not synced to the disk.
     :param inspect: open an existing store beside a running client, to read only.
 
-    Raises `StoreError` with advice when the file is locked, corrupt or not writable.
+    Raises `StoreError` with advice when the file is locked, corrupt or not writable, and `CopiedStore` where it was
+    found out that there is, or was, another copy of it.
     """
 
     def __init__(self, path: Path, *, device: str, durable: bool = True, inspect: bool = False) -> None:
@@ -153,6 +162,28 @@ class DeviceStore:
     def pin_server_key(self, key: bytes) -> None:
         with self._transaction("pin the aggregator's key"):
             self._set_fact("server_key", key)
+
+    def epoch(self, scope: str) -> int:
+        """The newest start of an aggregator that was seen; 0 before the first.
+
+        :param scope: its federation and key.
+        """
+        return int(self._fact(f"epoch {scope}") or 0)
+
+    def pin_epoch(self, scope: str, epoch: int) -> None:
+        with self._transaction("note the aggregator's start"):
+            self._set_fact(f"epoch {scope}", str(epoch).encode())
+
+    @property
+    def stopped_because(self) -> str | None:
+        """Why this store must not train any more; None where it may."""
+        reason = self._fact("stopped_because")
+        return None if reason is None else reason.decode()
+
+    def stop_for_good(self, reason: str) -> None:
+        """Nothing takes this back."""
+        with self._transaction("note why this device has stopped"):
+            self._set_fact("stopped_because", reason.encode())
 
     @property
     def task_digest(self) -> bytes | None:
@@ -249,6 +280,14 @@ class DeviceStore:
             raise StoreError(f"the residual of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
         return residual
 
+    def has_been(self, task: str, public_digest: bytes) -> bool:
+        """Whether the device once had the public state with this digest; a newcomer's is not noted."""
+        with self._reading():
+            row = self._connection.execute(
+                "SELECT 1 FROM public_digests WHERE task = ? AND digest = ?", (task, public_digest)
+            ).fetchone()
+        return row is not None
+
     def last_round(self, task: str) -> int | None:
         """The last round of the task that this device committed."""
         with self._reading():
@@ -277,9 +316,10 @@ class DeviceStore:
             self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
             run = self._connection.execute
             run(
-                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending')",
+                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL)",
                 (task, round, digest, update, commit.public_before),
             )
+            run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
             run("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)", state_row)
             # The aggregator asks only for the round that is open: older bytes will not be sent again.
             run("UPDATE outbox SET data = NULL WHERE NOT (task = ? AND round = ?)", (task, round))
@@ -293,15 +333,16 @@ class DeviceStore:
         """The stored update of a round, or None where none was made."""
         with self._reading():
             row = self._connection.execute(
-                "SELECT data, digest, public_before, status FROM outbox WHERE task = ? AND round = ?",
+                "SELECT data, digest, public_before, status, attached_digest FROM outbox "
+                "WHERE task = ? AND round = ?",
                 (task, round),
             ).fetchone()
         if row is None:
             return None
-        data, digest, public_before, status = row
+        data, digest, public_before, status, attached_digest = row
         if data is not None and hashlib.sha256(data).digest() != digest:
             raise StoreError(f"the update of round {round} in {self.path} is damaged. {ADVICE}")
-        return OutboxEntry(task, round, data or b"", digest, public_before, status)
+        return OutboxEntry(task, round, data or b"", digest, public_before, status, attached_digest)
 
     def waiting(self) -> list[tuple[str, int]]:
         """(task, round) of the updates that can still be sent and are not acknowledged."""
@@ -315,6 +356,13 @@ class DeviceStore:
         with self._transaction("note what became of an update"):
             self._connection.execute("UPDATE outbox SET status = ? WHERE task = ? AND round = ?", (status, task, round))
 
+    def note_attached(self, task: str, round: int, digest: bytes) -> None:
+        """The update goes out with the public state attached, under another digest: noted before it does."""
+        with self._transaction("note the digest of an update"):
+            self._connection.execute(
+                "UPDATE outbox SET attached_digest = ? WHERE task = ? AND round = ?", (digest, task, round)
+            )
+
     # inside
 
     def _open(self, *, durable: bool, inspect: bool) -> None:
@@ -326,6 +374,10 @@ class DeviceStore:
         schema, owner, key = (self._fact(name) for name in ("schema", "device", "identity"))
         if schema is None or owner is None or key is None:
             raise sqlite3.DatabaseError("it holds no device")
+        if not inspect and owner.decode() == self.device:
+            run("PRAGMA query_only = OFF")
+            bring_up_to_date(self._connection, schema)
+            schema = self._fact("schema")
         if schema != SCHEMA_VERSION:
             raise StoreError(
                 f"the store {self.path} has version {schema.decode()}, this client reads "
@@ -337,7 +389,8 @@ class DeviceStore:
                 "give each device its own state_dir"
             )
         if not inspect:
-            run("PRAGMA query_only = OFF")
+            if self.stopped_because is not None:
+                raise CopiedStore(self.stopped_because)
             # Both survive any death of the process; with a log, what is committed also survives a power cut cheaply,
             # without it, each byte is written once.
             run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
@@ -347,6 +400,8 @@ class DeviceStore:
                 run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
         self._identity = Identity.from_bytes(key)
         self.ledger = Ledger(self._connection, device=self.device)
+        if not inspect:
+            self.ledger.upgrade_schema()
 
     def _fact(self, name: str) -> bytes | None:
         row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

@@ -1,20 +1,23 @@
 """The store's file: made whole or not at all, and used by one process at a time.
 
-It is built under another name, synced and renamed, so a file with the right name is always a whole one.
+It is built under another name, synced and renamed, so a file with the right name is always a whole one. A file of an
+earlier schema is brought up to date in one transaction.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import sqlite3
+import zlib
 from pathlib import Path
 
 from hushfleet.errors import StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.identity import Identity
 
-SCHEMA_VERSION = b"1"
+SCHEMA_VERSION = b"2"
 ADVICE = (
     "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
     "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
@@ -24,7 +27,12 @@ ADVICE = (
 # ones: most of its commits change a few bytes, and flash wears.
 _SIMULATED_PAGE_BYTES = 1 << 16
 
-_SCHEMA = """
+# Of every public state that the device ever had: what an aggregator holds of it is one of them, or a newcomer's.
+_PUBLIC_DIGESTS = """
+CREATE TABLE public_digests (task TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (task, digest)) WITHOUT ROWID;
+"""
+
+_SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE blobs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE states (
@@ -32,7 +40,8 @@ CREATE TABLE states (
     public BLOB NOT NULL, own BLOB, private BLOB NOT NULL);
 CREATE TABLE outbox (
     task TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB,
-    public_before BLOB NOT NULL, status TEXT NOT NULL, PRIMARY KEY (task, round));
+    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, PRIMARY KEY (task, round));
+{_PUBLIC_DIGESTS}
 """
 
 
@@ -87,6 +96,27 @@ def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
     os.replace(fresh, path)
     if durable:
         _sync_folder(path.parent)
+
+
+def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> None:
+    """Schema 1, which forgot the public states of earlier rounds, becomes 2; another one is left for the caller."""
+    if schema != b"1":
+        return
+    run = connection.execute
+    run("BEGIN IMMEDIATE")
+    run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
+    run("UPDATE outbox SET attached_digest = x''")  # it may have been attached; nobody noted it
+    run(_PUBLIC_DIGESTS)
+    states = run("SELECT task, public_before FROM outbox UNION ALL SELECT task, public FROM states").fetchall()
+    for task, state in states:
+        # `PublicState.digest` of `PublicState.to_bytes`, which needs the model's size to be read as a whole
+        try:
+            digest = hashlib.sha256(state[:4] + zlib.decompress(state[4:])).digest()[:16]
+        except zlib.error as error:
+            raise sqlite3.DatabaseError(f"a public state of task {task} does not unpack: {error}") from error
+        run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, digest))
+    run("UPDATE facts SET value = ? WHERE name = 'schema'", (SCHEMA_VERSION,))
+    run("COMMIT")
 
 
 def _beside(path: Path, suffix: str) -> Path:

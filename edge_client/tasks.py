@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from edge_client.fetch import BlobSource
 from edge_client.refusals import Refusal, refusal_of
@@ -47,10 +48,11 @@ class TaskDesk:
             raise Malformed(f"a {type(notice).__name__} came where a task belongs")
         if notice.size > MAX_SPEC_BYTES:
             raise TooLarge(f"a task package of {notice.size} bytes is above the cap of {MAX_SPEC_BYTES}")
-        if notice == self.notice:
+        before, self.notice = self.notice, notice
+        if before is not None and replace(before, epoch=notice.epoch) == notice:
             return False
         _log.info("task %s", notice.task)
-        self.notice, self.runtime, self.refusal = notice, None, None
+        self.runtime, self.refusal = None, None
         self._blobs.drop()
         return True
 

@@ -11,11 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_client.config import LimitsSection
+from edge_client.consent import check_allowed
 from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.batch_gradient import GradientFunction
 from hushfleet.batches import Recipe
 from hushfleet.data.samples import Samples
-from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.errors import Malformed
 from hushfleet.evaluation import LogitsOf
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Release, RoundTerms
@@ -86,9 +88,8 @@ class Trainer:
 
     :param store: keeps the state, the ledger and the update; what is committed there is what is sent.
     :param logits_of: the network's inference, for methods that look at their own data.
-    :param preference: how many times the standard noise the device's owner wants, where the method allows it.
-    :param epsilon_limit: what the device's owner allows against the server, over all tasks.
-    :param delta: the delta of that limit.
+    :param samples: reads the device's data; asked when they are needed.
+    :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: is shown each trained round, for metrics that stay on the device.
     :param make_optimizer: of the local training.
     """
@@ -101,11 +102,9 @@ class Trainer:
         spec: TaskSpec,
         gradient: GradientFunction,
         logits_of: LogitsOf,
-        samples: Samples,
+        samples: Callable[[], Samples],
         randomness: Randomness,
-        epsilon_limit: float,
-        delta: float,
-        preference: float = 1.0,
+        limits: LimitsSection,
         observer: Callable[[TrainedRound], None] | None = None,
         make_optimizer: MakeOptimizer = make_optimizer,
     ) -> None:
@@ -114,31 +113,30 @@ class Trainer:
         self.spec = spec
         self.gradient = gradient
         self.logits_of = logits_of
-        self.samples = samples
+        self._samples = samples
         self.randomness = randomness
-        self.epsilon_limit = epsilon_limit
-        self.delta = delta
-        self.preference = preference
+        self.limits = limits
         self.observer = observer
         self.make_optimizer = make_optimizer
         self.method = make_method(
             spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds
         )
 
+    @property
+    def samples(self) -> Samples:
+        """Raises `BadInput` where there are none and the task needs some, or where they do not fit it."""
+        return self._samples()
+
     def check_round(self, plan: RoundPlan) -> None:
         """Refuses, before any training, a round that this device must not take part in.
 
-        Raises `BudgetExceeded`, `PrivacyError` for a plan whose noise would be divided among more devices than
-        take part, and `Malformed` for a plan that contradicts the task.
+        Raises `BudgetExceeded` or `Declined` for what its owner does not allow, and `Malformed` for a plan that
+        contradicts the task.
         """
         if plan.task != self.spec.task or plan.rounds != self.spec.rounds:
             raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {self.spec.task!r}")
-        if plan.noise_split > len(plan.cohort):
-            raise PrivacyError(
-                f"the plan divides the noise among {plan.noise_split} devices, but only {len(plan.cohort)} take part"
-            )
-        charge = self.method.charge(self.terms_of(plan))
-        self.store.ledger.check_budget(charge, delta=self.delta, epsilon_limit=self.epsilon_limit)
+        terms = self.terms_of(plan)
+        check_allowed(plan, self.spec, self.method, terms, limits=self.limits, ledger=self.store.ledger)
 
     def run_round(
         self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None
@@ -150,7 +148,11 @@ class Trainer:
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        trained = train_round(
+        return self.commit(plan, self.train(plan, global_params, on_batch=on_batch))
+
+    def train(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> Trained:
+        """The local training alone; nothing is stored and nothing may leave."""
+        return train_round(
             self.method,
             self.state_for(plan),
             global_params,
@@ -164,10 +166,9 @@ class Trainer:
             on_batch=on_batch,
             make_optimizer=self.make_optimizer,
         )
-        return self.commit(plan, trained)
 
     def terms_of(self, plan: RoundPlan) -> RoundTerms:
-        return RoundTerms(plan.noise_split, plan.controls, self.preference)
+        return RoundTerms(plan.noise_split, plan.controls, self.limits.noise_preference)
 
     def state_for(self, plan: RoundPlan) -> DeviceState:
         """What the device begins a round with; raises as `check_round` does."""

@@ -7,11 +7,14 @@ HushfleetError                  exit code 1
 │   ├── BudgetExceeded          the round would spend more than the device's owner allows
 │   └── LedgerError             the ledger cannot be trusted or written
 ├── StoreError                  the store on disk is corrupt, full or not writable
+├── CopiedStore                 exit code 2: a device's store is an old copy, or one of two
 └── WireError                   something wrong with what came, or could not go, over the wire
     ├── Malformed               bytes that do not parse, or break a rule of docs/wire.md
-    │   └── NotFinite           an update with a value that is infinite or not a number
+    │   ├── NotFinite           an update with a value that is infinite or not a number
+    │   └── OtherVersion        a message of a sender with another version of the wire format
     ├── TooLarge                a length above its cap
     ├── BadSignature            the sender is not who the topic says
+    ├── Replayed                an earlier message of the right sender, published again
     └── LinkLost                there is no connection to the broker at present
 
 Messages say what happened, which value, and what to do about it.
@@ -52,6 +55,12 @@ class StoreError(HushfleetError):
     """The store on disk is corrupt, full or not writable."""
 
 
+class CopiedStore(HushfleetError):
+    """A device's store is an older copy of itself, or another client uses a copy of it; it must not train."""
+
+    exit_code = 2
+
+
 class WireError(HushfleetError):
     """Base of what goes wrong between device and aggregator."""
 
@@ -64,12 +73,20 @@ class NotFinite(Malformed):
     """An update with a value that is infinite or not a number."""
 
 
+class OtherVersion(Malformed):
+    """A message of a sender with another version of the wire format."""
+
+
 class TooLarge(WireError):
     """A length above its cap; raised before anything is allocated for it."""
 
 
 class BadSignature(WireError):
     """A message whose signature does not belong to the sender that it names."""
+
+
+class Replayed(WireError):
+    """An earlier message of the right sender, published again by somebody."""
 
 
 class LinkLost(WireError):

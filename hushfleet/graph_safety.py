@@ -4,7 +4,7 @@ A graph from the network is a program. This one may compute, and nothing else: a
 the standard domain, no control flow, no functions, no data outside the file, nothing larger than its caps.
 The file is read by an own strict reader, so the check costs no package and no second opinion is possible.
 
-What is not bounded here: the memory of activations. A device limits that for its whole process.
+What it will need in memory and work is bounded by `hushfleet.graph_shapes`, which reads what is found here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from hushfleet.errors import GraphRefused, Malformed
+from hushfleet.graph_operators import MAX_KNOWN, OPERATORS, Node, Tensor
 from hushfleet.graph_protobuf import Field, Schema, read_message
 from hushfleet.spec import MAX_GRAPH_BYTES
 
@@ -27,21 +30,14 @@ MAX_ATTRIBUTE = 1 << 16  # magnitudes of axes, kernel sizes, strides and pads
 OPSETS = range(13, 26)
 IR_VERSIONS = range(7, 14)
 
-ALLOWED_OPERATORS = frozenset(
-    """
-    Abs Add And ArgMax AveragePool BatchNormalization Cast CastLike Clip Concat Constant ConstantOfShape
-    Conv ConvTranspose Div Elu Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gelu Gemm
-    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Identity
-    InstanceNormalization LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max MaxPool
-    Mean Min Mul Neg Not Or PRelu Pad Pow Range Reciprocal ReduceL2 ReduceLogSumExp ReduceMax ReduceMean
-    ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ScatterElements ScatterND Selu Shape Sigmoid
-    Sign Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Tanh Transpose Trilu Unsqueeze Where Xor
-    """.split()  # noqa: SIM905  a table of words reads better than a list of literals
-)
+# Those whose outputs' shapes and work can be told before they run.
+ALLOWED_OPERATORS = OPERATORS
 
 # onnx.proto, DataType: the element types that gradients of image networks use, and their bytes.
-_ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}
+ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}
 _ELEMENT_NAMES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
+ELEMENT_KINDS = {name: kind for kind, name in _ELEMENT_NAMES.items()}
+_INTEGERS = {6: "<i4", 7: "<i8"}
 _TYPED_DATA = dict.fromkeys((2, 3, 6, 9), "int32_data") | {
     1: "float_data",
     7: "int64_data",
@@ -131,17 +127,18 @@ class ValueFacts:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What was found in an acceptable graph."""
+    """What was found in an acceptable graph; `nodes` in an order in which they can run."""
 
     opset: int
-    operators: Mapping[str, int]
     initializer_bytes: int
     inputs: Mapping[str, ValueFacts]
     outputs: Mapping[str, ValueFacts]
+    constants: Mapping[str, Tensor]
+    nodes: tuple[Node, ...]
 
     @property
-    def nodes(self) -> int:
-        return sum(self.operators.values())
+    def operators(self) -> Mapping[str, int]:
+        return Counter(node.operator for node in self.nodes)
 
 
 def check_graph(
@@ -182,24 +179,23 @@ def _graph(graph: dict[str, list], opset: int, max_initializer_bytes: int) -> Gr
     inputs = _values(graph, "input")
     constants = _Constants(max_initializer_bytes)
     known = {""} | set(inputs)  # an optional input that is left out has the name ''
+    named: dict[str, Tensor] = {}
     for entry in graph.get("initializer", []):
-        name = constants.add(entry)
+        name, named[name] = constants.add(entry)
         if not name or name in known:
             raise GraphRefused(f"the constant {name!r} has no name, or the name of another value")
         known.add(name)
-    operators: Counter[str] = Counter()
-    for entry in nodes:
-        operators[_node(entry, known, constants)] += 1
+    program = tuple(_node(entry, known, constants) for entry in nodes)
     for _ in map(_value, graph.get("value_info", [])):
         pass
     outputs = _values(graph, "output")
     for name in outputs:
         _require(name in known, "graph output that nothing computes", name)
-    return GraphFacts(opset, dict(operators), constants.total_bytes, inputs, outputs)
+    return GraphFacts(opset, constants.total_bytes, inputs, outputs, named, program)
 
 
-def _node(data: memoryview, known: set[str], constants: _Constants) -> str:
-    """Checks one node and adds its outputs to what is known. Returns the operator."""
+def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:
+    """Checks one node and adds its outputs to what is known."""
     node = _read(data, _NODE, "NodeProto")
     operator, domain = _one(node, "op_type", ""), _one(node, "domain", "")
     _require(_is_standard(domain), f"domain of the operator {operator!r}", domain)
@@ -210,12 +206,13 @@ def _node(data: memoryview, known: set[str], constants: _Constants) -> str:
         if name and name in known:
             raise GraphRefused(f"the value {name!r} is computed twice")
         known.add(name)
-    names = [_attribute(entry, operator, constants) for entry in node.get("attribute", [])]
+    attributes = [_attribute(entry, operator, constants) for entry in node.get("attribute", [])]
+    names = [name for name, _ in attributes]
     _require(len(set(names)) == len(names), f"repeated attribute of {operator!r}", names)
-    return operator
+    return Node(operator, tuple(node.get("input", [])), tuple(node.get("output", [])), dict(attributes))
 
 
-def _attribute(data: memoryview, operator: str, constants: _Constants) -> str:
+def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[str, object]:
     attribute = _read(data, _ATTRIBUTE, "AttributeProto")
     name, kind = _one(attribute, "name", ""), _one(attribute, "type", 0)
     where = f"attribute {name!r} of {operator!r}"
@@ -227,9 +224,24 @@ def _attribute(data: memoryview, operator: str, constants: _Constants) -> str:
         _require(abs(number) <= MAX_ATTRIBUTE or operator == "Constant", f"value of the {where}", number)
     for text in attribute.get("s", []) + attribute.get("strings", []):
         _require(len(text) <= MAX_NAME_CHARS, f"length of the {where}", len(text))
-    for tensor in attribute.get("t", []) + attribute.get("tensors", []):
-        constants.add(tensor)
-    return name
+    tensors = [constants.add(tensor)[1] for tensor in attribute.get("t", []) + attribute.get("tensors", [])]
+    return name, _attribute_value(kind, attribute, tensors)
+
+
+def _attribute_value(kind: int, attribute: dict[str, list], tensors: list[Tensor]) -> object:
+    """As `Node` has it: protobuf leaves out what is 0 or empty."""
+    match _ATTRIBUTE_FIELDS[kind]:
+        case "i":
+            return _one(attribute, "i", 0)
+        case "s":
+            return bytes(_one(attribute, "s", b""))
+        case "t":
+            _require(len(tensors) == 1, "attribute without its tensor", kind)
+            return tensors[0]
+        case "f":
+            return math.nan
+        case many:
+            return attribute.get(many, [])
 
 
 class _Constants:
@@ -239,19 +251,19 @@ class _Constants:
         self.max_bytes = max_bytes
         self.total_bytes = 0
 
-    def add(self, data: memoryview) -> str:
-        """Checks one tensor and returns its name."""
+    def add(self, data: memoryview) -> tuple[str, Tensor]:
+        """Checks one tensor; its name, and what is known of it."""
         tensor = _read(data, _TENSOR, "TensorProto")
         name, kind = _one(tensor, "name", ""), _one(tensor, "data_type", 0)
         if "external_data" in tensor or _one(tensor, "data_location", 0) != 0:
             raise GraphRefused(f"the constant {name!r} lies in another file, which is not allowed")
-        _require(kind in _ELEMENT_BYTES, f"element type of the constant {name!r}", kind)
+        _require(kind in ELEMENT_BYTES, f"element type of the constant {name!r}", kind)
         shape = tensor.get("dims", [])
         _require(
             len(shape) <= MAX_RANK and all(n >= 0 for n in shape), f"shape of the constant {name!r}", shape
         )
         count = math.prod(shape)
-        self.total_bytes += count * _ELEMENT_BYTES[kind]
+        self.total_bytes += count * ELEMENT_BYTES[kind]
         if self.total_bytes > self.max_bytes:
             raise GraphRefused(
                 f"the constants need {self.total_bytes} bytes, above the cap of {self.max_bytes}"
@@ -261,10 +273,18 @@ class _Constants:
             stored <= {"raw_data"} or stored == {_TYPED_DATA[kind]}, f"data of the constant {name!r}", stored
         )
         raw = _one(tensor, "raw_data", b"")
-        found = len(raw) // _ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
-        if found != count or len(raw) % _ELEMENT_BYTES[kind]:
+        found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
+        if found != count or len(raw) % ELEMENT_BYTES[kind]:
             raise GraphRefused(f"the constant {name!r} of shape {shape} has {found} elements, not {count}")
-        return name
+        return name, Tensor(kind, tuple(shape), _integers(kind, raw, tensor, shape))
+
+
+def _integers(kind: int, raw: bytes | memoryview, tensor: dict[str, list], shape: list[int]) -> np.ndarray | None:
+    """The values of a few integers, which may be a shape, axes or pads."""
+    if kind not in _INTEGERS or math.prod(shape) > MAX_KNOWN:
+        return None
+    values = np.frombuffer(raw, _INTEGERS[kind]).tolist() if raw else tensor.get(_TYPED_DATA[kind], [])
+    return np.array(values, object).reshape(shape)
 
 
 def _values(graph: dict[str, list], kind: str) -> dict[str, ValueFacts]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from hushfleet import array_api
 from hushfleet.blocks import blocks
 
 Array = Any
+_SETTLED = 10_000  # steps, after which Adam's corrections are over
 
 
 class Optimizer(Protocol):
@@ -69,6 +71,19 @@ class Adam:
             scale /= root_correction
             scale += self.epsilon
             params[..., part] -= step_size * first / scale
+
+
+def adam_reach(learning_rate: float, steps: int, *, beta_1: float = 0.9, beta_2: float = 0.999) -> float:
+    """The farthest that so many steps of Adam move a parameter, whatever its gradients.
+
+    By Cauchy and Schwarz |m_t| is at most (1 - b1) / sqrt(1 - b2) sqrt(sum over j < t of (b1^2 / b2)^j) sqrt(v_t): step
+    t is at most that, with both corrections, times the learning rate; 1 at first, and 7.3 in the end.
+    """
+    ratio, total = beta_1**2 / beta_2, 0.0
+    for t in range(1, min(steps, _SETTLED) + 1):
+        total += math.sqrt((1 - ratio**t) / (1 - ratio) * (1 - beta_2**t)) / (1 - beta_1**t)
+    total += max(0, steps - _SETTLED) * math.sqrt(1 / (1 - ratio))
+    return learning_rate * (1 - beta_1) / math.sqrt(1 - beta_2) * total
 
 
 def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:

@@ -31,9 +31,8 @@ class LocalData:
 
     def logits(self, params: Array) -> np.ndarray:
         starts = range(0, len(self.samples), _LOGITS_BATCH)
-        return np.concatenate(
-            [self._logits_of(params, self.samples.take(slice(i, i + _LOGITS_BATCH)).x) for i in starts]
-        )
+        found = [self._logits_of(params, self.samples.take(slice(i, i + _LOGITS_BATCH)).x) for i in starts]
+        return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
     def evaluate(self, params: Array) -> Evaluation:
         return evaluate(self._logits_of, params, self.samples)

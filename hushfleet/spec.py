@@ -102,12 +102,13 @@ class PrivacySpec:
     :param accounting: `as-published` runs the paper's mechanism; `strict` the variant whose ledger holds.
     :param clip_norm: L2 bound C on the whole update, or on each record's gradient.
     :param noise_multiplier: sigma; the noise's standard deviation is bound x multiplier, and
-        `as-published` divides it by the square root of the cohort size. 0 means no noise.
+        `as-published` divides it by the square root of the round's `noise_split`. 0 means no noise.
     :param delta: the delta of every epsilon that is printed.
     :param sample_rate: of the unit `record`: with which probability a batch takes each record.
     :param batches: of the unit `record`: how many batches a round has, the same for all devices.
     :param accountant: by which every epsilon of the task is printed: `exact`, or `rdp` as in the papers. What the owner
         of a device allows is always counted by `exact`.
+    :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
     """
 
     unit: Literal["device", "record"]
@@ -118,10 +119,12 @@ class PrivacySpec:
     sample_rate: float = later(1.0)
     batches: int = later(1)
     accountant: Accountant = later("exact")
+    noise_split: int = later(1)
 
     def __post_init__(self) -> None:
         require(0 < self.sample_rate <= 1, "sample_rate", self.sample_rate, "in (0, 1]")
         require(1 <= self.batches <= 1_000_000, "batches", self.batches, "1 to 1000000")
+        require(1 <= self.noise_split <= 1_000_000, "noise_split", self.noise_split, "1 to 1000000")
         require(self.clip_norm > 0, "clip_norm", self.clip_norm, "positive (inf: no clipping)")
         require(
             self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier),

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods import method_class
-from hushfleet.methods.base import TrainingConfig
+from hushfleet.methods.base import Method, TrainingConfig
 from hushfleet.privacy.accounting import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.scenario import ScenarioSection
@@ -162,6 +162,11 @@ class RoundSection(_Section):
 
     A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
     `deadline_s` with at least `min_updates`; with fewer it is extended.
+
+    `aggregation` is what is made of the updates, parameter by parameter, of those that sent it: their `mean`; their
+    `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
+    not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
+    lies").
     """
 
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 20
@@ -170,6 +175,17 @@ class RoundSection(_Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_updates: Annotated[int, Field(ge=1)] = 1
     deadline_s: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
+    aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
+    trim: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+
+    @model_validator(mode="after")
+    def _trim_share(self) -> RoundSection:
+        if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
+            raise ValueError(
+                "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
+                "out at either end, for example 0.1"
+            )
+        return self
 
 
 class WireSection(_Section):
@@ -240,6 +256,23 @@ class Task(_Section):
         return self
 
     @model_validator(mode="after")
+    def _has_a_plain_mean(self) -> Task:
+        """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
+        method, rules = method_class(self.method.name), self.round
+        if rules.aggregation == "mean":
+            return self
+        if method.aggregate is not Method.aggregate:
+            raise ValueError(
+                f"round.aggregation = {rules.aggregation!r}: method.name = {method.name!r} aggregates in its own way"
+            )
+        if method.weighs(self.method.config()):
+            raise ValueError(
+                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {method.name!r} "
+                "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _delta_is_small(self) -> Task:
         if self.privacy.unit == "record":
             return self  # how many records a device has is known once the data are
@@ -283,7 +316,15 @@ class Task(_Section):
             sample_rate=rate,
             batches=batches,
             accountant=section.accountant,
+            noise_split=self.noise_split,
         )
+
+    @property
+    def noise_split(self) -> int:
+        """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
+        if self.privacy.unit == "record" or self.privacy.accounting == "strict":
+            return 1
+        return min(self.round.cohort_size or self.data.devices, self.data.devices)
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
         """Sample rate and batches of a round, the same for all devices whatever they hold."""

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushfleet.errors import GraphRefused
+from hushfleet.evaluation import EVALUATION_BATCH
 from hushfleet.graph_safety import check_graph
+from hushfleet.graph_shapes import check_cost
 from hushfleet.graphs import GradientGraph, InferenceGraph
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from models.model import Model
@@ -37,8 +39,8 @@ def check_against_torch(
     :raises GraphRefused: that error is above 1e-4 (the text names the tensor, the batch and the error), or
         a device would refuse the graph.
     """
-    for graph in (gradient, inference):
-        check_graph(graph)
+    for graph, batch in ((gradient, max(CHECKED_BATCHES)), (inference, EVALUATION_BATCH)):
+        check_cost(check_graph(graph), batch=batch)
     rng = np.random.default_rng(seed)
     reference = TorchGradient(model, objective=objective)
     run_gradient = GradientGraph(gradient, model.layout)

@@ -18,6 +18,8 @@ from aggregator.display import summary_table
 from hushfleet.errors import BadInput
 from hushfleet.task import Task, load_task
 from simulator.boards import FleetMix, read_boards
+from simulator.chaos.campaign import Campaign, parse_seeds
+from simulator.chaos.command import run_campaign
 from simulator.run import RunOptions, run
 from simulator.run_folder import Simulation, begin, go_on
 from simulator.sweep import with_wire
@@ -73,6 +75,7 @@ def register(app: typer.Typer) -> None:
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
+        chaos: Annotated[str | None, typer.Option(metavar="SEEDS", help="Run the live fleet through a storm of trouble for each seed, and audit what is left. SEEDS is how many (200: seeds 0 to 199), a range (40-59), one (17-17) or several (3,17,40-59).")] = None,
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
 
@@ -85,10 +88,23 @@ def register(app: typer.Typer) -> None:
         `hushfleet simulate tasks/digits-fedglp-adp.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
         `hushfleet simulate tasks/digits-fedglp-adp.toml --out runs/a --resume` after Ctrl-C
+
+        `hushfleet simulate tasks/digits-chaos.toml --chaos 10`
         """
         console = Console()
         task = _overridden(task_file, settings or [], devices=devices, rounds=rounds, seed=seed)
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if chaos is not None:
+            run_campaign(
+                task,
+                Campaign(folder, parse_seeds(chaos), jobs=workers),
+                console,
+                data_dir=data_dir,
+                resume=resume,
+                again=again_command(folder, out=out, resume=resume),
+                replay=_replay_command(),
+            )
+            return
         options = RunOptions(
             engine=engine.value,
             broker=broker.value,
@@ -135,6 +151,19 @@ def again_command(folder: Path, *, out: Path | None, resume: bool) -> str:
     words += [] if out else ["--out", str(folder)]
     words += [] if resume else ["--resume"]
     return shlex.join(words)
+
+
+def _replay_command() -> list[str]:
+    """What was typed, without its seeds and its folder."""
+    words, left_out = ["hushfleet"], False
+    for word in sys.argv[1:]:
+        if left_out or word == "--resume":
+            left_out = False
+        elif word in ("--chaos", "--out"):
+            left_out = True
+        elif not word.startswith(("--chaos=", "--out=")):
+            words.append(word)
+    return words
 
 
 def run_and_show(simulation: Simulation, options: RunOptions, console: Console, *, again: str) -> None:

@@ -16,7 +16,7 @@ from simulator.cli import BrokerName, again_command, open_simulation, run_and_sh
 from simulator.run import RunOptions
 
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb", "jetson-orin-nano")
-SWEEP = (0.0, 0.3, 1.0, 4.0)
+SWEEP = (0.0, 0.1, 0.35, 1.5)
 
 
 def register(app: typer.Typer) -> None:

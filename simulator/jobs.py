@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from edge_client.config import LimitsSection
 from edge_client.metrics import MetricsFile
 from edge_client.refusals import Declined, Refusal, refusal_of
 from edge_client.store import DeviceStore
@@ -131,11 +132,14 @@ def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
             spec=files.spec,
             gradient=files.gradient,
             logits_of=files.inference,
-            samples=files.train(job.device),
+            samples=lambda: files.train(job.device),
             randomness=SeededRandomness(job.seed, job.index),
-            epsilon_limit=job.epsilon_limit,
-            delta=delta,
-            preference=job.preference,
+            limits=LimitsSection(
+                epsilon_server=job.epsilon_limit,
+                delta=delta,
+                noise_preference=job.preference,
+                accounting=files.spec.privacy.accounting,  # simulated data have no owner
+            ),
             observer=observe,
             make_optimizer=make_optimizer,
         )

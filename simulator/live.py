@@ -36,7 +36,7 @@ STOP_TIMEOUT_S = 10.0
 RECONNECT_S = 0.5
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 8
-_COMMAND = "from hushfleet.cli import main; main()"
+_COMMAND = (sys.executable, "-c", "from hushfleet.cli import main; main()", "aggregator")
 
 _log = logging.getLogger("hushfleet.simulator")
 
@@ -46,7 +46,7 @@ class LiveFleet:
 
     :param broker_kind: `auto`, `mosquitto` or `amqtt`.
     :param restarts: how often a process that dies unexpectedly is started again, each.
-    :param client: what starts a client, before the name of its DEVICE.toml.
+    :param client: what starts a client, before the name of its DEVICE.toml; likewise `aggregator`, before its options.
     :param emulate: each device behaves like its board.
     :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
     :param boards: of devices, instead of the profiles that the fleet names: for a fleet with an uplink behind it.
@@ -66,6 +66,7 @@ class LiveFleet:
         broker_kind: BrokerKind = "auto",
         restarts: int = 0,
         client: Sequence[str] = (sys.executable, "-m", "edge_client"),
+        aggregator: Sequence[str] = _COMMAND,
         emulate: bool = False,
         proxied: bool = False,
         boards: Mapping[str, Board] | None = None,
@@ -77,6 +78,7 @@ class LiveFleet:
     ) -> None:
         self.simulation = simulation
         self.client = tuple(client)
+        self.aggregator = tuple(aggregator)
         self.broker_kind: BrokerKind = broker_kind
         self.restarts = restarts
         self.broker: Broker | None = None
@@ -134,6 +136,11 @@ class LiveFleet:
         return self.simulation.fleet.devices
 
     @property
+    def identity(self) -> Path:
+        """The file of the aggregator's key."""
+        return self.simulation.folder.path / "aggregator.key"
+
+    @property
     def finished(self) -> bool:
         """The aggregator has ended well: every round is closed."""
         return "aggregator" not in self.expected_down and self._exit_status("aggregator") == 0
@@ -141,19 +148,18 @@ class LiveFleet:
     def start_aggregator(self) -> None:
         folder = self.simulation.folder
         command = [
-            sys.executable,
-            "-c",
-            _COMMAND,
-            "aggregator",
+            *self.aggregator,
             str(folder.task),
             "--broker",
             self._broker_url,
             "--out",
             str(folder.aggregator),
             "--identity",
-            str(folder.path / "aggregator.key"),
+            str(self.identity),
             "--run-id",
             f"seed{self.simulation.seed}",
+            "--devices",
+            str(self._known_devices()),
             "--resume",
         ]
         if self.simulation.data_dir:
@@ -165,6 +171,12 @@ class LiveFleet:
             command,
             folder.path / "aggregator.log",
         )
+
+    def _known_devices(self) -> Path:
+        """The list of the fleet, as an operator would keep it; the aggregator pins the first key of each."""
+        path = self.simulation.folder.path / "devices.toml"
+        path.write_text("[devices]\n" + "".join(f'"{device.name}" = "certificate"\n' for device in self.devices))
+        return path
 
     def start_device(self, name: str) -> None:
         files = self.simulation.folder.device(name)
@@ -324,7 +336,8 @@ def device_toml(
     memory_mib: int = 0,
     tls: FleetTls | None = None,
 ) -> str:
-    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices.
+    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices, and
+    they take its accounting: simulated data have no owner.
 
     :param slowdown: see `edge_client.config.SimulationSection`, likewise `write_mb_s`.
     :param memory_mib: for training; 0: the board's share.
@@ -351,6 +364,7 @@ epsilon_server = {device.epsilon_limit!r}
 delta = {simulation.prepared.spec.privacy.delta!r}
 memory_mib = {memory_mib}
 noise_preference = {device.preference!r}
+accounting = {text(simulation.prepared.spec.privacy.accounting)}
 
 [simulation]
 seed = {simulation.seed}

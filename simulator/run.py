@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from aggregator import robust
 from aggregator.broker import BrokerKind
 from aggregator.display import FleetDisplay
 from aggregator.events import EventLog
@@ -66,6 +67,9 @@ class RunOptions:
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
     """Runs the rounds, the baseline and the sweep; writes models, `result.json` and `report.html`."""
+    task, size = simulation.task, simulation.prepared.spec.model.layout.size
+    if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
+        console.print(line, style="bright_black", highlight=False)
     with _crew(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
+import numpy as np
 import pytest
+
+from hushfleet.params import ParamLayout
+from hushfleet.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+
+sys.path.insert(0, str(Path(__file__).parent))  # the benches of several folders' tests
+
+# How long an example takes says how busy the machine is, and no test is about that.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,3 +30,40 @@ def _own_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes fleets of `fleet_bench`: an aggregator's rounds, and devices that sign what it is given."""
+    from fleet_bench import Fleet  # with PyTorch, which many tests do without
+
+    fleets: list[Fleet] = []
+
+    def make(**settings: Any) -> Fleet:
+        fleets.append(Fleet(tmp_path / f"run-{len(fleets)}", **settings))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.store.close()
+
+
+@pytest.fixture(scope="session")
+def audited() -> Callable[..., Any]:
+    """A task package of a small network for `simulator.audit`, by method and what its privacy section has."""
+    from simulator.audit.device import Subject
+
+    layout = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((9, 12), (9,), (10, 24), (10,)))
+    graph = BlobRef(bytes(32), 1)
+    model = ModelSpec("tiny", layout, (1, 6, 6), tuple("abcdefghij"), (0.5,), (0.25,), (), graph, graph)
+    initial = np.random.default_rng(1).normal(0, 0.1, layout.size).astype(np.float32)
+
+    def make(method: str = "dp-fedavg", *, seed: int = 0, codec: str = "quantized", **privacy: Any) -> Any:
+        usual = {"unit": "device", "accounting": "strict", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}
+        usual["noise_split"] = 4
+        settings = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8}
+        protection = PrivacySpec(**{**usual, **privacy})
+        spec = TaskSpec("audit-00000000", 10, method, settings, protection, WireSpec(codec), model, memory_mib=1)
+        return Subject(spec, initial, 4, seed)
+
+    return make

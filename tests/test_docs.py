@@ -19,6 +19,7 @@ import typer
 import typer.main
 
 from aggregator.broker_config import mosquitto_acl, mosquitto_config
+from aggregator.devices_file import read_devices
 from aggregator.prepare import PreparedTask, prepare
 from edge_client.__main__ import _parser
 from edge_client.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
@@ -267,13 +268,18 @@ def test_the_brokers_files_say_what_the_kit_generates(tmp_path: Path) -> None:
     limits = [key for key in generated if key.startswith("max_")]
     assert len(limits) == 4
     assert {key: example[key] for key in limits} == {key: generated[key] for key in limits}
-    assert example["require_certificate"] == example["use_identity_as_username"] == "true"
+    bound = ("require_certificate", "use_identity_as_username", "use_username_as_clientid")
+    assert [example[key] for key in bound] == ["true"] * 3
     assert example["allow_anonymous"] == "false"
 
 
 def directives(config: str) -> dict[str, str]:
     lines = [line.split(None, 1) for line in config.splitlines() if line and not line.startswith("#")]
     return {words[0]: words[1] for words in lines}
+
+
+def test_the_list_of_devices_can_be_read() -> None:
+    assert [row.device for row in read_devices(EXAMPLES / "devices.toml")] == ["greenhouse-01", "greenhouse-02"]
 
 
 def test_the_service_runs_the_device() -> None:
@@ -321,10 +327,9 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
             spec=spec,
             gradient=GradientGraph(prepared.blobs[spec.model.gradient.digest], layout),
             logits_of=prepared.inference,
-            samples=samples,
+            samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
-            epsilon_limit=float("inf"),
-            delta=0.1,
+            limits=LimitsSection(epsilon_server=float("inf")),
         )
         params = prepared.initial
         for number in (1, 2):

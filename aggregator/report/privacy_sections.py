@@ -27,7 +27,9 @@ def privacy(result: Result, verdict: Verdict) -> Section:
         note = "Logarithmic scale." if charts.needs_log(flat) else ""
         parts.append(figure("Epsilon spent, per device", chart, charts.legend_of(series), note=note))
     elif any(v == math.inf for v in flat):
-        parts.append(missing("Epsilon is infinite from the first round on: the updates carried no noise."))
+        raw = ", ".join(verdict.raw_values)
+        why = f"without noise leave the device: {raw}" if raw else "the updates carried no noise"
+        parts.append(missing(f"Epsilon is infinite from the first round on: {why}."))
     else:
         parts.append(missing("Epsilon over rounds was not recorded; the table of devices has the final numbers."))
     ratio = [Series("signal-to-noise ratio", [row.snr_db for row in result.rounds], 4)]
@@ -50,8 +52,8 @@ def _privacy_facts(result: Result, verdict: Verdict) -> str:
     rows = result.privacy
     charged = sorted({row.rounds_charged for row in rows})
     facts = [
-        ("epsilon_server, worst device", number(verdict.epsilon_server)),
-        ("epsilon_release, worst device", number(verdict.epsilon_release)),
+        *((f"{name}, worst device", words) for name, words in verdict.epsilons),
+        *([("leaves without noise", ", ".join(verdict.raw_values))] if verdict.raw_values else []),
         ("delta", number(verdict.delta)),
         ("unit of privacy", ", ".join(sorted({row.unit for row in rows}))),
         ("adjacency", "; ".join(sorted({row.adjacency for row in rows}))),

@@ -122,7 +122,7 @@ def fleet(result: Result) -> Section:
                 size(detail.uplink_bytes[n]) if detail.uplink_bytes else "\N{EN DASH}",
                 number(row.epsilon_server) if row else "\N{EN DASH}",
                 number(row.epsilon_release) if row else "\N{EN DASH}",
-                _codes(detail.refusals.get(device)),
+                _codes(detail.refusals.get(device)) + _faults(detail.faults.get(device, 0)),
                 _codes(detail.declines.get(device)),
             )
         )
@@ -156,6 +156,11 @@ def run_facts(result: Result) -> Section:
     ]
     lead = "Enough to run it again."
     return Section("run", "The run", lead, definitions(facts))
+
+
+def _faults(rounds: int) -> str:
+    """Of a device that is to blame for its refusals itself."""
+    return f"; own fault in {rounds} rounds" if rounds else ""
 
 
 def _codes(counts: dict[str, int] | None) -> str:

@@ -10,6 +10,7 @@ protection, whatever the noise looked like.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aggregator.result import Result, SweepPoint, last_measured
@@ -28,6 +29,8 @@ class Verdict:
     :param gain_common: own models minus local-only models, both on the common test set.
     :param gain_local: the same on each device's own data.
     :param epsilon_server: the worst device's.
+    :param raw_values: what leaves a device without noise, in words; both epsilons are infinite then, and
+        `noised_server` and `noised_release` are what the noised values alone cost.
     :param delta: the largest of the devices'.
     :param unit: `device` or `record`: what the epsilons protect.
     """
@@ -45,6 +48,17 @@ class Verdict:
     epsilon_release: float | None
     delta: float | None
     unit: str | None
+    raw_values: tuple[str, ...] = ()
+    noised_server: float | None = None
+    noised_release: float | None = None
+
+    @property
+    def epsilons(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """The two numbers with their names, for people."""
+        return (
+            ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server)),
+            ("epsilon_release", _with_noised(self.epsilon_release, self.noised_release)),
+        )
 
 
 def judge(result: Result) -> Verdict:
@@ -67,7 +81,18 @@ def judge(result: Result) -> Verdict:
         epsilon_release=max((row.epsilon_release for row in result.privacy), default=None),
         delta=max((row.delta for row in result.privacy), default=None),
         unit=result.privacy[0].unit if result.privacy else None,
+        raw_values=tuple(dict.fromkeys(words for row in result.privacy for words in row.raw_values)),
+        noised_server=_largest(row.noised_server for row in result.privacy),
+        noised_release=_largest(row.noised_release for row in result.privacy),
     )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _with_noised(epsilon: float | None, noised: float | None) -> str:
+    return number(epsilon) + ("" if noised is None else f" (the noised values alone: {number(noised)})")
 
 
 def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:
@@ -145,11 +170,18 @@ def privacy_answer(verdict: Verdict, *, devices: int) -> str:
     if server is None or release is None or delta is None:
         return "This run recorded no privacy ledger, so nothing can be said about what it protects."
     who = "it" if verdict.unit == "device" else f"a given {verdict.unit}"
-    text = (
-        f"epsilon_server = {number(server)}: {protection(server, 'the server')}. "
-        f"epsilon_release = {number(release)}: "
-        f"{protection(release, 'someone who sees only the aggregate models')}."
-    )
+    if verdict.raw_values:
+        text = (
+            f"Both epsilons are infinite: {', '.join(verdict.raw_values)} leave the device un-noised, and the models "
+            f"follow them. The noised values alone: epsilon_server {number(verdict.noised_server)}, epsilon_release "
+            f"{number(verdict.noised_release)}."
+        )
+    else:
+        text = (
+            f"epsilon_server = {number(server)}: {protection(server, 'the server')}. "
+            f"epsilon_release = {number(release)}: "
+            f"{protection(release, 'someone who sees only the aggregate models')}."
+        )
     if server <= MEANINGLESS_EPSILON:
         text += (
             f" Whoever sees a device's updates and guesses, from even odds, whether {who} took part "

@@ -64,7 +64,7 @@ class Case:
     def notice(self) -> TaskNotice:
         """What the aggregator announces."""
         ref = BlobRef.of(self._package())
-        return TaskNotice(self.spec().task, ref.digest, ref.size)
+        return TaskNotice(self.spec().task, ref.digest, ref.size, 0)
 
     def initial(self) -> np.ndarray:
         """The first global model, float32 `[d]`."""

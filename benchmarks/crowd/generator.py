@@ -52,12 +52,12 @@ class Device(threading.Thread):
         rounds = Rounds(config.device.id, self._diary)
         try:
             with NotedStore(config.store_path, device=config.device.id, rounds=rounds, turn=self._turn) as store:
-                Agent(config, self._connector(rounds), store).run(self._stop_asked)
+                Agent(config, self._connector(rounds, store), store).run(self._stop_asked)
         except BaseException as error:
             _log.exception("%s has ended", config.device.id)
             self.failure = error
 
-    def _connector(self, rounds: Rounds) -> Callable[[Will], NotedLink]:
+    def _connector(self, rounds: Rounds, store: NotedStore) -> Callable[[Will], NotedLink]:
         broker, simulation = self._config.broker, self._config.simulation
         hurry_s = simulation.reconnect_s if simulation else None
 
@@ -67,7 +67,7 @@ class Device(threading.Thread):
                 topics=Topics(self._config.device.federation),
                 rounds=rounds,
                 diary=self._diary,
-                client_id=self._config.device.id,
+                client_id=store.identity.client_id(self._config.device.id),
                 will=will,
                 ca_file=broker.ca_file,
                 cert_file=broker.cert_file,

@@ -71,9 +71,12 @@ def load_folder(
     class_names: Sequence[str],
     mean: Sequence[float],
     std: Sequence[float],
+    may_be_empty: bool = False,
 ) -> Samples:
     """Reads a folder of images; logs one warning if files were skipped. See `scan_folder`."""
-    scan = scan_folder(path, input_shape=input_shape, class_names=class_names, mean=mean, std=std)
+    scan = scan_folder(
+        path, input_shape=input_shape, class_names=class_names, mean=mean, std=std, may_be_empty=may_be_empty
+    )
     if scan.skipped:
         named = "; ".join(scan.skipped[:MAX_NAMED_FILES])
         more = len(scan.skipped) - MAX_NAMED_FILES
@@ -94,6 +97,7 @@ def scan_folder(
     class_names: Sequence[str],
     mean: Sequence[float],
     std: Sequence[float],
+    may_be_empty: bool = False,
 ) -> FolderScan:
     """Reads a folder of images.
 
@@ -101,6 +105,7 @@ def scan_folder(
         missing, and image files that lie outside a class folder count as skipped.
     :param input_shape: (C, H, W) of the model; C is 1 (grey) or 3 (RGB).
     :param class_names: what labels 0, 1, ... mean; the names of the sub-folders.
+    :param may_be_empty: whether no readable image at all is as good as some.
     :raises BadInput: no such folder, a sub-folder that is no class, or not one readable image.
     """
     channels = input_shape[0]
@@ -134,13 +139,13 @@ def scan_folder(
                 skipped.append(f"{file.relative_to(path).as_posix()}: {error.__cause__!r}")
             else:
                 labels.append(label_of[entry.name])
-    if not images:
+    if not images and not may_be_empty:
         raise BadInput(
             f"{path} holds no readable image in a class folder ({len(skipped)} files skipped); "
             f"put images into {path}/<class>/, the classes are {', '.join(class_names)}"
         )
     samples = Samples(
-        np.stack(images),
+        np.stack(images) if images else np.empty((0, *input_shape), np.uint8),
         np.array(labels, dtype=np.int64),
         tuple(float(value) for value in mean),
         tuple(float(value) for value in std),

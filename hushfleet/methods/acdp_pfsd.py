@@ -16,8 +16,9 @@ Reading: the update is what all Q steps change; theta^{t,1} in line 16 would lea
 Reading: accuracies and losses are those of the personal model, as Section 4.3 says; line 20 has the noised one.
 Deviation: they are taken on the device's training samples. A device has no others: in a simulation its test set is for
 what is printed, and steers nothing.
-Under `as-published` these two numbers leave each device in the clear, as in the paper, and no epsilon covers them:
-what is charged is the noise on the update alone. They also decide C^t, so readers of the plan learn from them too.
+Under `as-published` these two numbers leave each device in the clear, as in the paper: the ledger charges infinity,
+and keeps the cost of the noise on the update beside it. They also decide C^t, so readers of the plan learn from them
+too.
 Deviation: under `strict` they are clipped (the loss to `loss_bound`) and noised, within the charge: a share of
 `report_share` of 1/sigma^2 is theirs, and the update's noise grows by it. The means over the cohort then still are
 Algorithm 2's state and reward. A state from noised norms alone would cost nothing, but would not know whether the
@@ -51,7 +52,7 @@ from hushfleet.methods.clip_agent import ClipAgent, trimmed_mean
 from hushfleet.methods.quantile_clip import BIT_BOUND, bit_multiplier, followed
 from hushfleet.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
-from hushfleet.privacy.mechanism import Charge, GaussianMechanism
+from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.spec import require
 
@@ -169,6 +170,14 @@ class ACDPpFSD(Method):
         """Norm of a report's numbers: of one or two, each within 1/2 of 0."""
         return BIT_BOUND if self.clipping == "quantile" else math.sqrt(0.5)
 
+    def report_limit(self, terms: RoundTerms) -> float:
+        """Half, and eight deviations of the noise: without it one device could lead the clip norm wherever it likes."""
+        multiplier = self._report_multiplier(terms)
+        if multiplier is None:
+            return 0.5
+        mechanism = GaussianMechanism(multiplier, self.mechanism(terms).noise_split)
+        return 0.5 + 8 * float(mechanism.vector_stds([self._report_bound])[0])
+
     def _report_multiplier(self, terms: RoundTerms) -> float | None:
         """Noise multiplier of the reports' sum; None where they are not noised."""
         multiplier = self.noise_multiplier(terms)
@@ -180,19 +189,22 @@ class ACDPpFSD(Method):
             return multiplier / math.sqrt(self.config.report_share)
         return None
 
-    def _whole(self, terms: RoundTerms) -> GaussianMechanism:
-        """The task's mechanism, which pays for values and report together."""
+    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
+        if self.clipping == "fixed" or self._report_multiplier(terms) is not None:
+            return ()
+        what = {"ppo": "accuracy and loss on the own samples", "quantile": "whether the update is within the clip norm"}
+        return (what[self.clipping],)
+
+    def charged_mechanism(self, terms: RoundTerms) -> GaussianMechanism:
+        """The task's."""
         return super().mechanism(terms)
 
     def mechanism(self, terms: RoundTerms) -> GaussianMechanism:
         """The noise of the values: 1/z_values^2 = 1/z^2 - 1/z_report^2 (Andrew et al., Theorem 1)."""
-        whole, report = self._whole(terms), self._report_multiplier(terms)
+        whole, report = self.charged_mechanism(terms), self._report_multiplier(terms)
         if report is None:
             return whole
         return replace(whole, noise_multiplier=_without(whole.noise_multiplier, report))
-
-    def charge(self, terms: RoundTerms) -> Charge:
-        return super().charge(terms) if self.privacy.unit == "record" else self._whole(terms).charge()
 
     def mechanism_multiplier(self, terms: RoundTerms, charged: float) -> float:
         report = self._report_multiplier(terms)
@@ -204,7 +216,7 @@ class ACDPpFSD(Method):
         if report is None or self.privacy.unit == "record":
             return super().multiplier_release(terms, participants=participants)
         if self.clipping == "quantile":
-            return self._whole(terms).multiplier_release(participants)
+            return self.charged_mechanism(terms).multiplier_release(participants)
         values = self.mechanism(terms).multiplier_release(participants)
         return 1 / math.hypot(1 / values, 1 / report)
 

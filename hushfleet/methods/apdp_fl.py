@@ -43,6 +43,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hushfleet.errors import PrivacyError
 from hushfleet.methods.base import (
     Array,
     DeviceState,
@@ -66,8 +67,11 @@ class APDPFLConfig(TrainingConfig):
     """:param decay: p, what sigma is multiplied by after a round whose score is above 50; 1 keeps it.
 
     :param mu: weight of a proximal term, for the paper's DP-FedProx.
+    :param max_preference: a device may add up to so many times the standard noise; the aggregator refuses more, since
+        the louder the noise that a device names, the farther an update may move the model.
     """
 
+    max_preference: float = 5.0
     decay: float = 0.9
     mu: float = 0.0
 
@@ -75,6 +79,7 @@ class APDPFLConfig(TrainingConfig):
         super().__post_init__()
         require(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
         require(0 <= self.mu <= 1000, "mu", self.mu, "in [0, 1000]")
+        require(1 <= self.max_preference <= 1000, "max_preference", self.max_preference, "in [1, 1000]")
 
 
 class APDPFL(Method):
@@ -90,8 +95,17 @@ class APDPFL(Method):
     def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
         add_pull(gradient, params, start, self.config.mu)
 
+    @property
+    def max_preference(self) -> float:
+        return self.config.max_preference
+
     def noise_multiplier(self, terms: RoundTerms) -> float:
-        """sigma_i of section 4.2."""
+        """sigma_i of section 4.2. Raises `PrivacyError` for more than the task allows."""
+        if terms.preference > self.max_preference:
+            raise PrivacyError(
+                f"this device wants {terms.preference:g} times the standard noise, and the task allows "
+                f"{self.max_preference:g} times (method.max_preference)"
+            )
         return terms.preference * super().noise_multiplier(terms)
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:

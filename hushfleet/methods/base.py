@@ -15,10 +15,11 @@ a method makes of the trained vector is post-processing: `release` then sends it
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from hushfleet import array_api
 from hushfleet.errors import Malformed
 from hushfleet.evaluation import Evaluation
 from hushfleet.objectives import Objective
+from hushfleet.optim import adam_reach
 from hushfleet.params import ParamLayout
 from hushfleet.parts import BoundOf, Part
 from hushfleet.privacy.clipping import clip, layer_norms
@@ -240,6 +242,7 @@ class Method:
     config_class: ClassVar[type[TrainingConfig]] = TrainingConfig
     clips: ClassVar[bool] = True  # whether what is sent is bounded by the clip norm
     personal_noise: ClassVar[bool] = False  # whether devices may choose their own noise multiplier
+    max_preference: float = 1.0  # the most that they may choose, in units of the task's
 
     def __init__(self, config: Any, privacy: PrivacySpec, layout: ParamLayout, *, rounds: int) -> None:
         self.config = config
@@ -374,15 +377,41 @@ class Method:
             batch_size=self.config.batch_size,
         )
 
+    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
+        """Functions of the device's data that leave in a round beside the values and have no noise, in words.
+
+        The ledger charges infinity for them. Under `strict` accounting a task with noise has none.
+        """
+        return ()
+
+    def charged_mechanism(self, terms: RoundTerms) -> GaussianMechanism:
+        """What pays for values and report together, for the unit `device`."""
+        return self.mechanism(terms)
+
     def charge(self, terms: RoundTerms) -> Charge:
         """What a round costs the device; known before any training."""
-        if self.privacy.unit == "record":
-            return self.record_mechanism(terms).charge()
-        return self.mechanism(terms).charge()
+        record = self.privacy.unit == "record"
+        mechanism = self.record_mechanism(terms) if record else self.charged_mechanism(terms)
+        return replace(mechanism.charge(), raw=self.raw_values(terms))
+
+    @property
+    def reach(self) -> float:
+        """The most that a value of an update can be without noise of its own, whatever the data were; inf: no bound.
+
+        With Adam no value moves by more than some learning rates a step, and with the unit `record` the task says how
+        many steps there are. By SGD it moves as far as the gradients say, and of those a batch has any number.
+        """
+        if self.privacy.unit != "record" or self.config.optimizer != "adam":
+            return math.inf
+        return adam_reach(self.config.learning_rate, self.privacy.batches)
 
     def mechanism_multiplier(self, terms: RoundTerms, charged: float) -> float:
         """Noise multiplier of the values alone, where `charged` covers them and the report."""
         return charged
+
+    def report_limit(self, terms: RoundTerms) -> float:
+        """The most that a number of an honest report is in size, but for a probability below 1e-14; inf: no bound."""
+        return math.inf
 
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
         return PublicState(public.mask, public.participations + 1)
@@ -396,6 +425,11 @@ class Method:
     def controls(self, server: ServerState, round: int) -> dict[str, float]:
         """What the plan of `round` tells every device, such as `clip_norm` or `noise_multiplier`."""
         return {}
+
+    @classmethod
+    def weighs(cls, config: Any) -> bool:
+        """Whether `weight` may be other than 1."""
+        return False
 
     def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
         """What an update `sent [d]` weighs in the mean; positive."""

@@ -161,6 +161,10 @@ class DPFedSim(Method):
         hidden = self.stretch * math.sqrt(len(self.layout.layers))
         return GaussianMechanism(plain.noise_multiplier / hidden, noise_split=plain.noise_split)
 
+    @classmethod
+    def weighs(cls, config: DPFedSimConfig) -> bool:
+        return config.msa
+
     def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
         """Eq. (15): the mean over the layers of the cosine between the global and the client's model."""
         if not self.config.msa:

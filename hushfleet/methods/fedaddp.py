@@ -81,6 +81,10 @@ class FedADDP(FedDPA):
         """Whether what is sent is bounded by the clip norm."""
         return not self.exposed
 
+    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
+        noised = self.exposed and self.noise_multiplier(terms) > 0
+        return ("bounds and noise that follow the own model",) if noised else ()
+
     def room(self, trained: Array) -> Array:
         """q of each parameter, `[..., d]`."""
         xp = array_api.array_namespace(trained)

@@ -134,6 +134,11 @@ class FedDPA(Method):
         anchor = state.private.get(GLOBAL)
         return update if anchor is None else update + (started(state, anchor) - anchor)
 
+    @property
+    def reach(self) -> float:
+        """What is sent is more than a round's training: the device's own model lies anywhere."""
+        return math.inf
+
     def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         return super().release(state, self.against_global(state, update), terms, noise)
 

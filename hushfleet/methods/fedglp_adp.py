@@ -136,6 +136,16 @@ class FedGLPADP(Method):
     def gradients_per_batch(cls, config: FedGLPADPConfig) -> int:
         return 2 if config.sequential else 1
 
+    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
+        raw = (
+            self.privacy.accounting == "as-published"
+            and self.privacy.unit == "device"
+            and self.config.acndp
+            and self.config.gamma > 0
+            and math.isfinite(self.privacy.clip_norm)
+        )
+        return ("clip norms that follow the norms of raw updates",) if raw else ()
+
     def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
         if not self.config.acndp:
             return super().protect(state, update, terms, noise)

@@ -8,6 +8,8 @@ is repeated after a crash must send the stored bytes, because two noisings of on
 Each row holds the SHA-256 of the row before it together with its own fields, and one more row holds the
 number of entries and the last hash. An entry that was changed, removed or added by another hand is
 found at the next reading, and the device then stops taking part.
+
+An entry also names what left without noise (`Charge.raw`). No number covers that: epsilon is infinite from then on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +28,12 @@ from hushfleet.privacy.accounting import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 
 DIGEST_BYTES = 32
+_COLUMNS = (
+    "seq, task, round, unit, adjacency, mechanism, noise_multiplier, noise_split, sample_rate, steps, payload_digest, "
+    "hash, raw"
+)
 _GENESIS = bytes(DIGEST_BYTES)
+_RAW_SEPARATOR = "\n"
 
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS privacy_ledger (
@@ -41,6 +49,7 @@ _SCHEMA = (
         steps INTEGER NOT NULL,
         payload_digest BLOB NOT NULL,
         hash BLOB NOT NULL,
+        raw TEXT NOT NULL DEFAULT '',
         UNIQUE (task, round, unit))""",
     """CREATE TABLE IF NOT EXISTS privacy_ledger_head (
         only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -93,6 +102,14 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger could not be created: {error}") from error
 
+    def upgrade_schema(self) -> None:
+        """Adds the column that a ledger of an earlier version lacks; its entries stay as they are."""
+        try:
+            if not self._names_raw():
+                self._connection.execute("ALTER TABLE privacy_ledger ADD COLUMN raw TEXT NOT NULL DEFAULT ''")
+        except sqlite3.Error as error:
+            raise LedgerError(f"the privacy ledger could not be brought to this version: {error}") from error
+
     def charge(self, charge: Charge, *, task: str, round: int, payload_digest: bytes) -> None:
         """Write one entry into the caller's open transaction; the caller commits it with the payload.
 
@@ -112,11 +129,11 @@ class Ledger:
             raise LedgerError("no transaction is open: begin one, charge, store the payload, commit both")
         try:
             count, previous = self._head()
-            fields = _fields(task, round, charge, payload_digest)
-            row_hash = _link(previous, count + 1, fields)
+            fields, raw = _fields(task, round, charge, payload_digest), _RAW_SEPARATOR.join(charge.raw)
+            row_hash = _link(previous, count + 1, fields, raw)
             connection.execute(
-                f"INSERT INTO privacy_ledger VALUES ({', '.join('?' * (len(fields) + 2))})",
-                (count + 1, *fields, row_hash),
+                f"INSERT INTO privacy_ledger ({_COLUMNS}) VALUES ({', '.join('?' * (len(fields) + 3))})",
+                (count + 1, *fields, row_hash, raw),
             )
             connection.execute("UPDATE privacy_ledger_head SET entries = ?, hash = ?", (count + 1, row_hash))
         except sqlite3.IntegrityError as error:
@@ -131,18 +148,19 @@ class Ledger:
         """All entries in the order of writing, or those of one task, from a verified chain."""
         try:
             count, head = self._head()
-            rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
+            columns = _COLUMNS if self._names_raw() else _COLUMNS.removesuffix("raw") + "''"
+            rows = self._connection.execute(f"SELECT {columns} FROM privacy_ledger ORDER BY seq").fetchall()
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger cannot be read: {error}") from error
         previous, entries = self._first_hash(), []
-        for expected, (seq, *fields, row_hash) in enumerate(rows, start=1):
-            if seq != expected or _link(previous, seq, tuple(fields)) != row_hash:
+        for expected, (seq, *fields, row_hash, raw) in enumerate(rows, start=1):
+            if seq != expected or _link(previous, seq, tuple(fields), raw) != row_hash:
                 raise LedgerError(
                     f"the privacy ledger of device {self._device!r} was changed at entry {expected}: what "
                     f"was spent is no longer known, so this device must not take part any more"
                 )
             previous = row_hash
-            entries.append(_entry(fields))
+            entries.append(_entry(fields, raw))
         if len(rows) != count or previous != head:
             raise LedgerError(
                 f"the privacy ledger of device {self._device!r} has {len(rows)} entries where {count} were "
@@ -173,21 +191,30 @@ class Ledger:
     ) -> float:
         """Epsilon of this device against whoever sees its own updates, over all tasks or one of them.
 
-        With `extra`, what it would be after one more charge. If any entry protects records, the number is
-        for a record (`unit` tells): a device-level release counts there with half its multiplier, since a
-        changed record can move the update from one end of the clipping ball to the other.
+        With `extra`, what it would be after one more charge. Infinite once a raw value has left.
         """
         charges = self._charges(task, extra)
-        to_records = any(charge.unit == "record" for charge in charges)
-        steps = [
-            Step(
-                charge.noise_multiplier / 2 if to_records and charge.unit == "device" else charge.noise_multiplier,
-                charge.sample_rate,
-                charge.steps,
-            )
-            for charge in charges
-        ]
-        return epsilon(steps, delta=delta, accountant=accountant)
+        return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant)
+
+    def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
+        """What left without noise, in words, in the order of its first time."""
+        return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
+
+    def epsilon_noised(
+        self,
+        *,
+        delta: float,
+        task: str | None = None,
+        extra: Charge | None = None,
+        accountant: Accountant = "exact",
+    ) -> float:
+        """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
+
+        If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
+        with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
+        other.
+        """
+        return _epsilon_of(self._charges(task, extra), delta, accountant)
 
     def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
         """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
@@ -200,6 +227,14 @@ class Ledger:
             self.verify_chain()
             return
         after = self.epsilon_server(delta=delta, extra=charge)
+        if after == math.inf and (raw := self.raw_values(extra=charge)):
+            when = "this round would send" if charge.raw else "earlier rounds have sent"
+            raise BudgetExceeded(
+                f"device {self._device!r} has a limit of epsilon {epsilon_limit:g} against the server, and {when} "
+                f"without noise: {', '.join(charge.raw or raw)}. That makes epsilon infinite, so no finite limit "
+                f'allows it: run the task with privacy.accounting = "strict", or let the device\'s owner set '
+                f"limits.epsilon_server = inf"
+            )
         if after > epsilon_limit:
             spent = self.epsilon_server(delta=delta)
             raise BudgetExceeded(
@@ -210,6 +245,10 @@ class Ledger:
 
     def _charges(self, task: str | None, extra: Charge | None) -> list[Charge]:
         return [entry.charge for entry in self.entries(task)] + ([extra] if extra is not None else [])
+
+    def _names_raw(self) -> bool:
+        columns = self._connection.execute("SELECT name FROM pragma_table_info('privacy_ledger')")
+        return ("raw",) in columns.fetchall()
 
     def _head(self) -> tuple[int, bytes]:
         row = self._connection.execute("SELECT device, entries, hash FROM privacy_ledger_head").fetchone()
@@ -222,6 +261,20 @@ class Ledger:
 
     def _first_hash(self) -> bytes:
         return hashlib.sha256(_GENESIS + self._device.encode()).digest()
+
+
+def _epsilon_of(charges: Sequence[Charge], delta: float, accountant: Accountant) -> float:
+    """Of the noised values that these charges stand for."""
+    to_records = any(charge.unit == "record" for charge in charges)
+    steps = [
+        Step(
+            charge.noise_multiplier / 2 if to_records and charge.unit == "device" else charge.noise_multiplier,
+            charge.sample_rate,
+            charge.steps,
+        )
+        for charge in charges
+    ]
+    return epsilon(steps, delta=delta, accountant=accountant)
 
 
 def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tuple[Any, ...]:
@@ -240,11 +293,15 @@ def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tup
     )
 
 
-def _entry(fields: list[Any]) -> LedgerEntry:
+def _entry(fields: list[Any], raw: str) -> LedgerEntry:
     task, round, *charge, payload_digest = fields
-    return LedgerEntry(task, round, Charge(*charge), payload_digest)
+    named = tuple(raw.split(_RAW_SEPARATOR)) if raw else ()
+    return LedgerEntry(task, round, Charge(*charge, raw=named), payload_digest)
 
 
-def _link(previous: bytes, seq: int, fields: tuple[Any, ...]) -> bytes:
-    """The hash of one entry: over the hash before it, its number and its columns (doubles, exactly)."""
-    return hashlib.sha256(previous + msgpack.packb([seq, *fields])).digest()
+def _link(previous: bytes, seq: int, fields: tuple[Any, ...], raw: str) -> bytes:
+    """The hash of one entry: over the hash before it, its number and its columns (doubles, exactly).
+
+    `raw` is part of it where there is any, so that entries from before it was written keep their hash.
+    """
+    return hashlib.sha256(previous + msgpack.packb([seq, *fields, *([raw] if raw else [])])).digest()

@@ -43,6 +43,7 @@ class Charge:
     :param noise_split: among how many devices the noise of the sum was divided (1: not divided).
     :param sample_rate: secret Poisson sampling inside the device; 1 for device-level noise.
     :param steps: how many such releases this charge stands for.
+    :param raw: functions of private data that leave beside them without noise, in words. No epsilon covers them.
     """
 
     unit: str
@@ -52,6 +53,7 @@ class Charge:
     noise_split: int = 1
     sample_rate: float = 1.0
     steps: int = 1
+    raw: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.unit not in ("device", "record"):
@@ -69,6 +71,8 @@ class Charge:
                 f"a charge needs noise_split and steps of at least 1 and a sample rate in (0, 1], got "
                 f"{self.noise_split!r}, {self.steps!r} and {self.sample_rate!r}"
             )
+        if any(not words or "\n" in words for words in self.raw):
+            raise PrivacyError(f"raw values are named in one line each, got {self.raw!r}")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ other's public key at first sight or takes it from its configuration (docs/wire.
 
 from __future__ import annotations
 
+import hashlib
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -41,6 +43,14 @@ class Identity:
     def sign(self, data: bytes | bytearray | memoryview) -> bytes:
         """The signature, 64 bytes; the same key and data always give the same one."""
         return self._private_key.sign(data)
+
+    def client_id(self, name: str) -> str:
+        """An MQTT client id that begins with `name`, the same after each restart, that only the key's owner can tell.
+
+        Who connects with another's client id takes its session. A broker that binds client ids to certificates takes
+        the certificate's name instead of this one; every other broker believes whatever it is told.
+        """
+        return f"{name}-{hashlib.sha256(b'hushfleet client id' + self.to_bytes()).hexdigest()[:16]}"
 
     def __repr__(self) -> str:
         return f"Identity(public_key={self.public_key.hex()})"

@@ -1,6 +1,7 @@
-"""The ten small messages, and the signed frame that they travel in.
+"""The thirteen small messages, and the signed frame that they travel in.
 
-Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over all before it.
+Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all
+before it: what was signed for one federation verifies in no other.
 A frame is accepted only in the one form that the encoder gives: the decoded message is encoded again and
 must be the same bytes. So repeated keys, padded integers, fields in another order and texts that the
 encoder would have cleaned are refused without a rule for each.
@@ -14,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from hushfleet.errors import BadSignature, Malformed, TooLarge
+from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.spec import TASK_ID, require
 from hushfleet.strict import later
 from hushfleet.wire import canonical
@@ -23,7 +24,7 @@ from hushfleet.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.topics import DIGEST_BYTES, NAME_RULE, is_name
 
 MAGIC = b"HF"
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
 MAX_ROUNDS = 1_000_000
@@ -36,9 +37,11 @@ MAX_CONTROLS = 16
 MAX_CONTROL_NAME = 32
 MAX_DIFFERENCES = 16
 BASE_BYTES = 8
+NONCE_BYTES = 16
 
 _HEAD = struct.Struct("<2sBBI")
 
+Phase = Literal["open", "closed", "finished"]
 DeviceStatus = Literal["ready", "training", "sleeping", "lost"]
 RefusedCode = Literal[
     "late", "not-in-cohort", "unknown-device", "bad-signature", "malformed", "wrong-shape", "non-finite",
@@ -80,29 +83,34 @@ def _one_line(text: str) -> str:
 class ServerState:
     """Retained: the aggregator is there, and this is its key.
 
-    :param session: grows by one at each start of the aggregator.
+    :param epoch: grows at each start of any run of this key; a device refuses what names an older one.
     """
 
-    session: int
+    epoch: int
     state: Literal["ready", "lost"]
     public_key: bytes
 
     def __post_init__(self) -> None:
-        _require_count("session", self.session, MAX_INT)
+        _require_count("epoch", self.epoch, MAX_INT)
         require(self.state in ("ready", "lost"), "state", self.state, "ready or lost")
         _require_bytes("public_key", self.public_key, KEY_BYTES)
 
 
 @dataclass(frozen=True)
 class TaskNotice:
-    """Retained: the task package is the blob with this SHA-256 and size."""
+    """Retained: the task package is the blob with this SHA-256 and size.
+
+    :param epoch: of the aggregator, as in `ServerState`.
+    """
 
     task: str
     digest: bytes
     size: int
+    epoch: int
 
     def __post_init__(self) -> None:
         _require_round(self.task, 0)
+        _require_count("epoch", self.epoch, MAX_INT)
         _require_bytes("digest", self.digest, DIGEST_BYTES)
         _require_count("size", self.size, MAX_BLOB_BYTES, least=1)
 
@@ -131,12 +139,13 @@ class RoundPlan:
     :param controls: numbers that the method's server half chose for this round, by name.
     :param differences: each applied to the model that the one before it gives; the last one gives the global model.
         Together they are smaller than it is.
+    :param epoch: of the aggregator that announces it, as in `ServerState`; 0 in a simulation without a network.
     """
 
     task: str
     round: int
     rounds: int
-    phase: Literal["open", "closed", "finished"]
+    phase: Phase
     global_digest: bytes
     global_bytes: int
     cohort: dict[str, bytes]
@@ -144,12 +153,14 @@ class RoundPlan:
     deadline_s: float
     controls: dict[str, float] = later({})
     differences: tuple[DifferenceRef, ...] = later(())
+    epoch: int = later(0)
 
     def __post_init__(self) -> None:
         _require_round(self.task, self.round)
         _require_count("rounds", self.rounds, MAX_ROUNDS, least=1)
         require(self.round <= self.rounds, "round", self.round, f"at most rounds = {self.rounds}")
-        require(self.phase in ("open", "closed", "finished"), "phase", self.phase, "open, closed or finished")
+        require(self.phase in get_args(Phase), "phase", self.phase, f"one of {get_args(Phase)}")
+        _require_count("epoch", self.epoch, MAX_INT)
         _require_bytes("global_digest", self.global_digest, DIGEST_BYTES)
         _require_count("global_bytes", self.global_bytes, MAX_BLOB_BYTES, least=1)
         _require_count("cohort size", len(self.cohort), MAX_COHORT)
@@ -299,14 +310,82 @@ class Refused:
         object.__setattr__(self, "reason", _one_line(self.reason))
 
 
-Message = ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused
+@dataclass(frozen=True)
+class NotEnrolled:
+    """The aggregator does not accept the device that announced itself with this key; `reason` is cut to one line."""
+
+    device: str
+    public_key: bytes
+    reason: str
+
+    def __post_init__(self) -> None:
+        require(is_name(self.device), "device", self.device[:MAX_TEXT], NAME_RULE)
+        _require_bytes("public_key", self.public_key, KEY_BYTES)
+        object.__setattr__(self, "reason", _one_line(self.reason))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A device that has connected asks what the aggregator knows of it, before it trains or sends an update.
+
+    :param session: of this process, as in its `Birth`.
+    :param nonce: 16 random bytes, drawn once for this process.
+    """
+
+    session: int
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        _require_count("session", self.session, MAX_INT)
+        _require_bytes("nonce", self.nonce, NONCE_BYTES)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the aggregator knows of a device: the answer to its `Ask`.
+
+    :param epoch: of the aggregator; :param nonce: of the `Ask`, so that no earlier answer can be given for this one.
+    :param session: the newest of this device; :param yours: whether it is the asking process's own.
+    :param task, round, phase: of the plan that is announced.
+    :param last_round: the newest round of the task of which the aggregator has an update of this device, or was
+        offered one; 0 for none.
+    :param last_digest: SHA-256 of that update; empty for none.
+    """
+
+    epoch: int
+    nonce: bytes
+    session: int
+    yours: bool
+    task: str
+    round: int
+    phase: Phase
+    last_round: int
+    last_digest: bytes
+
+    def __post_init__(self) -> None:
+        _require_count("epoch", self.epoch, MAX_INT)
+        _require_bytes("nonce", self.nonce, NONCE_BYTES)
+        _require_count("session", self.session, MAX_INT)
+        _require_round(self.task, self.round)
+        require(self.phase in get_args(Phase), "phase", self.phase, f"one of {get_args(Phase)}")
+        _require_count("last_round", self.last_round, MAX_ROUNDS)
+        _require_bytes("last_digest", self.last_digest, DIGEST_BYTES if self.last_round else 0)
+
+
+Message = (
+    ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled
+    | Ask | Known
+)  # fmt: skip
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
 
 
-def encode_message(message: Message, identity: Identity) -> bytes:
-    """The signed frame. Raises `TooLarge` above `MAX_MESSAGE_BYTES`, which only a huge cohort reaches."""
+def encode_message(message: Message, identity: Identity, *, federation: str) -> bytes:
+    """The signed frame. Raises `TooLarge` above `MAX_MESSAGE_BYTES`, which only a huge cohort reaches.
+
+    :param federation: the name of the one that the message is for; it is signed, and not sent.
+    """
     head_and_body = _head_and_body(message)
     size = len(head_and_body) + SIGNATURE_BYTES
     if size > MAX_MESSAGE_BYTES:
@@ -314,7 +393,7 @@ def encode_message(message: Message, identity: Identity) -> bytes:
             f"a {type(message).__name__} of {size} bytes is above the cap of {MAX_MESSAGE_BYTES}; "
             "use fewer or shorter device ids in one round"
         )
-    return head_and_body + identity.sign(head_and_body)
+    return head_and_body + identity.sign(_context(federation) + head_and_body)
 
 
 def peek_kind(data: bytes) -> type[Message]:
@@ -327,7 +406,8 @@ def peek_kind(data: bytes) -> type[Message]:
     if magic != MAGIC:
         raise Malformed(f"a message begins with {MAGIC!r}, not with {bytes(magic)!r}")
     if version != VERSION:
-        raise Malformed(f"the message has wire version {version}, this side speaks {VERSION}; update one")
+        older = "the sender" if version < VERSION else "this side"
+        raise OtherVersion(f"the message has wire version {version}, this side speaks {VERSION}; update {older}")
     if kind not in KINDS:
         raise Malformed(f"the message kind {kind} is not known")
     if body_bytes != len(data) - _HEAD.size - SIGNATURE_BYTES:
@@ -335,9 +415,10 @@ def peek_kind(data: bytes) -> type[Message]:
     return KINDS[kind]
 
 
-def decode_message(data: bytes, *, public_key: bytes | None = None) -> Message:
+def decode_message(data: bytes, *, federation: str, public_key: bytes | None = None) -> Message:
     """The message in a frame, checked field by field.
 
+    :param federation: for which it must have been signed.
     :param public_key: who must have signed it. None: only `Birth` and `ServerState` are accepted, by the
         key that they hold; whether that key is to be trusted is the caller's decision.
 
@@ -346,7 +427,7 @@ def decode_message(data: bytes, *, public_key: bytes | None = None) -> Message:
     cls = peek_kind(data)
     signed, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
     if public_key is not None:
-        verify(public_key, signed, signature)
+        _verify(public_key, signed, signature, federation)
     elif cls not in (Birth, ServerState):
         raise BadSignature(f"a {cls.__name__} cannot be checked, since its sender's key is not known yet")
     message = canonical.unpack(
@@ -360,7 +441,7 @@ def decode_message(data: bytes, *, public_key: bytes | None = None) -> Message:
     )
     if isinstance(message, (Birth, ServerState)):
         if public_key is None:
-            verify(message.public_key, signed, signature)
+            _verify(message.public_key, signed, signature, federation)
         elif message.public_key != public_key:
             raise BadSignature(f"the {cls.__name__} announces another key than the one that is pinned")
     return message
@@ -369,3 +450,15 @@ def decode_message(data: bytes, *, public_key: bytes | None = None) -> Message:
 def _head_and_body(message: Message) -> bytes:
     body = canonical.pack(message)
     return _HEAD.pack(MAGIC, VERSION, _NUMBERS[type(message)], len(body)) + body
+
+
+def _context(federation: str) -> bytes:
+    """Before what is signed. A name has no zero byte, so no two federations sign the same bytes for anything."""
+    return b"hushfleet " + federation.encode() + b"\0"
+
+
+def _verify(public_key: bytes, signed: bytes, signature: bytes, federation: str) -> None:
+    try:
+        verify(public_key, _context(federation) + signed, signature)
+    except BadSignature as error:
+        raise BadSignature(f"{error} for the federation {federation!r}") from error

@@ -23,10 +23,10 @@ class Accounts:
         return plan_bytes
 
     def linked(self, device: Device, named: int) -> int:
-        """A device says that it is there, and is given the plan of the moment. Its bytes."""
+        """A device says that it is there, asks what is known of it, and is given the plan of the moment. Its bytes."""
         plan_bytes = self._sizes.plan_wire_bytes(named)
-        device.spent.up_bytes += self._sizes.birth
-        device.spent.down_bytes += plan_bytes
+        device.spent.up_bytes += self._sizes.birth + self._sizes.ask
+        device.spent.down_bytes += plan_bytes + self._sizes.known
         device.announced_from = self._announced
         return plan_bytes
 

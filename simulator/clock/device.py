@@ -71,8 +71,8 @@ class Ending(NamedTuple):
 class Spent:
     """What a device has done so far, for the totals of a forecast.
 
-    :param up_bytes, down_bytes: whole packets; :param charged: rounds by the number that their noise was divided by,
-        and `unused` those of them that went into no model.
+    :param up_bytes, down_bytes: whole packets; :param charged: rounds by the size of their cohort, and `unused`
+        those of them that went into no model.
     """
 
     up_bytes: float = 0.0

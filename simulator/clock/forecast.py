@@ -52,7 +52,8 @@ class Forecast:
 
     :param updates_per_round: mean number that went into a new global model.
     :param rounds_without: rounds that closed with too few updates.
-    :param epsilon: what the device that was charged most has spent against the server; inf without noise.
+    :param epsilon: what the device that was charged most has spent against the server; inf without noise,
+        or with raw values.
     :param epsilon_unused: what of it the device that wasted most has spent on updates that no model holds.
     :param unused_share: of all charged rounds of all devices.
     """
@@ -120,8 +121,8 @@ def _totals(
         without += not outcome.used
         total_s = outcome.closed_s
     spent = [device.spent for device in fleet]
-    most = max(spent, key=lambda each: _cost(each.charged))
-    worst = max(spent, key=lambda each: _cost(each.unused))
+    most = max(spent, key=lambda each: _cost(prepared, each.charged))
+    worst = max(spent, key=lambda each: _cost(prepared, each.unused))
     charged = sum(each.charged.total() for each in spent)
     return Forecast(
         policy=policy,
@@ -159,13 +160,20 @@ def _share(label: str, kind: int, fleet: Sequence[Device]) -> BoardShare:
     return BoardShare(label, len(spent), places, **parts)
 
 
-def _cost(rounds: Counter[int]) -> int:
+def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:
     """Orders what devices have spent: a round's noise divided by n counts n times as much as one that is not."""
-    return sum(split * count for split, count in rounds.items())
+    return sum(_split(prepared, size) * count for size, count in rounds.items())
+
+
+def _split(prepared: PreparedTask, cohort_size: int) -> int:
+    return min(prepared.spec.privacy.noise_split, cohort_size)
 
 
 def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
-    charges = [(prepared.method.charge(RoundTerms(split)), count) for split, count in rounds.items() if count]
+    terms = [(RoundTerms(_split(prepared, size)), count) for size, count in rounds.items() if count]
+    charges = [(prepared.method.charge(each), count) for each, count in terms]
+    if any(charge.raw for charge, _ in charges):
+        return math.inf
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]
     privacy = prepared.spec.privacy
     return epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)

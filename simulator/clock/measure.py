@@ -25,6 +25,7 @@ import numpy as np
 from aggregator.prepare import PreparedTask
 from aggregator.rounds import RoundEngine
 from aggregator.store import AggregatorStore
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.data.samples import Samples
@@ -108,6 +109,7 @@ class _Trial:
 
     def _round(self, batch_size: int, batches: int) -> float:
         engine, spec = self._engine, self._prepared.spec
+        samples = _samples(self._prepared, batches * batch_size)
         plan, params = engine.open_round(["trial"]), engine.global_params
         trainer = Trainer(
             device="trial",
@@ -115,10 +117,9 @@ class _Trial:
             spec=replace(spec, method_config={**spec.method_config, "batch_size": batch_size, "local_steps": 0}),
             gradient=self._gradient,
             logits_of=self._inference,
-            samples=_samples(self._prepared, batches * batch_size),
+            samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
-            epsilon_limit=math.inf,
-            delta=spec.privacy.delta,
+            limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
         )
         entry, seconds = _measured(lambda: trainer.run_round(plan, params))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))

@@ -22,12 +22,25 @@ from hushfleet.wire.chunks import FRAME_OVERHEAD
 from hushfleet.wire.difference import encode_difference
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import publish_packet_bytes
-from hushfleet.wire.messages import MAX_DIFFERENCES, Ack, Birth, DifferenceRef, Offer, RoundPlan, Want, encode_message
+from hushfleet.wire.messages import (
+    MAX_DIFFERENCES,
+    Ack,
+    Ask,
+    Birth,
+    DifferenceRef,
+    Known,
+    Message,
+    Offer,
+    RoundPlan,
+    Want,
+    encode_message,
+)
 from hushfleet.wire.topics import Topics
 from hushfleet.wire.update import UpdateHeader, encode_update
 
 _TRIAL_VALUES = 1 << 16
 _KEY = Identity.from_bytes(bytes(range(32)))
+_EPOCH = 1 << 31  # unix seconds take as many bytes
 
 
 class UpdateSizes(NamedTuple):
@@ -139,22 +152,31 @@ class Sizes:
     @cached_property
     def birth(self) -> int:
         message = Birth(self._name, 1, "training", "x" * 16, "1.0", _KEY.public_key, 1024)
-        return publish_packet_bytes(self._topics.state(self._name), len(encode_message(message, _KEY)))
+        return self._packet(self._topics.state(self._name), message)
 
     @cached_property
     def want(self) -> int:
         message = Want(bytes(32), self.model_bytes, ())
-        return publish_packet_bytes(self._topics.msg(self._name), len(encode_message(message, _KEY)))
+        return self._packet(self._topics.msg(self._name), message)
 
     @cached_property
     def offer(self) -> int:
         message = Offer("x" * 32, 1, bytes(32), self.model_bytes)
-        return publish_packet_bytes(self._topics.msg(self._name), len(encode_message(message, _KEY)))
+        return self._packet(self._topics.msg(self._name), message)
 
     @cached_property
     def ack(self) -> int:
         message = Ack("x" * 32, 1, bytes(32))
-        return publish_packet_bytes(self._topics.down(self._name), len(encode_message(message, _KEY)))
+        return self._packet(self._topics.down(self._name), message)
+
+    @cached_property
+    def ask(self) -> int:
+        return self._packet(self._topics.msg(self._name), Ask(1, bytes(16)))
+
+    @cached_property
+    def known(self) -> int:
+        message = Known(_EPOCH, bytes(16), 1, True, "x" * 32, 1, "open", 1, bytes(32))
+        return self._packet(self._topics.down(self._name), message)
 
     @cached_property
     def _plan_fixed(self) -> int:
@@ -178,8 +200,12 @@ class Sizes:
             deadline_s=600.0,
             # each further one that a cohort needs is 50 bytes more
             differences=(DifferenceRef(bytes(8), bytes(32), self.difference_bytes),) * min(self.offered, 1),
+            epoch=_EPOCH,
         )
-        return publish_packet_bytes(self._topics.round, len(encode_message(message, _KEY)))
+        return self._packet(self._topics.round, message)
+
+    def _packet(self, topic: str, message: Message) -> int:
+        return publish_packet_bytes(topic, len(encode_message(message, _KEY, federation=self._topics.federation)))
 
     @property
     def _name(self) -> str:

@@ -7,16 +7,23 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aggregator.result import Result, write_whole
 from hushfleet.errors import BadInput
+from hushfleet.methods import make_method
+from hushfleet.methods.base import RoundTerms
+from hushfleet.params import ParamLayout
+from hushfleet.spec import PrivacySpec
+from hushfleet.task import parse_task
 from simulator.reproduce.cells import Cell
 from simulator.reproduce.recipe import LAST_ROUNDS, Metric, Window
 
 SCHEMA = 1
 CELLS = "cells"
+_ANY_LAYOUT = ParamLayout(("layer.weight",), ((1,),))  # raw values are a matter of the settings alone
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,8 @@ class KeptCell:
 
     :param digest: of the task that was run; see `Cell.digest`.
     :param accuracies: by metric, one value a round, None where it was not measured; fractions of 1.
-    :param epsilon_server, epsilon_release: of the device that has spent most; inf without noise.
+    :param epsilon_server, epsilon_release: of the noised values, for the device that has spent most: what a paper's
+        accounting covers. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
     :param seconds: of computing, all parts of an interrupted run together; on one core.
     :param samples: that were trained on, epochs counted.
@@ -49,6 +57,15 @@ class KeptCell:
     processor: str
     versions: dict[str, str]
     path: Path | None = field(default=None, compare=False)
+
+    @cached_property
+    def raw_values(self) -> tuple[str, ...]:
+        """What the cell's method sends without noise, in words; see `Method.raw_values`."""
+        task = parse_task(json.loads(json.dumps(self.task)), where=self.cell)
+        section = task.privacy
+        privacy = PrivacySpec(section.unit, section.accounting, section.clip_norm, self.noise_multiplier, task.delta)
+        method = make_method(task.method.name, task.method.settings, privacy, _ANY_LAYOUT, rounds=self.rounds)
+        return method.raw_values(RoundTerms())
 
     def value(self, metric: Metric, window: Window) -> float | None:
         """The accuracy of the table as a fraction; None if what it takes was not measured."""
@@ -124,8 +141,12 @@ def kept_cell(
         quick=cell.quick,
         task=cell.plain,
         accuracies={name: [_rounded(getattr(row, name)) for row in result.rounds] for name in names},
-        epsilon_server=max((row.epsilon_server for row in result.privacy), default=math.inf),
-        epsilon_release=max((row.epsilon_release for row in result.privacy), default=math.inf),
+        epsilon_server=max(
+            (_either(row.noised_server, row.epsilon_server) for row in result.privacy), default=math.inf
+        ),
+        epsilon_release=max(
+            (_either(row.noised_release, row.epsilon_release) for row in result.privacy), default=math.inf
+        ),
         noise_multiplier=result.noise_multiplier,
         rounds=len(result.rounds),
         uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
@@ -136,6 +157,10 @@ def kept_cell(
         processor=processor,
         versions=result.versions,
     )
+
+
+def _either(noised: float | None, whole: float) -> float:
+    return whole if noised is None else noised
 
 
 def _rounded(value: float | None) -> float | None:

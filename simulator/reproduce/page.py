@@ -10,7 +10,7 @@ from aggregator.report.style import STYLE
 from simulator.clock.cli import shown_time
 from simulator.reproduce.chart import dots
 from simulator.reproduce.recipe import Paper
-from simulator.reproduce.shown import epsilon, number, ours, rank_words, waiting
+from simulator.reproduce.shown import epsilon, epsilons, number, ours, rank_words, raw_words, waiting
 from simulator.reproduce.table import Block, PaperTable, measured_as
 
 _STYLE = """
@@ -113,8 +113,7 @@ def _table(block: Block) -> str:
                 (shown or waiting(square), "" if shown else "open"),
                 ("" if gap is None else f"{gap:+.2f}", "" if gap is None else ("better" if gap > 0 else "worse")),
                 (epsilon(square.paper_epsilon), ""),
-                (epsilon(square.epsilon_server), ""),
-                (epsilon(square.epsilon_release), ""),
+                *((words, "") for words in epsilons(square)),
                 (f"{len(square.seeds)} of {square.asked}", "" if shown else "open"),
             ]
             tds = "".join(f'<td{css and f" class={css}"}>{escape(text)}</td>' for text, css in cells)
@@ -154,6 +153,7 @@ def _about(table: PaperTable) -> Section:
         ("paper's ε", "what the paper prints"),
         ("ε server", "what the ledger says of the worst device, against whoever sees single updates"),
         ("ε release", "the same, against whoever sees only the aggregate models"),
+        *([("inf (x)", raw.removeprefix("inf (x): "))] if (raw := raw_words(table.squares)) else []),
         ("spread", "standard deviation over seeds"),
     ]
     return Section("about", "How to read this", "Settings, readings and words.", definitions(facts))

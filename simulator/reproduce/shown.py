@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -28,6 +28,8 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
         console.print(f"  {measured_as(table.entry, block.metric)}", style="bright_black", highlight=False)
         for ranking in block.rankings:
             console.print(_ranking(block, ranking), highlight=False)
+    if raw := raw_words(table.squares):
+        console.print(f"  {escape(raw)}", style="bright_black", highlight=False)
     notes: dict[str, list[str]] = {}
     for square in table.squares:
         if square.open and square.open != "not run yet":
@@ -58,8 +60,7 @@ def _figures(square: Square) -> list[str | Text]:
         ours(square) or Text(f"{_OPEN} {waiting(square)}", style="bright_black"),
         "" if square.difference is None else f"{square.difference:+.2f}",
         epsilon(square.paper_epsilon),
-        epsilon(square.epsilon_server),
-        epsilon(square.epsilon_release),
+        *epsilons(square),
     ]
 
 
@@ -87,6 +88,21 @@ def epsilon(value: float | None) -> str:
     if value is None:
         return ""
     return "none" if math.isinf(value) else f"{value:.3g}"
+
+
+def epsilons(square: Square) -> tuple[str, str]:
+    """Against the server and against readers of the model; in brackets what a paper's accounting covers."""
+    if not square.raw_values:
+        return epsilon(square.epsilon_server), epsilon(square.epsilon_release)
+    return f"inf ({epsilon(square.noised_server)})", f"inf ({epsilon(square.noised_release)})"
+
+
+def raw_words(squares: Iterable[Square]) -> str:
+    """Why some epsilons are infinite, or nothing."""
+    raw = dict.fromkeys(words for square in squares for words in square.raw_values)
+    if not raw:
+        return ""
+    return f"inf (x): without noise leave the device {', '.join(raw)}; x is what the paper's accounting covers"
 
 
 def _ranking(block: Block, ranking: Ranking) -> Text:

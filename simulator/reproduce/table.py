@@ -23,6 +23,8 @@ class Square:
     :param ours: mean over seeds; None where no cell is finished; :param spread: standard deviation, None for one seed.
     :param seeds: those that are finished, of `asked`.
     :param open: why nothing is there, or that it was not run yet.
+    :param raw_values: what the method sends without noise, in words: then both epsilons are infinite, and
+        `noised_server` and `noised_release` are what the noised values alone cost, as papers count.
     :param estimate_s: of what is not finished, on one core; None where it cannot be run or was not estimated.
     """
 
@@ -39,6 +41,9 @@ class Square:
     open: str
     estimate_s: float | None
     values: tuple[float, ...] = ()
+    raw_values: tuple[str, ...] = ()
+    noised_server: float | None = None
+    noised_release: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -211,6 +216,9 @@ def _square(
         data = missing.get(waiting[0].plain["data"]["name"], "")
         reason = f"failed: {failed}" if failed else waiting[0].open or data or "not run yet"
     can_run = [cell for cell in waiting if not cell.open and cell.digest in estimates]
+    raw = tuple(dict.fromkeys(words for _, one in found for words in one.raw_values))
+    server = max((one.epsilon_server for _, one in found), default=None)
+    release = max((one.epsilon_release for _, one in found), default=None)
     return Square(
         row=row.id,
         column=column.id,
@@ -220,11 +228,14 @@ def _square(
         seeds=tuple(seed for seed, _ in found),
         asked=len(cells),
         paper_epsilon=None if row.same_in_all_columns else column.paper_epsilon,
-        epsilon_server=max((one.epsilon_server for _, one in found), default=None),
-        epsilon_release=max((one.epsilon_release for _, one in found), default=None),
+        epsilon_server=math.inf if raw else server,
+        epsilon_release=math.inf if raw else release,
         open=reason,
         estimate_s=math.fsum(estimates[cell.digest] for cell in can_run) if can_run else None,
         values=values,
+        raw_values=raw,
+        noised_server=server if raw else None,
+        noised_release=release if raw else None,
     )
 
 

@@ -55,7 +55,7 @@ def total(make_sum: MakeSum, items: list[tuple[np.ndarray, np.ndarray]]) -> Exac
     return sums
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=updates, random=st.randoms(use_true_random=False))
 def test_sums_equal_whole_number_arithmetic_in_every_order(
     make_sum: MakeSum, items: list[tuple[np.ndarray, np.ndarray]], random: object
@@ -150,7 +150,7 @@ def test_long_vectors_are_walked_in_blocks(make_sum: MakeSum) -> None:
 weights_of = st.floats(min_value=2**-18, max_value=4.0)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=st.lists(st.tuples(updates.map(lambda u: u[:1]), weights_of), max_size=12), random=st.randoms())
 def test_weighted_sums_are_exact_in_every_order(make_sum: MakeSum, items: list, random: object) -> None:
     weighed = [(*update[0], round(weight * 2**20) / 2**20) for update, weight in items if update]
@@ -199,7 +199,7 @@ units = st.one_of(
 
 
 @pytest.mark.parametrize("addition", [BlockAddition(), find_addition()], ids=["blocks", "found"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_adding_is_whole_number_arithmetic_whatever_the_mask(addition: Addition, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 40))

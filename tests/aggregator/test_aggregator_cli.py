@@ -17,6 +17,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from aggregator import cli
+from aggregator.enrolment import Enrolment
+from aggregator.register import DeviceRegister
 from aggregator.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.task import load_task
@@ -110,13 +112,16 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
     before = signal.getsignal(number)
-    finished = cli._run(
-        fleet.engine,
-        lambda will: hub.link("aggregator", will),
-        Identity.generate(),
-        federation="default",
-        console=Console(quiet=True),
-    )
+    with DeviceRegister(fleet.folder, durable=False) as register:
+        finished = cli._run(
+            fleet.engine,
+            lambda will: hub.link("aggregator", will),
+            Identity.generate(),
+            Enrolment(fleet.store, register),
+            epoch=1,
+            federation="default",
+            console=Console(quiet=True),
+        )
     timer.join()
     assert not finished
     assert signal.getsignal(number) is before

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import pytest
 from aggregator import intake
 from aggregator.coordinator import Coordinator
 from aggregator.decoding import Refusal, decode
+from aggregator.enrolment import Enrolment
 from aggregator.events import EventLog, read_events
+from aggregator.register import DeviceRegister
 from hushfleet.wire.chunks import Assembler, split
 from hushfleet.wire.identity import Identity
 from hushfleet.wire.link import Delivery
@@ -50,7 +53,7 @@ CHUNK_BYTES = 1024
 class Field:
     """A hub, a coordinator on it, a clock, and the devices' links."""
 
-    def __init__(self, fleet: Any, folder: Path, *, chaos: Chaos | None = None) -> None:
+    def __init__(self, fleet: Any, folder: Path, *, chaos: Chaos | None = None, closed: bool = True) -> None:
         self.fleet, self.folder = fleet, folder
         self.hub = LocalHub(chaos=chaos)
         self.topics = Topics("default")
@@ -59,13 +62,22 @@ class Field:
         self.events = EventLog(folder / "events.jsonl")
         self.sessions: dict[str, int] = {}
         self.identity = Identity.generate()
+        self.epoch = 0
+        self.closed = closed
         self.start()
 
     def start(self) -> None:
+        self.epoch += 1
+        self.register = DeviceRegister(self.fleet.folder, durable=False)
         self.coordinator = Coordinator(
             self.fleet.engine,
             lambda will: self.hub.link("aggregator", will),
             identity=self.identity,
+            epoch=self.epoch,
+            enrolment=Enrolment(
+                self.fleet.store, self.register, closed=self.closed, clock=lambda: self.fleet.now,
+                wall=lambda: self.fleet.now,
+            ),
             events=self.events,
             clock=lambda: self.fleet.now,
         )
@@ -110,7 +122,8 @@ class Field:
 
     def send(self, name: str, message: Message, kind: str = "msg", identity: Identity | None = None) -> None:
         topic = getattr(self.topics, kind)(name)
-        payload = encode_message(message, identity or self.fleet.devices.identities[name])
+        key = identity or self.fleet.devices.identities[name]
+        payload = encode_message(message, key, federation=self.topics.federation)
         self.links[name].publish(topic, payload, retain=kind == "state")
 
     def offer(self, name: str, data: bytes, *, round: int | None = None, size: int | None = None) -> Offer:
@@ -139,20 +152,27 @@ class Field:
         """What came on the device's own topic since the last call."""
         self.run()
         topic, key = self.topics.down(name), self.coordinator.identity.public_key
-        found = [decode_message(d.payload, public_key=key) for d in self.inbox[name] if d.topic == topic]
+        payloads = [d.payload for d in self.inbox[name] if d.topic == topic]
+        found = [self.decoded(payload, key) for payload in payloads]
         self.inbox[name] = [d for d in self.inbox[name] if d.topic != topic]
         return found
+
+    def decoded(self, payload: bytes, public_key: bytes | None = None) -> Message:
+        return decode_message(payload, federation=self.topics.federation, public_key=public_key)
 
     @property
     def plan(self) -> RoundPlan:
         data = self.hub.retained[self.topics.round]
-        plan = decode_message(data, public_key=self.coordinator.identity.public_key)
+        plan = self.decoded(data, self.identity.public_key)
         if not isinstance(plan, RoundPlan):
             pytest.fail(f"no plan: {plan}")
         return plan
 
     def kinds(self) -> list[str]:
         return [event["event"] for event in read_events(self.events.path)[0]]
+
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.events.path)[0] if event["event"] == kind]
 
     def refusals(self) -> dict[str, dict[str, int]]:
         self.fleet.now += 1.1
@@ -176,9 +196,9 @@ class Field:
 
 @pytest.fixture
 def make_field(make_fleet: MakeFleet, tmp_path: Path) -> Callable[..., Field]:
-    def make(*, chaos: Chaos | None = None, **settings: Any) -> Field:
+    def make(*, chaos: Chaos | None = None, closed: bool = True, **settings: Any) -> Field:
         settings.setdefault("wire", {"chunk_bytes": CHUNK_BYTES, "codec": "float32"})
-        return Field(make_fleet(**settings), tmp_path, chaos=chaos)
+        return Field(make_fleet(**settings), tmp_path, chaos=chaos, closed=closed)
 
     return make
 
@@ -211,14 +231,14 @@ def test_what_is_retained_for_a_device_that_comes_later(make_field: MakeField) -
     field = make_field()
     field.join("dev-0")
     identity = field.coordinator.identity
-    server = decode_message(field.hub.retained[field.topics.server])
+    server = field.decoded(field.hub.retained[field.topics.server])
     assert server == ServerState(1, "ready", identity.public_key)
-    notice = decode_message(field.hub.retained[field.topics.task], public_key=identity.public_key)
+    notice = field.decoded(field.hub.retained[field.topics.task], identity.public_key)
     ref = field.fleet.prepared.spec_ref
-    assert notice == TaskNotice("tiny-0001", ref.digest, ref.size)
+    assert notice == TaskNotice("tiny-0001", ref.digest, ref.size, 1)
     assert (field.plan.phase, field.plan.round) == ("closed", 0)
     field.coordinator.close()
-    assert decode_message(field.hub.retained[field.topics.server]) == ServerState(1, "lost", identity.public_key)
+    assert field.decoded(field.hub.retained[field.topics.server]) == ServerState(1, "lost", identity.public_key)
 
 
 def test_a_round_waits_for_enough_devices(make_field: MakeField) -> None:
@@ -290,8 +310,8 @@ def test_the_aggregator_may_be_killed_while_chunks_come_in(make_field: MakeField
     field.run()
     plan = field.plan
     field.crash()
-    assert field.plan == plan
-    assert decode_message(field.hub.retained[field.topics.server]).session == 2
+    assert field.plan == replace(plan, epoch=2)
+    assert field.decoded(field.hub.retained[field.topics.server]).epoch == 2
     field.deliver("dev-0", update)
     field.crash()
     field.offer("dev-0", update)
@@ -478,10 +498,10 @@ def test_a_lost_link_loses_nothing(make_field: MakeField) -> None:
         field.coordinator.step(0.0)
     field.hub.cut("aggregator")
     field.run()
-    assert decode_message(field.hub.retained[field.topics.server]).state == "lost"
+    assert field.decoded(field.hub.retained[field.topics.server]).state == "lost"
     field.hub.restore("aggregator")
     field.run()
-    assert decode_message(field.hub.retained[field.topics.server]).state == "ready"
+    assert field.decoded(field.hub.retained[field.topics.server]).state == "ready"
     assert isinstance(field.deliver("dev-0", data), Ack)
 
 
@@ -747,7 +767,8 @@ def test_thousands_of_broken_messages_change_nothing(make_field: MakeField) -> N
     plan_bytes = field.hub.retained[field.topics.round]
     state_bytes = field.hub.retained[field.topics.state("dev-0")]
     identity = field.fleet.devices.identities["dev-0"]
-    offer = encode_message(Offer("tiny-0001", 1, hashlib.sha256(update.data).digest(), len(update.data)), identity)
+    offered = Offer("tiny-0001", 1, hashlib.sha256(update.data).digest(), len(update.data))
+    offer = encode_message(offered, identity, federation="default")
     seeds = [plan_bytes, state_bytes, offer, next(split(update.data, CHUNK_BYTES)), update.data, b"", b"HF", b"HC"]
     topics = [field.topics.state("dev-0"), field.topics.msg("dev-0"), field.topics.chunk("dev-0")]
     topics += [field.topics.state("dev-9"), field.topics.msg("dev-9"), field.topics.chunk("dev-9")]

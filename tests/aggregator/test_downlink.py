@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference
@@ -193,7 +193,6 @@ def test_a_model_that_did_not_change_is_held_already(make_fleet: MakeFleet) -> N
     assert download_bytes(plan, bytes(32)) == download_bytes(plan, None) == 1024
 
 
-@settings(deadline=None)
 @given(
     data=st.lists(st.tuples(st.floats(0.01, 4), st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=20),
     random=st.randoms(use_true_random=False),

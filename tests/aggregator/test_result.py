@@ -22,7 +22,8 @@ PROMISED = {
     "accounting accountant clip_norm noise_multiplier wire boards details",
     "rounds": "round participants accuracy_own_common accuracy_own_local accuracy_global loss uplink_bytes "
     "downlink_bytes snr_db wall_s",
-    "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged",
+    "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged "
+    "raw_values noised_server noised_release",
 }
 
 

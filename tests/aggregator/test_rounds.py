@@ -136,7 +136,7 @@ def test_a_cohort_never_outgrows_its_plan(make_fleet: MakeFleet) -> None:
     many = [f"{'x' * 58}{index:05d}" for index in range(2000)]
     plan = fleet.engine.open_round(many)
     assert 600 < len(plan.cohort) < 800
-    assert plan.noise_split == len(plan.cohort)
+    assert plan.noise_split == 3, "what the task package names, however many there are"
 
 
 def test_a_round_cannot_be_opened_twice_or_without_devices_or_after_the_end(make_fleet: MakeFleet) -> None:
@@ -216,7 +216,7 @@ def test_a_round_is_not_closed_while_the_whole_fleet_is_away(make_fleet: MakeFle
 
 
 def test_too_few_updates_leave_the_model_and_release_nothing(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(min_updates=2, deadline_s=60)
+    fleet = make_fleet(min_updates=2, deadline_s=60, method="dp-fedavg")
     before = fleet.engine.global_digest
     fleet.open()
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
@@ -277,8 +277,19 @@ def test_signal_to_noise_of_what_was_sent(make_fleet: MakeFleet) -> None:
     assert make_fleet(method="fedavg", multiplier=0.0).run_round().snr_db is None
 
 
-def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) -> None:
+def test_raw_values_cost_infinity_beside_what_the_noise_costs(make_fleet: MakeFleet) -> None:
+    """FedGLP-ADP as published: its clip norms follow raw norms, and so does the noise in the models."""
     fleet = make_fleet()
+    fleet.run_round()
+    for row in privacy_table(fleet.store, delta=0.01):
+        assert row.raw_values == ["clip norms that follow the norms of raw updates"]
+        assert row.epsilon_server == row.epsilon_release == math.inf
+        assert row.noised_server == pytest.approx(epsilon([Step(2 / math.sqrt(3), 1.0, 1)], delta=0.01))
+        assert row.noised_release == pytest.approx(epsilon([Step(2.0, 1.0, 1)], delta=0.01))
+
+
+def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(method="dp-fedavg")
     fleet.run_round()
     fleet.open()
     for name in ("dev-0", "dev-1"):
@@ -299,7 +310,7 @@ def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) 
 
 
 def test_what_a_device_says_of_itself_counts_where_it_is_more(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(method="dp-fedavg")
     fleet.open()
     update = fleet.update("dev-0")
     more = fleet.devices.sign(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,21 +108,31 @@ def _put_two(store: AggregatorStore) -> None:
         store.put("large", bytes(1 << 20))
 
 
-def test_a_key_is_pinned_for_good(store: AggregatorStore) -> None:
+def test_a_device_with_another_key_is_another_device(store: AggregatorStore) -> None:
     store.add_device("dev", public_key=KEY, board="pi", session=3)
-    store.add_device("dev", public_key=bytes(32), board="jetson", session=2)
+    store.put_public_state("dev", digest=b"\x02" * 16, state=b"state")
+    store.add_device("dev", public_key=KEY, board="jetson", session=2)
     row = store.device("dev")
     assert row is not None
-    assert (row.public_key, row.board, row.last_session) == (KEY, "jetson", 3)
+    assert (row.public_key, row.board, row.last_session, row.public_digest) == (KEY, "jetson", 3, b"\x02" * 16)
+    store.add_device("dev", public_key=bytes(32), board="pi", session=1)
+    row = store.device("dev")
+    assert row is not None
+    assert (row.public_key, row.board, row.last_session, row.public_digest) == (bytes(32), "pi", 1, None)
+    assert store.public_state("dev") is None
     assert store.device("stranger") is None
 
 
-def test_sessions_grow_by_one_at_each_start(tmp_path: Path) -> None:
-    seen = []
-    for _ in range(3):
-        with AggregatorStore(tmp_path) as store:
-            seen.append(store.next_session())
-    assert seen == [1, 2, 3]
+def test_an_update_of_the_open_round_is_found(store: AggregatorStore) -> None:
+    for number in (1, 2):
+        store.open_round(number, cohort={}, global_digest=b"g" * 32, at=0.0)
+        store.put_update(number, update_row("dev"), data=b"", public_before=b"")
+        assert store.has_open_update("dev")
+        assert not store.has_open_update("other")
+        with store.transaction():
+            store.close_round(number, result_digest=b"r" * 32, metrics={}, at=1.0)
+        assert not store.has_open_update("dev")
+    assert store.accepted_rounds() == {"dev": 2}
 
 
 def test_one_update_and_one_charge_for_each_device_and_round(store: AggregatorStore) -> None:
@@ -151,6 +162,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, and longer than a header " * 100)
     with pytest.raises(StoreError, match="cannot be used"):
         AggregatorStore(tmp_path)
+
+
+def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
+    with AggregatorStore(tmp_path) as store:
+        store.put_charge(charge("dev-0", 1))
+    with closing(sqlite3.connect(tmp_path / "aggregator.sqlite")) as database:
+        database.execute("ALTER TABLE privacy DROP COLUMN raw")
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
+    for _ in range(2):
+        with AggregatorStore(tmp_path) as store:
+            assert store.charges()[0] == charge("dev-0", 1)
+    with AggregatorStore(tmp_path) as store:
+        store.put_charge(replace(charge("dev-0", 2), raw="loss"))
+        assert [row.raw for row in store.charges()] == ["", "loss"]
 
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:

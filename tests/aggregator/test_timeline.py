@@ -258,7 +258,7 @@ def test_too_many_spans_are_let_go_and_the_rest_stays() -> None:
     assert bounded.model_copy(update=kept) == whole.model_copy(update=kept)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 6), st.sampled_from([0.0, 0.2]))
 def test_a_made_up_fleet_against_obvious_code(seed: int, devices: int, rounds: int, away: float) -> None:
     events, scenario = fleet_log(devices, rounds, seed=seed, away=away, declines=0.1, outage_round=2)
@@ -348,7 +348,7 @@ plausible = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(plausible, max_size=40), st.lists(wild, max_size=5))
 def test_no_log_is_too_wild(events: list[Event], scenario: list[Event]) -> None:
     events = [run(0.0), *events, opens(60.0, 9, "a", "b"), is_(61.0, "a", "training"), closes(62.0, 9), closes(63.0, 9)]

@@ -24,8 +24,10 @@ from hushfleet.wire.link import Delivery
 from hushfleet.wire.local import LocalHub
 from hushfleet.wire.messages import (
     Ack,
+    Ask,
     Birth,
     Decline,
+    Known,
     Message,
     Missing,
     Offer,
@@ -81,13 +83,16 @@ def write_samples(path: Path, *, count: int = 48, seed: int = 0) -> None:
 class ScriptedAggregator:
     """Answers as the protocol says, except for what a test tells it to leave out.
 
+    :param epoch: its start; plans and notices name it.
+    :param knows: whether it answers who the device is, and what it has of it.
     :param answers: whether it answers offers and complete updates at all.
     :param lose_chunks: indices of update chunks that it does not see the first time.
     """
 
     hub: LocalHub
     package: Package
-    session: int = 1
+    epoch: int = 1
+    knows: bool = True
     answers: bool = True
     serves: bool = True
     lose_chunks: set[int] = field(default_factory=set)
@@ -98,6 +103,10 @@ class ScriptedAggregator:
         self.births: list[Birth] = []
         self.wants: list[Want] = []
         self.offers: list[Offer] = []
+        self.asks: list[Ask] = []
+        self.newest: Ask | None = None
+        self.latest: tuple[int, bytes] = (0, b"")
+        self.place: tuple[int, str] = (0, "closed")
         self.declines: list[Decline] = []
         self.chunks_seen: list[int] = []
         self.updates: list[bytes] = []
@@ -118,9 +127,10 @@ class ScriptedAggregator:
 
     def announce(self) -> None:
         """Retained: who the aggregator is, and the task."""
-        self.send(self.topics.server, ServerState(self.session, "ready", self.identity.public_key), retain=True)
+        self.send(self.topics.server, ServerState(self.epoch, "ready", self.identity.public_key), retain=True)
         ref = BlobRef.of(self.package.data)
-        self.send(self.topics.task, TaskNotice(self.package.spec.task, ref.digest, ref.size), retain=True)
+        notice = TaskNotice(self.package.spec.task, ref.digest, ref.size, self.epoch)
+        self.send(self.topics.task, notice, retain=True)
 
     def plan(self, round: int, **changes: object) -> RoundPlan:
         model = BlobRef.of(self.global_params.astype("<f4").tobytes())
@@ -134,6 +144,7 @@ class ScriptedAggregator:
             "cohort": {DEVICE: self.initial_public().digest()},
             "noise_split": 1,
             "deadline_s": 600.0,
+            "epoch": self.epoch,
         }
         return RoundPlan(**{**fields, **changes})
 
@@ -142,11 +153,13 @@ class ScriptedAggregator:
 
     def open_round(self, round: int, **changes: object) -> RoundPlan:
         plan = self.plan(round, **changes)
+        self.place = (plan.round, plan.phase)
         self.send(self.topics.round, plan, retain=True)
         return plan
 
     def send(self, topic: str, message: Message, *, retain: bool = False) -> None:
-        self.link.publish(topic, encode_message(message, self.identity), retain=retain)
+        payload = encode_message(message, self.identity, federation=self.topics.federation)
+        self.link.publish(topic, payload, retain=retain)
 
     def pump(self) -> None:
         """Handles all that has come."""
@@ -157,19 +170,24 @@ class ScriptedAggregator:
     def _on_delivery(self, event: Delivery) -> None:
         kind = self.topics.parse(event.topic).kind
         if kind == "state":
-            birth = decode_message(event.payload)
+            birth = decode_message(event.payload, federation=self.topics.federation)
             self.device_key = birth.public_key
             self.births.append(birth)
         elif kind == "chunk":
             self._on_chunk(event.payload)
         elif kind == "msg":
-            message = decode_message(event.payload, public_key=self.device_key)
+            message = decode_message(
+                event.payload, federation=self.topics.federation, public_key=self.device_key
+            )
             if isinstance(message, Want):
                 self.wants.append(message)
                 self._serve(message)
             elif isinstance(message, Offer):
                 self.offers.append(message)
                 self._on_offer(message)
+            elif isinstance(message, Ask):
+                self.asks.append(message)
+                self._on_ask(message)
             else:
                 self.declines.append(message)
 
@@ -180,10 +198,20 @@ class ScriptedAggregator:
             for frame in split(blob, CHUNK_BYTES, indices):
                 self.link.publish(self.topics.blob(want.digest), frame)
 
+    def _on_ask(self, ask: Ask) -> None:
+        if self.newest is None or ask.session > self.newest.session:
+            self.newest = ask
+        if self.knows:
+            task, last = self.package.spec.task, self.latest
+            yours, session = ask == self.newest, self.newest.session
+            known = Known(self.epoch, ask.nonce, session, yours, task, *self.place, *last)
+            self.send(self.topics.down(DEVICE), known)
+
     def _on_offer(self, offer: Offer) -> None:
         if not self.answers:
             return
         key = (offer.task, offer.round, offer.digest)
+        self.latest = (offer.round, offer.digest)
         if self.refuse_next is not None:
             code, self.refuse_next = self.refuse_next, None
             self.send(self.topics.down(DEVICE), Refused(*key, code, "as scripted"))

@@ -69,7 +69,7 @@ def test_no_noise_is_no_privacy_for_a_limited_device(make_bench: MakeBench, pack
 def test_noise_divided_among_more_devices_than_take_part(make_bench: MakeBench) -> None:
     code, reason = the_decline(make_bench(), noise_split=5)
     assert code == "no-privacy"
-    assert reason == "the round's privacy would not hold on this device"
+    assert reason == "the plan divides the noise among 5 devices, but only 1 take part"
 
 
 def test_a_tampered_ledger(make_bench: MakeBench) -> None:
@@ -132,6 +132,19 @@ def test_graph_refused(make_bench: MakeBench, package: Package, damage: str) -> 
     assert the_decline(bench)[0] == "graph"
 
 
+def test_a_graph_that_needs_too_much_is_refused_before_it_is_loaded(
+    make_bench: MakeBench, package: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hushfleet.graphs.open_session", lambda *_, **__: pytest.fail("ONNX Runtime was called"))
+    board = replace(config, limits=replace(config.limits, memory_mib=100))
+    method = {**package.spec.method_config, "batch_size": 65536}
+    bench = make_bench(package=package.with_spec(method_config=method, task="large-batches"), config=board)
+    code, reason = the_decline(bench)
+    assert code == "graph"
+    assert "with 65536 samples the graph holds" in reason
+    assert "this device gives it 100 MiB" in reason
+
+
 def test_a_graph_that_kills_the_process_is_given_up(make_bench: MakeBench, package: Package) -> None:
     bench = make_bench(announce=False)
     for _ in range(3):
@@ -175,6 +188,7 @@ def test_a_round_before_the_last_one(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.open_round(3)
     bench.until(lambda: bench.entry_status(3) == "acked")
+    bench.server.epoch = 2  # it has come back with an older store
     bench.server.open_round(2)
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].reason == "this device has already committed round 3 of the task"

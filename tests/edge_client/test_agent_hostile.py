@@ -65,8 +65,8 @@ def messages(bench: Bench) -> dict[str, list[Message]]:
     """A valid message of each kind for each topic that the device listens to."""
     server, task, digest = bench.server, "digits-test", bench.store.outbox("digits-test", 1).digest
     return {
-        server.topics.server: [ServerState(9, "ready", server.identity.public_key)],
-        server.topics.task: [TaskNotice("evil-task", bytes(32), 500)],
+        server.topics.server: [ServerState(1, "ready", server.identity.public_key)],
+        server.topics.task: [TaskNotice("evil-task", bytes(32), 500, 1)],
         server.topics.round: [server.plan(2), server.plan(5, phase="finished", cohort={})],
         server.topics.down(DEVICE): [
             Ack(task, 1, digest),
@@ -91,7 +91,7 @@ def test_mutated_and_random_messages_change_nothing(idle: Bench) -> None:
     intruder, sent = idle.hub.link("intruder"), 0
     intruder.open()
     valid = [
-        (topic, encode_message(message, idle.server.identity))
+        (topic, encode_message(message, idle.server.identity, federation="test"))
         for topic, kinds in messages(idle).items()
         for message in kinds
     ]
@@ -115,8 +115,8 @@ def test_well_formed_messages_of_a_stranger_change_nothing(idle: Bench) -> None:
     for topic, kinds in messages(idle).items():
         for message in kinds:
             if isinstance(message, ServerState):
-                message = ServerState(message.session, "ready", stranger.public_key)
-            idle.server.link.publish(topic, encode_message(message, stranger))
+                message = ServerState(message.epoch, "ready", stranger.public_key)
+            idle.server.link.publish(topic, encode_message(message, stranger, federation="test"))
             count += 1
     idle.steps(20)
     assert everything(idle) == before
@@ -140,7 +140,8 @@ def test_messages_of_the_wrong_kind_for_their_topic_change_nothing(idle: Bench) 
                 count += 1
     idle.steps(count + 20)
     assert everything(idle) == before
-    assert idle.agent.quarantine.counts["Malformed"] + idle.agent.quarantine.counts["BadSignature"] == count
+    counts = idle.agent.quarantine.counts
+    assert counts["Malformed"] + counts["BadSignature"] + counts["Replayed"] == count
 
 
 def test_replayed_plans_are_harmless(idle: Bench) -> None:
@@ -206,7 +207,7 @@ def test_huge_sizes_are_refused_before_anything_is_allocated(make_bench: MakeBen
     bench = make_bench(announce=False)
     bench.server.announce()
     bench.steps(20)
-    bench.server.send(bench.server.topics.task, TaskNotice("vast", bytes(32), 1 << 30), retain=True)
+    bench.server.send(bench.server.topics.task, TaskNotice("vast", bytes(32), 1 << 30, 1), retain=True)
     bench.steps(5)
     assert bench.agent.quarantine.counts["TooLarge"] == 1
     assert bench.agent.tasks.name == "digits-test"

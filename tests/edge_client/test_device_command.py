@@ -187,10 +187,11 @@ def test_metrics_and_losses_are_in_no_message(make_bench: MakeBench) -> None:
             kind = event.topic.rpartition("/")[2]
             topics[kind] = topics.get(kind, 0) + 1
             if kind != "chunk":
-                decode_message(event.payload, public_key=bench.store.identity.public_key)
+                decode_message(event.payload, federation="test", public_key=bench.store.identity.public_key)
     assert set(topics) == {"state", "msg", "chunk"}
     assert topics["state"] == 3  # ready, training, ready
-    assert topics["msg"] == len(bench.server.wants) + len(bench.server.offers)
+    assert topics["msg"] == len(bench.server.wants) + len(bench.server.offers) + len(bench.server.asks)
+    assert len(bench.server.asks) == 1
     assert isinstance(bench.hub, LocalHub)
 
 

@@ -146,7 +146,7 @@ def test_an_aggregator_that_was_away_is_asked_for_the_difference_again(bench: Be
         bench.steps(5)
         bench.clock.now += FIRST_WAIT_S
     bench.server.serves = True
-    bench.server.session += 1
+    bench.server.epoch += 1
     bench.server.announce()
     trained(bench, plan)
     assert asked(bench) == [ref.digest]

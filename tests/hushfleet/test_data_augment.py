@@ -23,7 +23,7 @@ def one_by_one(x: np.ndarray, rng: np.random.Generator, fill: list[float]) -> np
     return np.stack(results)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 9),
     channels=st.integers(1, 3),

@@ -128,7 +128,7 @@ def test_empty_missing_and_odd_requests_are_refused(tmp_path: Path) -> None:
         scan(tmp_path, (2, 4, 6))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), channels=st.sampled_from([1, 3]), count=st.integers(1, 12))
 def test_what_is_saved_is_read_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, seed: int, channels: int, count: int

@@ -25,7 +25,7 @@ def deal(labels: np.ndarray, kind: str, devices: int, seed: int = 0, **options) 
 labelings = st.lists(st.integers(0, 4), min_size=40, max_size=200).map(np.array)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(labels=labelings, kind=st.sampled_from(KINDS), devices=st.integers(3, 8), seed=st.integers(0, 2**32))
 def test_every_sample_is_dealt_out_exactly_once(
     labels: np.ndarray, kind: str, devices: int, seed: int
@@ -157,7 +157,7 @@ def test_refuses_labels_that_are_no_labels() -> None:
         deal(np.zeros(4), "iid", 2)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(labels=labelings, fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**32), data=st.data())
 def test_split_local_covers_the_device_and_keeps_its_mix(
     labels: np.ndarray, fraction: float, seed: int, data: st.DataObject

@@ -53,7 +53,7 @@ def test_what_is_personal_is_neither_kept_nor_counted() -> None:
     assert keep_largest(update, 1.0, shared).tolist() == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 30), st.sampled_from([0.01, 0.1, 0.5, 0.55, 0.9, 1.0]))
 def test_clients_at_once_keep_what_each_keeps_alone(seed: int, clients: int, size: int, share: float) -> None:
     rng = np.random.default_rng(seed)

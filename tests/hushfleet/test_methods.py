@@ -152,7 +152,7 @@ def test_the_mask_takes_the_largest_values_of_each_layer_with_ties_by_index() ->
 
 
 @given(seed=st.integers(0, 2**32 - 1), rounds=st.integers(1, 6), beta=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_mask_grows_evenly_and_never_shrinks(seed: int, rounds: int, beta: float) -> None:
     method = fedglp(rounds=rounds, dynamic_beta=False, beta_0=beta)
     rng, public = np.random.default_rng(seed), PublicState.initial(10)
@@ -173,7 +173,7 @@ def test_the_mask_grows_evenly_and_never_shrinks(seed: int, rounds: int, beta: f
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_penalty_gradients_are_those_of_eqs_9_and_10(seed: int) -> None:
     """Against automatic differentiation of the penalties as printed, in float64."""
     rng = np.random.default_rng(seed)
@@ -244,7 +244,7 @@ def test_numpy_one_by_one_equals_torch_all_at_once(name: str) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 200), taken=st.integers(0, 2**31))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_public_state_survives_its_bytes_and_refuses_others(seed: int, size: int, taken: int) -> None:
     mask = np.random.default_rng(seed).random(size) < 0.5
     state = PublicState(mask, taken)

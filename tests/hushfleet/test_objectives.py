@@ -57,7 +57,7 @@ def by_the_papers(objective: Objective, z: torch.Tensor, y: torch.Tensor, t: tor
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batch=st.integers(1, 6), classes=st.integers(2, 12), seed=st.integers(0, 1 << 30))
 def test_losses_and_slopes_are_those_of_the_papers(objective, batch, classes, seed):
     logits, y, teacher, weight = drawn(batch, classes, seed)

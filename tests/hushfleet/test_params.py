@@ -8,13 +8,11 @@ import msgpack
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
 from hushfleet.params import MAX_PARAMS, MAX_TENSORS, ParamLayout
-
-CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 
 LAYOUT = ParamLayout(
     ("conv.weight", "conv.bias", "scale", "block.fc.weight"), ((2, 1, 3), (2,), (), (4, 2))
@@ -52,7 +50,6 @@ def test_layers_are_modules_and_cover_the_vector() -> None:
 
 
 @given(layout=layouts(), lead=st.lists(st.integers(1, 3), max_size=2))
-@settings(CALM)
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_unflatten_gives_what_slow_slicing_gives(framework: str, layout: ParamLayout, lead: list[int]) -> None:
     values = np.arange(math.prod(lead) * layout.size, dtype=np.float32).reshape(*lead, layout.size)
@@ -97,7 +94,6 @@ def test_impossible_layouts_are_refused(names: tuple, shapes: tuple, said: str) 
 
 
 @given(layouts())
-@settings(CALM)
 def test_the_wire_form_comes_back(layout: ParamLayout) -> None:
     sent = msgpack.unpackb(msgpack.packb(layout.to_wire()))
     again = ParamLayout.from_wire(sent)
@@ -152,7 +148,7 @@ def test_malformed_layouts_are_refused(data: object) -> None:
 
 
 @given(PLAIN | st.lists(st.tuples(st.text(max_size=3), PLAIN).map(list), max_size=4))
-@settings(CALM, max_examples=300)
+@settings(max_examples=300)
 def test_random_data_is_a_layout_or_malformed(data: object) -> None:
     try:
         layout = ParamLayout.from_wire(data)

@@ -75,7 +75,7 @@ def test_epsilon_equals_opacus_over_the_grid(rate):
     assert compared == len(MULTIPLIERS) * 6
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     history=st.lists(
         st.builds(
@@ -177,7 +177,7 @@ def test_no_warning_where_the_best_order_is_the_last():
             assert epsilon([Step(multiplier, rate, 3)], delta=1e-5) >= 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(multiplier=st.floats(0.5, 10), rate=st.floats(0.001, 1), steps=st.integers(1, 1000), delta=st.floats(1e-8, 0.1))
 def test_more_noise_and_less_sampling_never_cost_more(multiplier, rate, steps, delta):
     base = epsilon([Step(multiplier, rate, steps)], delta=delta)

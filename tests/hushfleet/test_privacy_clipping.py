@@ -41,7 +41,7 @@ def test_norms_are_taken_in_float64(make):
 
 
 @KINDS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     lead=st.sampled_from([(), (1,), (4,), (2, 3), (0,)]),

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
@@ -194,6 +196,7 @@ COLUMNS = {
     "steps": "2",
     "payload_digest": "zeroblob(32)",
     "hash": "zeroblob(32)",
+    "raw": "'accuracy'",
 }
 
 
@@ -211,6 +214,43 @@ def test_a_changed_entry_is_found(ledger, connection, column, row):
         ledger.epsilon_server(delta=0.1)
     with pytest.raises(LedgerError):
         ledger.check_budget(DEVICE_CHARGE, delta=0.1, epsilon_limit=math.inf)
+
+
+def test_raw_values_are_kept_and_cost_infinity(ledger, connection):
+    raw = ("accuracy and loss on the own samples", "clip norms")
+    charge(ledger, connection, 0)
+    charge(ledger, connection, 1, what=replace(DEVICE_CHARGE, raw=raw))
+    charge(ledger, connection, 2, what=replace(DEVICE_CHARGE, raw=raw[:1]))
+    assert [entry.charge.raw for entry in ledger.entries()] == [(), raw, raw[:1]]
+    assert ledger.raw_values() == raw
+    assert ledger.raw_values("another") == ()
+    assert ledger.epsilon_server(delta=0.1) == math.inf
+    assert ledger.epsilon_noised(delta=0.1) == pytest.approx(epsilon([Step(2.0, 1.0, 3)], delta=0.1))
+    with pytest.raises(BudgetExceeded, match=r"earlier rounds have sent without noise: accuracy.*no finite limit"):
+        ledger.check_budget(DEVICE_CHARGE, delta=0.1, epsilon_limit=1e9)
+    tamper(connection, "UPDATE privacy_ledger SET raw = '' WHERE seq = 2")
+    with pytest.raises(LedgerError, match="changed at entry 2"):
+        ledger.epsilon_server(delta=0.1)
+
+
+def test_a_ledger_of_an_earlier_version_goes_on(connection):
+    """It lacks the column `raw`; its chain was hashed without one."""
+    old = Ledger(connection, device="board-7")
+    old.create_schema()
+    connection.execute("ALTER TABLE privacy_ledger DROP COLUMN raw")
+    connection.execute("BEGIN")
+    fields = ["t", 0, "device", DEVICE_CHARGE.adjacency, "gaussian", 2.0, 4, 1.0, 1, DIGEST]
+    first = hashlib.sha256(bytes(32) + b"board-7").digest()
+    linked = hashlib.sha256(first + msgpack.packb([1, *fields])).digest()
+    connection.execute(f"INSERT INTO privacy_ledger VALUES ({', '.join('?' * 12)})", (1, *fields, linked))
+    connection.execute("UPDATE privacy_ledger_head SET entries = 1, hash = ?", (linked,))
+    connection.execute("COMMIT")
+    again = Ledger(connection, device="board-7")
+    assert [entry.charge for entry in again.entries()] == [DEVICE_CHARGE], "it can be read as it is"
+    for _ in range(2):
+        again.upgrade_schema()
+    charge(again, connection, 1, what=replace(DEVICE_CHARGE, raw=("loss",)))
+    assert [entry.charge.raw for entry in again.entries()] == [(), ("loss",)]
 
 
 def test_every_column_is_tried_above(ledger, connection):

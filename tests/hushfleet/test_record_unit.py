@@ -211,3 +211,27 @@ def test_a_clipped_batch_is_noised_twice_and_charged_for_its_turning_round() -> 
     np.testing.assert_allclose(noised, np.array([0.3, 0.4]) + std * noise, atol=std * 2**-10)
     assert mechanism.charge().noise_multiplier == 3.0 / 4
     assert usual.charge().noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None:
+    """Round by round, since what a method learns from its own last model begins in the second."""
+    method = method_of(name)
+    state, noise = method.init_state(), SeededNoise(1, 1, 1)
+    for _ in range(2):
+        done = train_round(
+            method,
+            state,
+            start_of(),
+            Gradient(),
+            samples(0),
+            terms=RoundTerms(),
+            logits_of=logits,
+            recipe=Recipe(augment="flip-crop"),
+            rng=np.random.default_rng(0),
+            noise=noise,
+        )
+        release = method.release(done.state, done.end - done.start, RoundTerms(), noise)
+        assert np.isfinite(release.values).all()
+        assert np.any(release.values)
+        state = method.advance(done.state, update=done.end - done.start, trained=done.own, sent=release.values)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed, TooLarge
@@ -24,8 +24,6 @@ from hushfleet.spec import (
     TaskSpec,
     WireSpec,
 )
-
-CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 
 SPEC = TaskSpec(
     task="digits-0a1b2c3d",
@@ -171,14 +169,14 @@ def test_bytes_that_are_no_package_are_malformed(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(CALM, max_examples=300)
+@settings(max_examples=300)
 def test_random_bytes_are_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
         TaskSpec.from_bytes(data)
 
 
 @given(edits=st.lists(st.tuples(st.integers(0, len(SPEC.to_bytes()) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(CALM, max_examples=500)
+@settings(max_examples=500)
 def test_mutated_packages_are_malformed_or_valid(edits: list[tuple[int, int]]) -> None:
     data = bytearray(SPEC.to_bytes())
     for place, byte in edits:
@@ -194,7 +192,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floa
 
 
 @given(data=st.data(), value=SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=2), SCALARS))
-@settings(CALM, max_examples=500)
+@settings(max_examples=500)
 def test_a_wrong_value_anywhere_is_malformed_or_valid(data: st.DataObject, value: object) -> None:
     """One place of a valid package, at any depth, gets a random value."""
     tree = copy.deepcopy(plain())

@@ -8,15 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
 from hushfleet.params import ParamLayout
 from hushfleet.spec import TaskSpec
 from hushfleet.strict import from_plain, to_plain
-
-CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ MSGPACK_VALUES = st.recursive(
 
 
 @given(MSGPACK_VALUES)
-@settings(CALM, max_examples=300)
+@settings(max_examples=300)
 def test_random_values_are_only_ever_malformed(value: object) -> None:
     with pytest.raises(Malformed):
         from_plain(TaskSpec, value)

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed, TooLarge, WireError
@@ -60,7 +60,6 @@ def encoded(base: np.ndarray, target: np.ndarray, **changes: Any) -> Any:
 numbers = st.floats(-1000, 1000, width=32)
 
 
-@settings(deadline=None)
 @given(
     layers=st.lists(
         st.tuples(st.sampled_from([0.01, 0.5, 3.0]), st.lists(st.tuples(numbers, numbers), max_size=30)),

@@ -13,40 +13,46 @@ import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import numpy as np
 import pytest
 
+from benchmarks.fuzz.mutate import mutated
 from hushfleet.errors import Malformed, WireError
+from hushfleet.wire import messages
 from hushfleet.wire.chunks import Assembler, parse_frame, split
 from hushfleet.wire.codec import decode_values, encode_values
 from hushfleet.wire.forms import Form
 from hushfleet.wire.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.messages import (
     Ack,
+    Ask,
     Birth,
     Decline,
     DifferenceRef,
+    Known,
     Message,
     Missing,
+    NotEnrolled,
     Offer,
     Refused,
     RoundPlan,
     ServerState,
     TaskNotice,
     Want,
-    decode_message,
-    encode_message,
     peek_kind,
 )
 from hushfleet.wire.update import UpdateHeader, decode_update, encode_update, payload_digest, read_header
 
+encode_message = partial(messages.encode_message, federation="demo")
+decode_message = partial(messages.decode_message, federation="demo")
 DEVICE = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
 MESSAGES: list[Message] = [
     ServerState(3, "ready", DEVICE.public_key),
-    TaskNotice("demo-1f", DIGEST, 5000),
+    TaskNotice("demo-1f", DIGEST, 5000, 3),
     RoundPlan("demo-1f", 2, 20, "open", DIGEST, 400, {"pi-1": DIGEST[:16], "pi-2": DIGEST[16:]}, 2, 600.0),
     RoundPlan(
         "demo-1f", 2, 20, "open", DIGEST, 400, {}, 2, 600.0, {"clip_norm": 0.5},
@@ -59,35 +65,14 @@ MESSAGES: list[Message] = [
     Ack("demo-1f", 2, DIGEST),
     Missing("demo-1f", 2, DIGEST, ((3, 9),)),
     Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"),
+    NotEnrolled("pi-1", DEVICE.public_key, "ask the operator"),
+    Ask(7, DIGEST[:16]),
+    Known(3, DIGEST[:16], 7, True, "demo-1f", 2, "open", 1, DIGEST),
 ]
-INTERESTING = [0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD9, 0xDB, 0xDC, 0xDD, 0xDF, 0xFF]
 
 
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One to four edits: bits, bytes, cuts, insertions, repetitions, lengths."""
-    result = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        where = rng.randrange(len(result) + 1)
-        match rng.randrange(7):
-            case 0 if where < len(result):
-                result[where] ^= 1 << rng.randrange(8)
-            case 1 if where < len(result):
-                result[where] = rng.choice(INTERESTING)
-            case 2:
-                del result[where : where + rng.randint(1, 20)]
-            case 3:
-                result[where:where] = rng.randbytes(rng.randint(1, 20))
-            case 4:
-                result[where:where] = result[where : where + rng.randint(1, 60)]
-            case 5:
-                result[where : where + 4] = struct.pack("<I", rng.choice([0, 1, 255, 1 << 16, (1 << 32) - 1]))
-            case _:
-                result = result[:where] if rng.random() < 0.1 else result
-    return bytes(result)
-
-
-def signed_again(data: bytes) -> bytes:
-    return data[:-SIGNATURE_BYTES] + DEVICE.sign(data[:-SIGNATURE_BYTES])
+def signed_again(data: bytes, *, context: bytes = b"") -> bytes:
+    return data[:-SIGNATURE_BYTES] + DEVICE.sign(context + data[:-SIGNATURE_BYTES])
 
 
 def outcome(decode: Callable[[], object]) -> str:
@@ -107,7 +92,8 @@ def test_messages() -> None:
         if turn % 4:
             # the frame's length is made right, so that it is the body that is wrong
             body = data[8:-SIGNATURE_BYTES]
-            data = signed_again(original[:4] + struct.pack("<I", len(body)) + body + bytes(SIGNATURE_BYTES))
+            framed = original[:4] + struct.pack("<I", len(body)) + body + bytes(SIGNATURE_BYTES)
+            data = signed_again(framed, context=b"hushfleet demo\0")
         outcome(lambda: peek_kind(data))  # noqa: B023
         key = DEVICE.public_key if turn % 3 else None
         outcomes[outcome(lambda: decode_message(data, public_key=key))] += 1  # noqa: B023
@@ -184,7 +170,7 @@ def test_coded_values() -> None:
 def test_random_bytes() -> None:
     rng = random.Random(5)
     for _ in range(3000):
-        data = rng.choice([b"", b"HF\x01\x06", b"HC\x01\x00", b"HU\x01\x00"]) + rng.randbytes(rng.randint(0, 300))
+        data = rng.choice([b"", b"HF\x02\x06", b"HC\x01\x00", b"HU\x01\x00"]) + rng.randbytes(rng.randint(0, 300))
         decoders: list[Callable[[], object]] = [
             lambda: decode_message(data),  # noqa: B023
             lambda: parse_frame(data),  # noqa: B023
@@ -192,14 +178,14 @@ def test_random_bytes() -> None:
             lambda: decode_update(data, public_key=DEVICE.public_key, counts=[1]),  # noqa: B023
         ]
         for decode in decoders:
-            assert outcome(decode) in {"Malformed", "TooLarge", "BadSignature"}
+            assert outcome(decode) in {"Malformed", "OtherVersion", "TooLarge", "BadSignature"}
 
 
 def test_a_small_input_never_makes_a_large_allocation() -> None:
     bomb = struct.pack("<BI", 1, 0) + _deflated_zeros(200 << 20)
     counts = b"\x81\xa4task" + b"\xdd\x7f\xff\xff\xff"
-    frame = struct.pack("<2sBBI", b"HF", 1, 6, len(counts)) + counts
-    frame += DEVICE.sign(frame)
+    frame = struct.pack("<2sBBI", b"HF", 2, 6, len(counts)) + counts
+    frame += DEVICE.sign(b"hushfleet demo\0" + frame)
     tracemalloc.start()
     try:
         with pytest.raises(Malformed):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -10,15 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
+from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
+from hushfleet.wire import messages
 from hushfleet.wire.identity import Identity, verify
 from hushfleet.wire.messages import (
     KINDS,
     MAX_MESSAGE_BYTES,
     Ack,
+    Ask,
     Birth,
     Decline,
     DifferenceRef,
+    Known,
     Message,
     Missing,
     Offer,
@@ -27,17 +31,18 @@ from hushfleet.wire.messages import (
     ServerState,
     TaskNotice,
     Want,
-    decode_message,
-    encode_message,
     peek_kind,
 )
 
+encode_message = partial(messages.encode_message, federation="demo")
+decode_message = partial(messages.decode_message, federation="demo")
 DEVICE = Identity.from_bytes(bytes(range(32)))
 STRANGER = Identity.from_bytes(bytes(range(1, 33)))
 DIGEST = bytes(range(32))
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True)
 TASKS = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,95}", fullmatch=True)
 DIGESTS = st.binary(min_size=32, max_size=32)
+NONCES = st.binary(min_size=16, max_size=16)
 SIZES = st.integers(1, 5 << 28)
 ROUNDS = st.integers(0, 1_000_000)
 RANGES = st.lists(st.integers(0, 1 << 20), unique=True, max_size=40).map(
@@ -45,7 +50,7 @@ RANGES = st.lists(st.integers(0, 1 << 20), unique=True, max_size=40).map(
 )
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(ServerState, ROUNDS, st.sampled_from(["ready", "lost"]), st.just(DEVICE.public_key)),
-    st.builds(TaskNotice, TASKS, DIGESTS, SIZES),
+    st.builds(TaskNotice, TASKS, DIGESTS, SIZES, ROUNDS),
     st.builds(
         RoundPlan, TASKS, st.integers(0, 9), st.integers(9, 1_000_000), st.just("open"), DIGESTS, SIZES,
         st.dictionaries(NAMES, st.binary(min_size=16, max_size=16), max_size=30), st.integers(1, 1 << 40),
@@ -67,13 +72,18 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Ack, TASKS, ROUNDS, DIGESTS),
     st.builds(Missing, TASKS, ROUNDS, DIGESTS, RANGES),
     st.builds(Refused, TASKS, ROUNDS, DIGESTS, st.just("late"), st.text(max_size=900)),
+    st.builds(Ask, ROUNDS, NONCES),
+    st.builds(
+        Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("open"), st.integers(1, 9), DIGESTS
+    ),
+    st.builds(Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("closed"), st.just(0), st.just(b"")),
 )  # fmt: skip
 
 
-def frame(kind: int, body: bytes, identity: Identity = DEVICE, *, version: int = 1) -> bytes:
+def frame(kind: int, body: bytes, identity: Identity = DEVICE, *, version: int = 2) -> bytes:
     """A signed frame written without the module under test."""
     signed = struct.pack("<2sBBI", b"HF", version, kind, len(body)) + body
-    return signed + identity.sign(signed)
+    return signed + identity.sign(b"hushfleet demo\0" + signed)
 
 
 def offer_body(**changes: Any) -> bytes:
@@ -91,9 +101,10 @@ def test_every_message_comes_back_equal(message: Message) -> None:
 def test_the_kinds_have_the_numbers_of_the_specification() -> None:
     names = [KINDS[number].__name__ for number in sorted(KINDS)]
     assert names == [
-        "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused"
+        "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
+        "NotEnrolled", "Ask", "Known",
     ]  # fmt: skip
-    assert sorted(KINDS) == list(range(1, 11))
+    assert sorted(KINDS) == list(range(1, 14))
 
 
 def test_a_frame_written_by_hand_is_read() -> None:
@@ -114,6 +125,16 @@ def test_only_the_named_sender_is_believed() -> None:
     with pytest.raises(BadSignature):
         decode_message(data, public_key=STRANGER.public_key)
     with pytest.raises(BadSignature, match="not known yet"):
+        decode_message(data)
+
+
+def test_what_was_signed_for_one_federation_verifies_in_no_other() -> None:
+    for message in (Ack("t", 1, DIGEST), ServerState(2, "ready", DEVICE.public_key)):
+        data = messages.encode_message(message, DEVICE, federation="demo2")
+        assert len(data) == len(encode_message(message, DEVICE))
+        with pytest.raises(BadSignature, match="for the federation 'demo'"):
+            decode_message(data, public_key=DEVICE.public_key)
+    with pytest.raises(BadSignature, match="for the federation"):
         decode_message(data)
 
 
@@ -169,7 +190,7 @@ def test_births_and_server_states_vouch_for_themselves_but_not_for_another_key()
         (7, msgpack.packb({"task": "t", "round": 1, "code": "because", "reason": ""})),
         (7, msgpack.packb({"task": "t", "round": 1, "code": "disk", "reason": "a\nforged line of the log"})),
         (7, msgpack.packb({"task": "t", "round": 1, "code": "disk", "reason": "x" * 401})),
-        (11, offer_body()),
+        (14, offer_body()),
         (0, offer_body()),
     ],
 )
@@ -191,8 +212,9 @@ def test_times_are_finite_and_in_range(deadline_s: float) -> None:
 
 
 def test_another_version_says_so() -> None:
-    with pytest.raises(Malformed, match="wire version 2"):
-        decode_message(frame(6, offer_body(), version=2), public_key=DEVICE.public_key)
+    for version, who in ((1, "the sender"), (3, "this side")):
+        with pytest.raises(OtherVersion, match=f"wire version {version}, this side speaks 2; update {who}"):
+            decode_message(frame(6, offer_body(), version=version), public_key=DEVICE.public_key)
 
 
 def test_lengths_are_capped_before_anything_is_parsed() -> None:

@@ -220,7 +220,7 @@ def receive_update(link: MqttLink, device: Identity, aggregator: Identity, size:
             case Delivery(topic, payload, _) if TOPICS.parse(topic).kind == "chunk" and assembler:
                 assembler.add(payload)
             case Delivery(topic, payload, _) if TOPICS.parse(topic).kind == "msg":
-                offer = decode_message(payload, public_key=device.public_key)
+                offer = decode_message(payload, federation="test", public_key=device.public_key)
                 assert isinstance(offer, Offer)
                 assembler = assembler or Assembler(offer.digest, offer.size, max_blob_bytes=size)
                 answer: Ack | Missing = Missing("t", 1, offer.digest, assembler.missing())
@@ -228,7 +228,7 @@ def receive_update(link: MqttLink, device: Identity, aggregator: Identity, size:
                     result.append(assembler.blob())
                     answer = Ack("t", 1, offer.digest)
                 try:
-                    link.publish(TOPICS.down("pi"), encode_message(answer, aggregator))
+                    link.publish(TOPICS.down("pi"), encode_message(answer, aggregator, federation="test"))
                 except LinkLost:
                     result.clear()
 
@@ -243,7 +243,7 @@ def test_an_update_survives_the_death_of_the_broker_by_sending_what_is_missing(b
     link = links.opened(broker, "pi", TOPICS.down("pi"))
     frames = list(split(update, 60 * 1024))
     assert len(frames) == 33
-    offer = encode_message(Offer("t", 1, frames[0][4:36], len(update)), device)
+    offer = encode_message(Offer("t", 1, frames[0][4:36], len(update)), device, federation="test")
     sent = 0
     link.publish(TOPICS.msg("pi"), offer)
     assert isinstance(next_event(link), Delivery)
@@ -260,7 +260,7 @@ def test_an_update_survives_the_death_of_the_broker_by_sending_what_is_missing(b
             event = link.receive(1.0)
             if not isinstance(event, Delivery):
                 continue
-            answer = decode_message(event.payload, public_key=aggregator.public_key)
+            answer = decode_message(event.payload, federation="test", public_key=aggregator.public_key)
             if isinstance(answer, Ack):
                 break
             assert isinstance(answer, Missing)

@@ -51,7 +51,7 @@ def walk_both(name: str, momentum: float, learning_rate: float, start: np.ndarra
 
 
 @pytest.mark.parametrize(("name", "momentum"), FORMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bits=st.integers(1, 70).flatmap(lambda size: arrays(np.uint32, (4, size), elements=any_bits)),
     learning_rate=st.floats(1e-8, 10),

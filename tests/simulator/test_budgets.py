@@ -143,6 +143,7 @@ def test_budget_and_preference_reach_a_live_device(short_task: Any, tmp_path: Pa
         path.write_text(text)
         limits = load_config(path).limits
         assert (limits.epsilon_server, limits.noise_preference, limits.delta) == (3.5, device.preference, 1e-5)
+        assert limits.accounting == simulation.task.privacy.accounting, "simulated data have no owner"
 
 
 def test_by_default_nothing_is_limited(calm: Any) -> None:

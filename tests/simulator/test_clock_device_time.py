@@ -13,6 +13,7 @@ import pytest
 from aggregator.prepare import PreparedTask, prepare
 from aggregator.rounds import RoundEngine
 from aggregator.store import AggregatorStore
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import SeededRandomness, Trainer
 from firmware_profiles import load_board
@@ -166,10 +167,9 @@ def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes
             spec=spec,
             gradient=GradientGraph(prepared.blobs[model.gradient.digest], model.layout),
             logits_of=prepared.inference,
-            samples=prepared.dataset.train.take(np.arange(48)),
+            samples=lambda: prepared.dataset.train.take(np.arange(48)),
             randomness=SeededRandomness(1, 0),
-            epsilon_limit=math.inf,
-            delta=spec.privacy.delta,
+            limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
         )
         for _ in range(rounds):
             plan = engine.open_round(["device-0"])

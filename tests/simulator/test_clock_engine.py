@@ -454,7 +454,7 @@ def first_round_by_scanning(times: Sequence[DeviceTimes], rules: RoundSection, a
     return closed, used, sorted(late), sorted(given_up)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(times=fleets, quorum=st.sampled_from([0.2, 0.5, 0.75, 1.0]), deadline_s=st.integers(1, 60), accept=seconds)
 def test_a_calm_round_is_what_an_obvious_simulation_finds(
     times: list[DeviceTimes], quorum: float, deadline_s: float, accept: float
@@ -474,7 +474,7 @@ def test_a_calm_round_is_what_an_obvious_simulation_finds(
     assert (sorted(only.late), sorted(only.given_up)) == (late, given_up)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(times=fleets, quorum=st.sampled_from([0.3, 0.7, 1.0]), deadline_s=st.integers(10, 60))
 def test_everybody_is_counted_once_and_charged_rightly(
     times: list[DeviceTimes], quorum: float, deadline_s: int
@@ -498,7 +498,7 @@ def test_everybody_is_counted_once_and_charged_rightly(
         assert spent.used * WIRE <= spent.up_bytes + 1e-6 <= whole + small
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(times=fleets, shorter=st.integers(10, 40), longer=st.integers(0, 40))
 def test_a_longer_deadline_never_gets_fewer_updates(times: list[DeviceTimes], shorter: int, longer: int) -> None:
     (one,) = run(clock(times, deadline_s=shorter))
@@ -507,7 +507,7 @@ def test_a_longer_deadline_never_gets_fewer_updates(times: list[DeviceTimes], sh
         assert set(arrivals(one)) <= set(arrivals(other))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(times=fleets, faster=st.floats(0.1, 1.0), data=st.data())
 def test_a_faster_board_is_never_later(times: list[DeviceTimes], faster: float, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(times) - 1))
@@ -520,7 +520,7 @@ def test_a_faster_board_is_never_later(times: list[DeviceTimes], faster: float, 
     assert other.closed_s <= one.closed_s + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     times=fleets,
     drops=st.lists(st.tuples(st.floats(0, 40), st.floats(0.5, 20)), max_size=4),

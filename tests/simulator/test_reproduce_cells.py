@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from simulator.reproduce.kept import Kept, KeptCell, cell_path
 from simulator.reproduce.page import render_page
 from simulator.reproduce.recipe import load_entry, load_paper
 from simulator.reproduce.run_cell import RUN, run_cell
+from simulator.reproduce.shown import epsilons
 from simulator.reproduce.table import kendall, make_table
+
+pytestmark = pytest.mark.slow
 
 PAPER = 'name = "Our own"\nsource = "Nobody, nowhere"\n'
 TABLE = """
@@ -252,6 +256,21 @@ def pretended(cell: Cell, common: list[float], *, epsilon: float) -> KeptCell:
         processor="nobody's",
         versions={},
     )
+
+
+def test_what_leaves_without_noise_is_infinite_beside_the_papers_number(book: Path, tmp_path: Path) -> None:
+    """The kept file says what the noise costs; which values were raw follows from its task."""
+    table = TABLE.replace('{ "method.name" = "dp-fedavg" }', '{ "method.name" = "fedglp-adp" }', 1)
+    (book / "own" / "table-1.toml").write_text(table)
+    (cell,) = (one for one in cells() if (one.row.id, one.column_id) == ("dp-fedavg", "sigma-1"))
+    kept = Kept(tmp_path)
+    kept.add(KeptCell.load(pretended(cell, [0.7, 0.8], epsilon=12.2).save(tmp_path)))
+    table = make_table(cell.entry, [cell], kept, quick=False, missing={}, estimates={})
+    (square,) = (each for each in table.squares if each.ours is not None)
+    assert square.raw_values == ("clip norms that follow the norms of raw updates",)
+    assert square.epsilon_server == square.epsilon_release == math.inf
+    assert epsilons(square) == ("inf (12.2)", "inf (6.1)")
+    assert "clip norms that follow the norms of raw updates" in render_page(table, load_paper("own"))
 
 
 def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def test_traffic_and_privacy_are_the_aggregators_record(result: Result, calm: Si
     assert [row.device for row in result.privacy] == NAMES
     for row in result.privacy:
         assert row.rounds_charged == 3
-        assert 0 < row.epsilon_release < row.epsilon_server < math.inf
+        assert row.raw_values, "as published, its clip norms follow raw norms"
+        assert row.epsilon_release == row.epsilon_server == math.inf
+        assert 0 < row.noised_release < row.noised_server < math.inf
     spent = [row[0] for row in result.details.epsilon_server]
     assert spent == sorted(spent)
     assert spent[-1] == result.privacy[0].epsilon_server

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from aggregator.result import Result
 from hushfleet.cli import build_app, main
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 name = "typed"
 [model]
@@ -166,7 +168,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "boards", "broker", "client", "demo", "forecast", "methods", "privacy", "reproduce", "simulate",
+    "aggregator", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "privacy", "reproduce",
+    "simulate",
 ]  # fmt: skip
 
 

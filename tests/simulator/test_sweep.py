@@ -16,6 +16,8 @@ from simulator.run_folder import Simulation, begin, go_on
 from simulator.sweep import sweep_noise, sweep_wire, with_wire
 from simulator.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 ALONE = [Alone("device-0", 0.25, 0.5), Alone("device-1", 0.35, 0.5)]
 
 
@@ -24,7 +26,7 @@ def simulation(short_task: Any, tmp_path: Path) -> Simulation:
     task = short_task(
         data={"devices": 2, "limit": 200},
         round={"rounds": 2, "min_updates": 2},
-        privacy={"noise_multiplier": None, "epsilon": 50.0, "delta": 0.01},
+        privacy={"noise_multiplier": None, "epsilon": 50.0, "delta": 0.01, "accounting": "strict"},
     )
     return begin(task, tmp_path / "run", data_dir=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def prepared_task(
                 **(unit or {}),
             },
             "data": {"name": "digits", "devices": devices},
-            "round": {"rounds": 3, **rules},
+            "round": {"rounds": 3} | rules,
             "wire": wire or {},
         }
     )
@@ -138,6 +138,7 @@ class Devices:
         prepared, state, index = self.prepared, self.states[name], self.names.index(name)
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)
+        change = np.clip(change, -prepared.method.reach, prepared.method.reach)
         release = prepared.method.release(
             state, change, RoundTerms(plan.noise_split, plan.controls), noise=SeededNoise(seed, index, plan.round)
         )
@@ -187,12 +188,13 @@ class Devices:
 class Fleet:
     """A store, an engine on it, and enrolled devices."""
 
-    def __init__(self, folder: Path, *, devices: int = 3, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, devices: int = 3, durable: bool = False, **settings: Any) -> None:
         self.folder = folder
+        self.durable = durable
         self.prepared = prepared_task(devices=devices, **settings)
         self.devices = Devices(self.prepared, devices)
         self.now = 1000.0
-        self.store = AggregatorStore(folder, durable=False)
+        self.store = AggregatorStore(folder, durable=durable)
         self.devices.enrol(self.store)
         self.engine = self._engine()
 
@@ -206,7 +208,7 @@ class Fleet:
     def restart(self) -> RoundEngine:
         """As after a crash: a new store object and a new engine on the same folder."""
         self.store.close()
-        self.store = AggregatorStore(self.folder, durable=False)
+        self.store = AggregatorStore(self.folder, durable=self.durable)
         self.engine = self._engine()
         return self.engine
 
@@ -226,16 +228,3 @@ class Fleet:
             if verdict.code != "accepted":
                 pytest.fail(f"{name}: {verdict}")
         return self.engine.close()
-
-
-@pytest.fixture
-def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    fleets: list[Fleet] = []
-
-    def make(**settings: Any) -> Fleet:
-        fleets.append(Fleet(tmp_path / f"run-{len(fleets)}", **settings))
-        return fleets[-1]
-
-    yield make
-    for fleet in fleets:
-        fleet.store.close()

@@ -1,0 +1,170 @@
+"""`hushfleet devices` and the list of known devices, and an aggregator that would know nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from aggregator import cli, devices_cli
+from aggregator.devices_file import read_devices
+from aggregator.register import DeviceRegister, Knock, KnownDevice
+from aggregator.store import AggregatorStore
+from hushfleet.errors import BadInput, StoreError
+from hushfleet.wire.identity import Identity
+
+KEY = Identity.from_bytes(bytes(range(32))).public_key
+OTHER = Identity.from_bytes(bytes(range(1, 33))).public_key
+
+
+def invoked(*words: object) -> Any:
+    app = typer.Typer()
+    devices_cli.register(app)
+    cli.register(app)
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(word) for word in words])
+
+
+def refused(*words: object) -> str:
+    outcome = invoked(*words)
+    assert isinstance(outcome.exception, BadInput), outcome.output
+    assert outcome.exception.exit_code == 2
+    return str(outcome.exception)
+
+
+def states(run: Path) -> dict[str, str]:
+    with DeviceRegister(run) as register:
+        return {row.device: row.state for row in register.devices()}
+
+
+def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert KEY.hex() in invoked("devices", "add", run, "one", "--key", KEY.hex()).output
+    assert "the first key" in invoked("devices", "add", run, "two").output
+    assert states(run) == {"one": "known", "two": "expected"}
+    assert "to lift it" in invoked("devices", "block", run, "one", "--reason", "stolen").output
+    invoked("devices", "block", run, "never-seen")
+    assert states(run) == {"never-seen": "blocked", "one": "blocked", "two": "expected"}
+    shown = invoked("devices", "list", run).output
+    assert "blocked: stolen" in shown
+    assert KEY.hex() in shown
+    assert "accepted again" in invoked("devices", "add", run, "one").output
+    assert states(run)["one"] == "known"
+    assert "forgotten" in invoked("devices", "forget", run, "one").output
+    assert states(run) == {"never-seen": "blocked", "two": "expected"}
+
+
+def test_the_list_shows_who_knocked_and_who_was_seen(tmp_path: Path) -> None:
+    with DeviceRegister(tmp_path) as register:
+        register.add([KnownDevice("one", KEY)])
+        knocks = [Knock("stranger", OTHER, 7, 0.0), Knock("one", KEY, 1, 0.0)]
+        register.note(seen={"one": ("pi-4", 0.0)}, rounds={"one": 12}, knocks=knocks)
+        register.note(seen={"one": ("", 1.0)}, rounds={}, knocks=knocks)
+    rows = [line.split() for line in invoked("devices", "list", tmp_path).output.splitlines()]
+    (known,) = [row for row in rows if row[:1] == ["one"]]
+    assert (known[:4], known[-1]) == (["one", "known", "pi-4", "12"], KEY.hex())
+    (knock,) = [row for row in rows if row[:1] == ["stranger"]]
+    assert (knock[1], knock[-1]) == ("7", OTHER.hex())
+    invoked("devices", "add", tmp_path, "stranger", "--key", OTHER.hex())
+    assert "not accepted" not in invoked("devices", "list", tmp_path).output
+
+
+@pytest.mark.parametrize("words", [["list"], ["forget", "one"]])
+def test_a_folder_that_is_no_runs_is_named(tmp_path: Path, words: list[str]) -> None:
+    assert "no run's folder" in refused("devices", words[0], tmp_path, *words[1:])
+    assert not DeviceRegister.exists(tmp_path)
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    assert "64 hex digits" in refused("devices", "add", tmp_path, "one", "--key", "abc")
+    assert "Not An Id" in refused("devices", "add", tmp_path, "Not An Id")
+    invoked("devices", "add", tmp_path, "one", "--key", KEY.hex())
+    assert "no known device" in refused("devices", "forget", tmp_path, "two")
+    assert "no two may share" in refused("devices", "add", tmp_path, "two", "--key", KEY.hex())
+    assert "devices forget" in refused("devices", "add", tmp_path, "one", "--key", OTHER.hex())
+
+
+def test_a_list_may_be_given_again(tmp_path: Path) -> None:
+    file = tmp_path / "devices.toml"
+    file.write_text(f'[devices]\none = "{KEY.hex()}"\ntwo = "certificate"\n"pi.3" = "certificate"\n')
+    listed = read_devices(file)
+    with DeviceRegister(tmp_path) as register:
+        register.add(listed)
+        register.pin({"two": OTHER}, may_add=False)
+        register.block("one", "stolen")
+        before = register.devices()
+        register.add(listed)
+        assert register.devices() == before
+    assert states(tmp_path) == {"one": "blocked", "pi.3": "expected", "two": "pinned"}
+    assert read_devices(tmp_path) == before, "an earlier run's folder is a list, too"
+    (tmp_path / "next").mkdir()
+    with DeviceRegister(tmp_path / "next") as register:
+        register.add(read_devices(tmp_path))
+        assert register.devices() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "section [devices]"),
+        ("[devices", "cannot be read"),
+        ("[devices]\none = 7\n", "in quotes"),
+        ('[devices]\none = "key"\n', "the key of one"),
+        ('[devices]\n"A B" = "certificate"\n', "A B"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_refused_in_words(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "devices.toml"
+    file.write_text(text)
+    with pytest.raises(BadInput) as refusal:
+        read_devices(file)
+    assert said in str(refusal.value)
+    with pytest.raises(BadInput, match="no devices"):
+        read_devices(tmp_path)
+
+
+def test_a_damaged_register_is_an_error(tmp_path: Path) -> None:
+    DeviceRegister.file_of(tmp_path).write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError, match="cannot be used"):
+        DeviceRegister(tmp_path)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> list[object]:
+    task = tmp_path / "task.toml"
+    task.write_text('name = "small"\nmodel.name = "digits-cnn"\nmethod.name = "dp-fedavg"\n'
+                    'data = { name = "digits", devices = 3 }\n')  # fmt: skip
+    return ["aggregator", task, "--broker", "mqtt://localhost", "--out", tmp_path / "run"]
+
+
+def test_an_aggregator_that_would_know_nobody_says_how_to_add_devices(start: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    text = refused(*start)
+    assert f"hushfleet devices add {run} ID --key KEY" in text
+    assert "--enrolment open" in text
+    assert not run.exists()
+    AggregatorStore(run).close()
+    assert "devices add" in refused(*start, "--resume"), "a run in which nobody was enrolled yet"
+
+
+def test_who_may_take_part_is_said_at_the_start(
+    start: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def prepared(*_: object, **__: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(cli, "_prepared", prepared)
+    opened = invoked(*start, "--enrolment", "open")
+    assert isinstance(opened.exception, Reached)
+    assert "whoever reaches the broker takes part" in opened.output
+    file = tmp_path / "devices.toml"
+    file.write_text(f'[devices]\none = "{KEY.hex()}"\n')
+    closed = invoked(*start, "--devices", file, "--resume")
+    assert isinstance(closed.exception, Reached)
+    assert "1 devices may take part" in closed.output
+    assert isinstance(invoked(*start, "--resume").exception, Reached), "the run has kept its list"

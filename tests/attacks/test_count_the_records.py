@@ -1,0 +1,164 @@
+"""Somebody who sees the broker wants to know how many records a device has, by when its training ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_bench import config, make_bench, package  # noqa: F401
+from edge_bench import Bench, Clock, Package, write_samples
+
+from edge_client.config import DataSection, DeviceConfig
+from edge_client.constant_time import announced_at
+from edge_client.local_data import LocalData
+from edge_client.refusals import Refusal
+from hushfleet.errors import BadInput
+from hushfleet.graphs import GradientGraph
+from hushfleet.spec import PrivacySpec
+
+RECORD_S = 0.1  # what a board takes for one record's gradient
+NOMINAL = 64  # records, at which a batch has 16
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def records(package: Package) -> Package:  # noqa: F811
+    privacy = PrivacySpec("record", "strict", 1.0, 1.1, 1e-5, sample_rate=16 / NOMINAL, batches=4)
+    return package.with_spec(privacy=privacy, task="records")
+
+
+def seen_of(
+    make: Make,
+    package: Package,  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    count: int,
+    constant_time: bool = True,
+) -> tuple[float, float]:
+    """Seconds from the announced beginning of the training to its announced end, and to the offer."""
+    folder = Path(config.data.path).parent / f"{count}-{constant_time}"
+    folder.mkdir()
+    write_samples(folder / "train.npz", count=count)
+    config = replace(
+        config,
+        device=replace(config.device, state_dir=str(folder / "state")),
+        data=replace(config.data, path=str(folder / "train.npz")),
+        limits=replace(config.limits, constant_time=constant_time),
+    )
+    bench = make(package, config)
+    clock, plain = bench.clock, GradientGraph.__call__
+
+    def slow(self: GradientGraph, params: Any, x: Any, *rest: Any, **more: Any) -> Any:
+        clock.now += RECORD_S * len(x)
+        return plain(self, params, x, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GradientGraph, "__call__", slow)
+        bench.until(lambda: bool(bench.server.births))
+        bench.server.open_round(1)
+        watched = Watch(bench.clock, bench)
+        for _ in range(5000):
+            if watched.offered is not None:
+                break
+            bench.agent.step(0.0)
+            watched.look()
+            # as long as the agent would sleep; training itself moves the clock
+            clock.now += min(0.01, bench.agent._sleep_s(1.0)) or 0.01
+    assert watched.offered is not None
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    return watched.ended - watched.began, watched.offered - watched.began
+
+
+class Watch:
+    """What is seen at the broker, and when."""
+
+    def __init__(self, clock: Clock, bench: Bench) -> None:
+        self._clock, self._bench = clock, bench
+        self.began = self.ended = 0.0
+        self.offered: float | None = None
+
+    def look(self) -> None:
+        known = len(self._bench.server.births)
+        self._bench.server.pump()
+        for birth in self._bench.server.births[known:]:
+            if birth.state == "ready":
+                self.ended = self._clock.now
+        if self._bench.server.offers and self.offered is None:
+            self.offered = self._clock.now
+
+
+@pytest.fixture
+def seen(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., tuple[float, float]]:
+    return lambda **settings: seen_of(make_bench, records, config, monkeypatch, **settings)
+
+
+def test_training_times_tell_the_number_without_a_slot(seen: Callable[..., tuple[float, float]]) -> None:
+    """The attack: what is seen grows with the records."""
+    few, many = (seen(count=count, constant_time=False) for count in (8, 256))
+    assert many[0] > few[0] + 10
+    assert many[1] > few[1] + 10
+
+
+def test_all_up_to_the_tasks_own_number_are_announced_alike(seen: Callable[..., tuple[float, float]]) -> None:
+    """Also a device without records, which sends noise; the slot is 16 seconds: 6.4 of work with some room."""
+    moments = [seen(count=count) for count in (0, 8, NOMINAL)]
+    for ended, offered in moments:
+        assert ended == pytest.approx(moments[0][0], abs=0.02)
+        assert offered == pytest.approx(moments[0][1], abs=0.02)
+
+
+def test_the_announced_end_is_on_a_coarse_grid() -> None:
+    at = {"began": 100.0, "deadline": 10_000.0, "deadline_s": 9_900.0}
+    assert announced_at(ended=100.0, nominal_s=0.0, **at) == 101.0
+    for ended in (100.5, 103.0, 116.0):
+        assert announced_at(ended=ended, nominal_s=6.4, **at) == 116.0
+    assert announced_at(ended=116.1, nominal_s=6.4, **at) == 132.0
+    assert announced_at(ended=150.0, nominal_s=6.4, **at) == 164.0
+
+
+def test_a_slot_leaves_time_for_the_update() -> None:
+    """A round of 20 seconds gives a slot no more than ten; whoever needs longer announces at once."""
+    at = {"began": 100.0, "deadline": 120.0, "deadline_s": 20.0, "nominal_s": 100.0}
+    assert announced_at(ended=101.0, **at) == 110.0
+    assert announced_at(ended=113.0, **at) == 113.0
+
+
+def test_an_empty_folder_is_as_good_as_any_with_the_unit_record(tmp_path: Path, records: Package) -> None:
+    model = records.spec.model
+    section = DataSection("folder", str(tmp_path))
+    samples = LocalData(section, model, may_be_empty=True).samples()
+    assert samples.x.shape == (0, *model.input_shape)
+    assert samples.x.dtype == np.float32
+    with pytest.raises(BadInput, match="no readable image"):
+        LocalData(section, model).samples()
+
+
+def test_a_round_that_closes_ends_the_slot(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+) -> None:
+    """Nothing is said before it: no offer, and no decline either, whatever fails meanwhile."""
+    bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
+    bench.until(lambda: bool(bench.server.births))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    bench.agent.rounds.settle(Refusal("disk", "there is no room"))
+    bench.steps(5)
+    assert bench.server.births[-1].state == "training"
+    assert bench.server.offers == bench.server.declines == []
+    bench.server.open_round(1, phase="closed")
+    bench.until(lambda: bench.server.births[-1].state == "ready")
+    assert bench.server.offers == []
+    assert bench.store.ledger.rounds_charged() == 1

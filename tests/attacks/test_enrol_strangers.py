@@ -1,0 +1,238 @@
+"""Strangers enrol, and the round's noise is divided among them and the honest devices.
+
+198 births took 0.2 s, and with a cohort of 200 each of the two honest devices added a tenth of the noise that it would
+have added alone. The strangers need not even answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from field_bench import Field
+
+from aggregator.enrolment import Enrolment
+from aggregator.register import DeviceRegister, KnownDevice
+from hushfleet.errors import StoreError
+from hushfleet.wire.identity import Identity
+from hushfleet.wire.messages import Ack, Ask, Known, NotEnrolled
+
+MakeField = Callable[..., Field]
+STRANGERS = {f"stranger-{index}": Identity.from_bytes(index.to_bytes(32, "big")) for index in range(1000, 1198)}
+
+
+def come(field: Field, strangers: dict[str, Identity]) -> None:
+    for name, identity in strangers.items():
+        link = field.links[name] = field.hub.link(name)
+        field.inbox[name] = []
+        link.subscribe(field.topics.down(name))
+        link.open()
+        field.send(name, field.birth(name, identity=identity), "state", identity)
+    field.run(steps=3 * len(strangers))
+
+
+@pytest.fixture
+def field(make_field: MakeField) -> Field:
+    """Two honest devices that the operator knows; a round opens when both are there."""
+    return make_field(devices=2, min_devices=2)
+
+
+def test_where_enrolment_is_open_they_are_the_cohort(make_field: MakeField) -> None:
+    """The attack: it is what open enrolment means."""
+    field = make_field(devices=2, min_devices=200, closed=False)
+    come(field, STRANGERS)
+    field.join_all()
+    assert set(field.plan.cohort) == {*STRANGERS, *field.fleet.names}
+
+
+def test_strangers_are_not_present_and_are_told_so(field: Field) -> None:
+    come(field, STRANGERS)
+    assert field.coordinator.present == {}
+    assert field.plan.phase == "closed"
+    field.join_all()
+    assert set(field.plan.cohort) == set(field.fleet.names)
+    assert field.plan.noise_split == 2
+    for name, identity in STRANGERS.items():
+        (answer,) = field.answers(name)
+        assert isinstance(answer, NotEnrolled)
+        assert (answer.device, answer.public_key) == (name, identity.public_key)
+        assert f"hushfleet devices add RUN {name} --key {identity.public_key.hex()}" in answer.reason
+    assert len(field.fleet.store.devices()) == 2
+    assert field.refusals() == {"unknown": {"unknown-device": 198}}
+
+
+def test_the_key_is_what_counts_not_the_id(field: Field) -> None:
+    thief = Identity.generate()
+    field.join("dev-0", identity=thief, session=9)
+    (answer,) = field.answers("dev-0")
+    assert isinstance(answer, NotEnrolled)
+    assert "another key" in answer.reason
+    field.join("dev-1", identity=field.fleet.devices.identities["dev-0"])
+    assert field.coordinator.present == {}
+    field.join_all()
+    assert set(field.plan.cohort) == {"dev-0", "dev-1"}
+
+
+def test_one_key_is_one_device_also_where_enrolment_is_open(make_field: MakeField) -> None:
+    field = make_field(devices=2, min_devices=9, closed=False)
+    twice = Identity.generate()
+    come(field, {"one": twice, "two": twice})
+    assert set(field.coordinator.present) == {"one"}
+    (answer,) = field.answers("two")
+    assert isinstance(answer, NotEnrolled)
+    field.crash()
+    assert field.coordinator.enrolment.key("one") == twice.public_key, "it is pinned for good"
+
+
+def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> None:
+    """The device does nothing for it: the broker has its birth."""
+    name, identity = "stranger-1", Identity.generate()
+    come(field, {name: identity})
+    field.run(6.0)
+    with DeviceRegister(field.fleet.folder) as register:
+        (knock,) = register.knocks()
+        assert (knock.device, knock.public_key, knock.count) == (name, identity.public_key, 1)
+        register.add([KnownDevice(name, knock.public_key)])
+    field.run(1.2)
+    assert field.coordinator.present == {name: "ready"}
+    field.run(6.0)
+    with DeviceRegister(field.fleet.folder) as register:
+        assert register.knocks() == []
+        row = register.device(name)
+    assert row is not None
+    assert (row.state, row.board, row.last_seen is not None) == ("known", "test-board", True)
+
+
+def test_a_device_by_certificate_is_pinned_at_first_sight(field: Field) -> None:
+    field.register.add([KnownDevice("by-name", pinned=True)])
+    field.crash()
+    first, second = Identity.generate(), Identity.generate()
+    field.join("by-name", identity=first)
+    assert field.coordinator.present == {"by-name": "ready"}
+    field.crash()
+    field.join("by-name", identity=second, session=5)
+    assert field.coordinator.enrolment.key("by-name") == first.public_key
+    assert any(isinstance(answer, NotEnrolled) for answer in field.answers("by-name"))
+
+
+@pytest.mark.parametrize("how", ["operator", "policy"])
+def test_a_device_that_is_blocked_in_a_round_is_out_at_once(field: Field, how: str) -> None:
+    field.join_all()
+    data = field.fleet.update("dev-0").data
+    if how == "policy":
+        field.coordinator.enrolment.block("dev-0", "it lies")
+    else:
+        with DeviceRegister(field.fleet.folder) as register:
+            register.block("dev-0", "it lies")
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-1"}
+    (answer,) = field.answers("dev-0")
+    assert isinstance(answer, NotEnrolled)
+    assert "it lies" in answer.reason
+    assert field.deliver("dev-0", data) is None, "its messages are ignored"
+    assert field.fleet.engine.accept("dev-0", data).code == "unknown-device"
+    assert isinstance(field.deliver("dev-1", field.fleet.update("dev-1").data), Ack)
+    assert field.fleet.engine.closed_rounds == 1, "nobody waits for it"
+    field.join("dev-0", session=2)
+    field.crash()
+    assert set(field.coordinator.present) == {"dev-1"}, "it stays blocked"
+
+
+def test_all_that_are_blocked_are_out_although_the_link_is_lost_meanwhile(field: Field) -> None:
+    field.join_all()
+    with DeviceRegister(field.fleet.folder) as register:
+        for name in field.fleet.names:
+            register.block(name, "it lies")
+    field.hub.cut("aggregator")
+    field.coordinator.step(0.0)
+    field.fleet.now += 1.1
+    field.coordinator._up = True  # the loss is noticed only when something is sent
+    field.coordinator.step(0.0)
+    assert field.coordinator.present == {}
+
+
+def test_a_register_that_cannot_be_read_for_a_while_changes_nothing(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field.join_all()
+    with DeviceRegister(field.fleet.folder) as register:
+        register.block("dev-0", "it lies")
+
+    def locked() -> list[KnownDevice]:
+        raise StoreError("the register is locked")
+
+    monkeypatch.setattr(field.register, "devices", locked)
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-0", "dev-1"}
+    monkeypatch.undo()
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-1"}
+
+
+def test_a_blocked_device_is_not_waited_for_after_a_restart(field: Field) -> None:
+    field.join_all()
+    field.register.block("dev-0", "it lies")
+    field.crash()
+    assert field.plan.phase == "open"
+    assert isinstance(field.deliver("dev-1", field.fleet.update("dev-1").data), Ack)
+    assert field.fleet.engine.closed_rounds == 1
+
+
+def test_an_update_that_is_being_decoded_when_its_device_is_blocked_is_refused(field: Field) -> None:
+    field.join_all()
+    engine = field.fleet.engine
+    admitted = engine.admit("dev-0", field.fleet.update("dev-0").data)
+    decoded = engine.decode(admitted)
+    field.coordinator.enrolment.block("dev-0", "it lies")
+    field.run()
+    assert engine.settle(admitted, decoded).code == "unknown-device"
+    assert engine.accepted == 0
+
+
+def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:
+    field.join_all()
+    assert isinstance(field.deliver("dev-0", field.fleet.update("dev-0").data), Ack)
+    flashed = Identity.generate()
+    with DeviceRegister(field.fleet.folder) as register:
+        register.forget("dev-0")
+        register.add([KnownDevice("dev-0", flashed.public_key)])
+    field.run(1.2)
+    field.join("dev-0", identity=flashed)
+    assert "dev-0" not in field.coordinator.present, "a resumed round reads its update with the former key"
+    assert "after the round" in field.answers("dev-0")[-1].reason
+    field.crash()
+    assert field.fleet.engine.accepted == 1
+    assert isinstance(field.deliver("dev-1", field.fleet.update("dev-1").data), Ack)
+    field.join("dev-0", identity=flashed)
+    assert "dev-0" in field.coordinator.present
+    row = field.fleet.store.device("dev-0")
+    assert (row.public_key, row.last_session, row.public_digest) == (flashed.public_key, 1, None)
+    field.send("dev-0", Ask(1, bytes(16)), identity=flashed)
+    known = field.answers("dev-0")[-1]
+    assert isinstance(known, Known)
+    assert (known.yours, known.last_round) == (True, 0), "else it would take itself for a restored copy"
+
+
+def test_a_run_from_before_there_were_registers_goes_on(make_fleet: Callable[..., Any]) -> None:
+    fleet = make_fleet(devices=2)
+    fleet.store.add_device("dev-0", public_key=fleet.devices.identities["dev-0"].public_key, session=4)
+    with DeviceRegister(fleet.folder, durable=False) as register:
+        enrolment = Enrolment(fleet.store, register)
+        assert {row.device: row.state for row in register.devices()} == {"dev-0": "pinned", "dev-1": "pinned"}
+        assert enrolment.count == 2
+        register.forget("dev-1")
+        assert Enrolment(fleet.store, register).count == 1, "what is forgotten later stays forgotten"
+
+
+def test_two_devices_with_one_key_are_not_added(tmp_path: Path) -> None:
+    key = Identity.generate().public_key
+    with DeviceRegister(tmp_path) as register:
+        register.add([KnownDevice("one", key)])
+        with pytest.raises(Exception, match="no two may share"):
+            register.add([KnownDevice("three"), KnownDevice("two", key)])
+        with pytest.raises(Exception, match="devices forget"):
+            register.add([KnownDevice("one", bytes(32))])
+        register.add([KnownDevice("one", pinned=True), KnownDevice("one", key)])
+        assert [(row.device, row.state) for row in register.devices()] == [("one", "known")]

@@ -1,0 +1,117 @@
+"""Bounds from counts, against SciPy, closed forms and mechanisms whose epsilon is known."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
+from simulator.audit.bounds import (
+    ErrorRates,
+    epsilon_at_least,
+    one_run_epsilon,
+    rate_at_most,
+    separation_at_least,
+)
+from simulator.audit.claims import Claim
+from simulator.audit.record import log_ratio
+
+
+@pytest.mark.parametrize("trials", [1, 7, 400, 5000])
+@pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.97, 1])
+@pytest.mark.parametrize("risk", [0.05, 0.0125])
+def test_rates_are_those_of_clopper_and_pearson(trials: int, share: float, risk: float) -> None:
+    errors = round(share * trials)
+    expected = 1.0 if errors == trials else stats.beta.ppf(1 - risk, errors + 1, trials - errors)
+    assert rate_at_most(errors, trials, risk=risk) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_rate_is_above_its_bound_as_rarely_as_is_said() -> None:
+    rng = np.random.default_rng(0)
+    bounds = {count: rate_at_most(count, 50, risk=0.05) for count in range(51)}
+    above = np.mean([bounds[count] < 0.1 for count in rng.binomial(50, 0.1, 4000).tolist()])
+    assert above <= 0.055
+
+
+def test_epsilon_of_randomised_response_is_found_and_not_exceeded() -> None:
+    """Its errors are both 1 / (1 + e^epsilon)."""
+    for epsilon in (0.5, 2.0, 4.0):
+        wrong = 1 / (1 + math.exp(epsilon))
+        assert epsilon_at_least(ErrorRates(wrong, wrong), 0.0) == pytest.approx(epsilon)
+        assert epsilon_at_least(ErrorRates(wrong, wrong), 0.01) < epsilon
+    assert epsilon_at_least(ErrorRates(0.5, 0.5), 0.0) == 0
+    assert epsilon_at_least(ErrorRates(1.0, 0.2), 0.3) == 0
+
+
+def test_separation_of_two_normal_distributions() -> None:
+    errors = NormalDist().cdf(-0.6), NormalDist().cdf(-1.1)
+    assert separation_at_least(ErrorRates(*errors)) == pytest.approx(1.7)
+    assert separation_at_least(ErrorRates(0.6, 0.5)) < 0
+    assert math.isfinite(separation_at_least(ErrorRates(0.0, 1.0)))
+
+
+def test_one_run_without_an_error_has_a_closed_form() -> None:
+    """At delta 0 the chance of r correct guesses is accuracy^r."""
+    accuracy = 0.05 ** (1 / 100)
+    expected = math.log(accuracy / (1 - accuracy))
+    assert one_run_epsilon(500, 100, 100, delta=0, risk=0.05) == pytest.approx(expected, rel=1e-9)
+    assert one_run_epsilon(500, 100, 100, delta=1e-5, risk=0.05) < expected
+    assert one_run_epsilon(500, 100, 50, delta=1e-5, risk=0.05) == 0
+    assert one_run_epsilon(500, 0, 0, delta=1e-5, risk=0.05) == 0
+
+
+@pytest.mark.parametrize(("guesses", "correct"), [(20, 18), (200, 140), (1000, 999)])
+def test_one_run_rejects_what_the_papers_appendix_rejects(guesses: int, correct: int) -> None:
+    """Steinke, Nasr and Jagielski 2023, Appendix D, term by term."""
+    canaries, delta, risk = 1000, 1e-5, 0.05
+    epsilon = one_run_epsilon(canaries, guesses, correct, delta=delta, risk=risk)
+
+    def p_value(epsilon: float) -> float:
+        binomial = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
+        alpha = max((binomial.cdf(correct - 1) - binomial.cdf(correct - i - 1)) / i for i in range(1, correct + 1))
+        return binomial.sf(correct - 1) + 2 * canaries * delta * alpha
+
+    assert p_value(epsilon) == pytest.approx(risk, rel=1e-6)
+    assert p_value(epsilon - 1e-3) < risk
+
+
+def test_one_run_of_randomised_response_stays_below_its_epsilon() -> None:
+    rng = np.random.default_rng(0)
+    for epsilon in (1.0, 3.0):
+        correct = rng.binomial(2000, 1 / (1 + math.exp(-epsilon)), 200)
+        bounds = [one_run_epsilon(2000, 2000, int(count), delta=0.0, risk=0.05) for count in correct]
+        assert np.mean(np.array(bounds) <= epsilon) >= 0.92  # 95 %, by 200 draws
+        assert np.median(bounds) > 0.85 * epsilon
+
+
+def test_a_claims_own_mechanism_does_not_contradict_it() -> None:
+    """The best test between the two worlds, at its true error rates; with less noise it does."""
+    claim = Claim(Charge("device", "", "gaussian", 1.0), 1)
+    for threshold in np.linspace(-3, 4, 40):
+        def errors(separation: float, threshold: float = threshold) -> ErrorRates:
+            return ErrorRates(1 - NormalDist().cdf(threshold), NormalDist(separation).cdf(threshold))
+
+        assert claim.refuted_at(errors(1.0), 1e-3) is None
+        assert claim.multiplier_at_most(errors(1.0)) == pytest.approx(1.0, rel=1e-6)
+        assert claim.refuted_at(errors(1.05), 1e-3) is not None
+    assert claim.multiplier_at_most(errors(2.0)) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_sampled_claims_own_mechanism_does_not_contradict_it() -> None:
+    rate, sigma, batches, trials = 0.2, 1.0, 5, 40_000
+    claim = Claim(Charge("record", RECORD_ADJACENCY, "gaussian", sigma, sample_rate=rate, steps=batches), 1)
+    rng = np.random.default_rng(0)
+
+    def scores(inside: bool) -> np.ndarray:
+        taken = [(rng.random(trials) < rate) & inside for _ in range(batches)]
+        return log_ratio([rng.normal(0, sigma, (1, trials)) + each for each in taken], rate, sigma, 1.0)
+
+    inside, outside = scores(True), scores(False)
+    for threshold in np.quantile(outside, (0.3, 0.9)):
+        wrong = int((outside > threshold).sum()), int((inside <= threshold).sum())
+        rates = ErrorRates(*(rate_at_most(count, trials, risk=0.0125) for count in wrong))
+        assert claim.refuted_at(rates, 1e-3) is None
