@@ -179,7 +179,7 @@ def test_every_kill_ends_in_the_calm_runs_model(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, (HERE.parent / "fleet_bench.py", tmp_path, POINTS)), json.dumps(NAMED)],
+        [sys.executable, "-c", SCRIPT, HERE.parent / "fleet_bench.py", tmp_path, str(POINTS), json.dumps(NAMED)],
         capture_output=True,
         text=True,
         timeout=300,
