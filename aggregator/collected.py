@@ -44,7 +44,7 @@ class Collected:
         self._rules = rules
         self._stored = stored
         self._device = device
-        self._mean = ExactSum(layout.size, device=device) if rules.aggregation == "mean" else None
+        self._sums = ExactSum(layout.size, device=device) if rules.aggregation == "mean" else None
         self._reports: dict[str, tuple[float, ...]] = {}
         self._noise: dict[str, Noise] = {}
 
@@ -62,8 +62,8 @@ class Collected:
         :param largest: the largest magnitude among them, where it is known.
         """
         weight = self._method.weight(self._before, sent)
-        if self._mean is not None:
-            self._mean.add(values, shared, weight=weight, largest=largest)
+        if self._sums is not None:
+            self._sums.add(values, shared, weight=weight, largest=largest)
         self._reports[header.device] = header.report
         self._noise[header.device] = Noise(weight, header.noise_stds)
 
@@ -75,14 +75,14 @@ class Collected:
     @property
     def noise_stds(self) -> list[float]:
         """Of the aggregate, in each layer; of a robust one what it is at least."""
-        of_aggregate = least_noise_stds if self._mean is None else aggregate_noise_stds
+        of_aggregate = least_noise_stds if self._sums is None else aggregate_noise_stds
         return of_aggregate(self._noise.values(), layers=len(self._layout.layers))
 
     def aggregated(self) -> np.ndarray:
         """The method's server half in float64, as float32 `[d]`."""
         before = torch.from_numpy(self._before.astype(np.float64)).to(self._device)
-        if self._mean is not None:
-            sums, weights = self._mean.sums, self._mean.weights
+        if self._sums is not None:
+            sums, weights = self._sums.sums, self._sums.weights
         else:
             found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
             sums, weights = (each.to(self._device) for each in found)

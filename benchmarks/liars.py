@@ -128,19 +128,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept: dict[str, Any] = {}
     if options.kept is not None and options.kept.exists():
         kept = json.loads(options.kept.read_text())
+    keys = {cell: f"{options.rounds}-{cell.name}" for cell in cells()}
     lab = Lab(options.rounds)
-    found: dict[Cell, Outcome] = {}
     try:
-        for cell in cells():
-            key = f"{options.rounds}-{cell.name}"
+        for cell, key in keys.items():
             if key not in kept:
                 kept[key] = asdict(lab.run(cell))
                 if options.kept is not None:
                     options.kept.write_text(json.dumps(kept, indent=1))
-            found[cell] = Outcome(**kept[key])
-            print(cell.name, found[cell], flush=True)
+                print(cell.name, kept[key], flush=True)
     except KeyboardInterrupt:
-        console.print(f"stopped after {len(found)} of {len(cells())} runs; these are")
+        console.print("stopped; what there is:")
+    found = {cell: Outcome(**kept[key]) for cell, key in keys.items() if key in kept}
     for noise in (False, True):
         console.print(table(found, noise=noise))
     figures = [{**asdict(cell), **asdict(outcome)} for cell, outcome in found.items()]
@@ -201,6 +200,8 @@ class Lab:
             while not engine.finished:
                 plan = engine.open_round(self.keys)
                 for index, (name, change) in enumerate(self._changes(prepared, plan, engine.global_params)):
+                    if not np.isfinite(change).all():
+                        continue  # the model is destroyed: training diverges, and a device declines
                     lie = self._lie(cell, prepared, plan, engine.global_params) if name in liars else None
                     verdict = engine.accept(name, self._signed(prepared, plan, name, index, change, lie))
                     if not verdict.acknowledged and name not in liars:
@@ -236,8 +237,8 @@ class Lab:
             samples = replace(sevens, labels=np.full_like(sevens.labels, TARGET))
         member = Member(prepared.method.init_state(), samples, np.random.default_rng((plan.round, 7)))
         (trained,) = self.trainer.train(prepared.method, [member], params, recipe=Recipe((), "none"))
-        direction = (trained.end - trained.start).astype(np.float64)
-        direction *= (-1.0 if cell.attack == "flip" else 1.0) / np.linalg.norm(direction)
+        direction = np.nan_to_num((trained.end - trained.start).astype(np.float64))
+        direction *= (-1.0 if cell.attack == "flip" else 1.0) / max(float(np.linalg.norm(direction)), 1e-12)
         self._lied_in, self._lied = (cell, plan.round), self._loud(cell, direction)
         return self._lied
 
