@@ -46,6 +46,7 @@ from hushfleet.wire.update import UpdateHeader, decode_update, encode_update, re
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
+FEDERATION = "demo"
 COUNTS = [150, 50]
 FORMS = get_args(Form)
 VALUES = np.random.default_rng(1).standard_normal(200).astype(np.float32)
@@ -78,20 +79,22 @@ def _messages() -> list[bytes]:
         (m.DifferenceRef(DIGEST[:8], DIGEST, 90),),
     )  # fmt: skip
     return [
-        m.encode_message(message, KEY)
+        m.encode_message(message, KEY, federation=FEDERATION)
         for message in (
-            m.ServerState(3, "ready", KEY.public_key), m.TaskNotice("demo-1f", DIGEST, 5000), plan,
+            m.ServerState(3, "ready", KEY.public_key), m.TaskNotice("demo-1f", DIGEST, 5000, 3), plan,
             m.Birth("pi-1", 7, "training", "pi-4", "0.1.0", KEY.public_key, 900),
             m.Want(DIGEST, 5000, ((0, 1), (4, 7))),
             m.Offer("demo-1f", 2, DIGEST, 5000), m.Decline("demo-1f", 2, "budget", "epsilon would be 9.1"),
             m.Ack("demo-1f", 2, DIGEST), m.Missing("demo-1f", 2, DIGEST, ((3, 9),)),
-            m.Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"),
+            m.Refused("demo-1f", 2, DIGEST, "late", "round 3 is open"), m.Ask(7, DIGEST[:16]),
+            m.NotEnrolled("pi-1", KEY.public_key, "ask the operator"),
+            m.Known(3, DIGEST[:16], 7, True, "demo-1f", 2, "open", 1, DIGEST),
         )
     ]  # fmt: skip
 
 
-def _signed(data: bytes) -> bytes:
-    return data + KEY.sign(data)
+def _signed(data: bytes, context: bytes = b"") -> bytes:
+    return data + KEY.sign(context + data)
 
 
 def _unsigned(made: list[bytes]) -> list[bytes]:
@@ -101,7 +104,7 @@ def _unsigned(made: list[bytes]) -> list[bytes]:
 def _framed(data: bytes) -> bytes:
     """A kind and a body become a message with the right length and signature."""
     head = _messages()[0][:3]
-    return _signed(head + data[:1] + struct.pack("<I", len(data[1:])) + data[1:])
+    return _signed(head + data[:1] + struct.pack("<I", len(data[1:])) + data[1:], f"hushfleet {FEDERATION}\0".encode())
 
 
 def _updates() -> list[bytes]:
@@ -280,9 +283,9 @@ WIRE, FILES, STORES = (WireError,), (BadInput,), (StoreError, LedgerError)
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("message", lambda data: m.decode_message(data, public_key=KEY.public_key),
+        Target("message", lambda data: m.decode_message(data, federation=FEDERATION, public_key=KEY.public_key),
                lambda: [data[3:4] + data[8:] for data in _unsigned(_messages())], WIRE, _framed),
-        Target("message-raw", m.decode_message, _messages, WIRE),
+        Target("message-raw", lambda data: m.decode_message(data, federation=FEDERATION), _messages, WIRE),
         Target("update", lambda data: decode_update(data, public_key=KEY.public_key, counts=COUNTS),
                lambda: _unsigned(_updates()), WIRE, _signed),
         Target("update-header", read_header, _updates, WIRE),
@@ -300,7 +303,7 @@ TARGETS: dict[str, Target] = {
         Target("private-arrays", unpack_arrays,
                lambda: [pack_arrays({"a": np.arange(5.0), "b": np.ones((2, 3), bool)})], (ValueError, TypeError)),
         Target("task-file", _of_file("task.toml", load_task), lambda: _texts("tasks/*.toml"), FILES),
-        Target("device-file", _of_file("device.toml", load_config), lambda: _texts("examples/*device*.toml"), FILES),
+        Target("device-file", _of_file("device.toml", load_config), lambda: _texts("examples/device.toml"), FILES),
         Target("idx", _of_file("images.idx", read_idx), _idx, FILES),
         Target("cifar-pickle", lambda data: _unpickle(data, Path("batch")), _batches, FILES),
         Target("cifar-image", lambda data: _decode(data, "image"), _images, FILES),

@@ -21,6 +21,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
+BENCH = str(HERE.parent / "fleet_bench.py")
 POINTS = 24
 
 # What is called, and inside of which functions, the innermost first; others may be between them.
@@ -32,10 +33,10 @@ NAMED = {
     "the three are committed": ("execute", ("transaction", "__exit__", "_commit")),
     "the checkpoint is synced": ("fsync", ("write_whole", "Checkpoints.write")),
     "the checkpoint is named": ("replace", ("write_whole", "Checkpoints.write")),
-    "the checkpoint's folder is synced": ("fsync", ("_sync_folder", "write_whole", "Checkpoints.write")),
+    "the checkpoint's folder is synced": ("fsync", ("sync_folder", "write_whole", "Checkpoints.write")),
     "the difference is synced": ("fsync", ("write_whole", "DifferenceFiles.write")),
     "the difference is named": ("replace", ("write_whole", "DifferenceFiles.write")),
-    "the difference's folder is synced": ("fsync", ("_sync_folder", "write_whole", "DifferenceFiles.write")),
+    "the difference's folder is synced": ("fsync", ("sync_folder", "write_whole", "DifferenceFiles.write")),
     "the round is closed": ("execute", ("close_round", "close")),
     "the server half is stored": ("execute", ("put", "close")),
     "the close is committed": ("execute", ("transaction", "__exit__", "close")),
@@ -179,7 +180,7 @@ def test_every_kill_ends_in_the_calm_runs_model(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, HERE.parent / "fleet_bench.py", tmp_path, str(POINTS), json.dumps(NAMED)],
+        [sys.executable, "-c", SCRIPT, BENCH, str(tmp_path), str(POINTS), json.dumps(NAMED)],
         capture_output=True,
         text=True,
         timeout=300,
