@@ -128,19 +128,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept: dict[str, Any] = {}
     if options.kept is not None and options.kept.exists():
         kept = json.loads(options.kept.read_text())
+    keys = {cell: f"{options.rounds}-{cell.name}" for cell in cells()}
     lab = Lab(options.rounds)
-    found: dict[Cell, Outcome] = {}
     try:
-        for cell in cells():
-            key = f"{options.rounds}-{cell.name}"
+        for cell, key in keys.items():
             if key not in kept:
                 kept[key] = asdict(lab.run(cell))
                 if options.kept is not None:
                     options.kept.write_text(json.dumps(kept, indent=1))
-            found[cell] = Outcome(**kept[key])
-            print(cell.name, found[cell], flush=True)
+                print(cell.name, kept[key], flush=True)
     except KeyboardInterrupt:
-        console.print(f"stopped after {len(found)} of {len(cells())} runs; these are")
+        console.print("stopped; what there is:")
+    found = {cell: Outcome(**kept[key]) for cell, key in keys.items() if key in kept}
     for noise in (False, True):
         console.print(table(found, noise=noise))
     figures = [{**asdict(cell), **asdict(outcome)} for cell, outcome in found.items()]

@@ -54,7 +54,7 @@ def test_for_an_epsilon_that_counts_it(make_fleet: MakeFleet) -> None:
         for name in fleet.names[1:]:
             assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
         assert fleet.engine.close().multiplier_release == pytest.approx(2.0 * 3**0.5)
-        epsilons.append([row.epsilon_release for row in privacy_table(fleet.store, delta=0.01)])
+        epsilons.append([row.epsilon_release for row in privacy_table(fleet.store, delta=0.01, accountant="rdp")])
     assert epsilons[0] == epsilons[1]
 
 
@@ -68,7 +68,7 @@ def test_for_an_epsilon_of_its_own_records(make_fleet: MakeFleet) -> None:
     honest = fleet.names[1]
     assert fleet.engine.accept(honest, fleet.update(honest).data).code == "accepted"
     fleet.engine.close()
-    liar, other = (row.epsilon_release for row in privacy_table(fleet.store, delta=1e-5)[:2])
+    liar, other = (row.epsilon_release for row in privacy_table(fleet.store, delta=1e-5, accountant="rdp")[:2])
     assert liar == pytest.approx(other)
 
 

@@ -144,6 +144,16 @@ def test_user_level_epsilon_gives_the_published_multiplier(target: float, publis
     assert published - 0.006 < found <= published
 
 
+def test_the_accountant_finds_the_noise_and_travels() -> None:
+    privacy = {"epsilon": 2, "delta": 0.01}
+    exact, rdp = (
+        task(privacy={**privacy, **more}, round={"rounds": 20}).privacy_spec() for more in ({}, {"accountant": "rdp"})
+    )
+    assert (exact.accountant, rdp.accountant) == ("exact", "rdp")
+    assert exact.noise_multiplier == pytest.approx(4.992, abs=1e-3)
+    assert rdp.noise_multiplier == pytest.approx(5.725, abs=1e-3)
+
+
 def test_pooled_sampling_gives_feddpas_multiplier() -> None:
     pooled = {"epsilon": 2, "delta": 0.1, "reading": "pooled-sampling", "accountant": "rdp"}
     published = task(privacy=pooled, round={"rounds": 20}, data={"name": "fashion-mnist", "devices": 10})

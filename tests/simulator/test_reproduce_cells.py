@@ -131,6 +131,13 @@ def test_the_most_telling_cell_comes_first_and_seeds_last(book: Path) -> None:
     assert reasons["unheard-of"] == "the method unheard-of is not in this version of Hushfleet"
 
 
+def test_a_cell_keeps_the_papers_accountant(book: Path) -> None:
+    """What the committed results were run with, whatever the default; a digest is of the recipe alone."""
+    for cell in cells(methods=["dp-fedavg"]):
+        assert cell.task().privacy.accountant == "rdp"
+        assert "accountant" not in cell.plain.get("privacy", {})
+
+
 def test_an_interrupted_cell_goes_on_to_the_same_result(
     book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
