@@ -269,7 +269,7 @@ class Coordinator:
     def _apply_changes(self) -> None:
         """What the operator has changed in the register, or a policy has blocked, also in the middle of a round."""
         changes = self.enrolment.take_changes()
-        for device, (key, reason) in changes.out.items():
+        for device, (_, reason) in changes.out.items():
             log.warning("%s is put out: %s", device, reason)
             self.engine.exclude(device)
             self._uplink.drop(device)
@@ -277,14 +277,14 @@ class Coordinator:
             if self.present.pop(device, None) is not None:
                 self._noted_states[device] = "lost"
                 self._note("presence", device=device, state="lost", board="")
-            if self._up:
-                self._say(device, NotEnrolled(device, key, reason))
         if changes.out or changes.accepted:
             self._uplink.recall_latest()  # a name may belong to another board by now
         for device in changes.accepted:
             # its birth is retained: the broker sends it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
+        for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
+            self._say(device, NotEnrolled(device, key, reason))
 
     def _on_message(self, device: str, message: Message) -> None:
         if isinstance(message, Want):

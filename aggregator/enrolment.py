@@ -44,7 +44,11 @@ class NotAccepted(BadSignature):
 
 
 class Changes(NamedTuple):
-    """What has become of devices since the last look: key and reason of those that were put out, and newly accepted."""
+    """What has become of devices since the last look.
+
+    :param out: key and reason of those that were put out.
+    :param accepted: ids that are accepted now, or have come with another key.
+    """
 
     out: dict[str, tuple[bytes, str]]
     accepted: set[str]
@@ -99,11 +103,12 @@ class Enrolment:
         self._accepted.clear()  # the broker sends the births of all at the start
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
+        self._replaced: set[str] = set()
         self._taken_at = 0.0
         self._bucket = TokenBucket(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, now=clock())
         self._knocks = {(knock.device, knock.public_key): knock for knock in reversed(register.knocks())}
         self._seen: dict[str, tuple[str, float]] = {}
-        self._count_rounds = self._has_news = False
+        self._count_rounds = self._has_news = self._is_stale = False
         self._refreshed_at = self._noted_at = clock()
 
     # who is who
@@ -148,15 +153,24 @@ class Enrolment:
         now = self._clock()
         if now - self._refreshed_at >= REFRESH_S and not self._taken:
             self._refreshed_at = now
-            if self.register.was_changed():
-                self._load()
+            self._refresh()
         changes = Changes(self._out, self._accepted)
         self._out, self._accepted = {}, set()
         return changes
 
+    def _refresh(self) -> None:
+        """A register that cannot be read must not end the run: what was known of it holds until it can."""
+        try:
+            self._is_stale |= self.register.was_changed()
+            if self._is_stale:
+                self._load()
+                self._is_stale = False
+        except StoreError as error:
+            log.warning("%s", error)
+
     def _load(self) -> None:
-        before = self._known
-        self._known = {row.device: row for row in self.register.devices()}
+        before, rows = self._known, self.register.devices()
+        self._known = {row.device: row for row in rows}
         self._owners = {row.public_key: row.device for row in self._known.values() if row.public_key is not None}
         self._sessions = {row.device: (row.public_key, row.last_session) for row in self._store.devices()}
         for device, row in before.items():
@@ -197,6 +211,8 @@ class Enrolment:
         if not self._taken:
             self._taken_at = now
         self._taken.append(birth)
+        if key != birth.public_key:
+            self._replaced.add(device)
         if (key, session) != (birth.public_key, birth.session):
             self._unsaved[device] = birth
             self._sessions[device] = birth.public_key, birth.session
@@ -209,8 +225,8 @@ class Enrolment:
 
         Births that cannot be committed are forgotten: their devices announce themselves again.
         """
-        births, unsaved = self._taken, self._unsaved
-        self._taken, self._unsaved = [], {}
+        births, unsaved, replaced = self._taken, self._unsaved, self._replaced
+        self._taken, self._unsaved, self._replaced = [], {}, set()
         try:
             if unsaved:
                 keys = {device: birth.public_key for device, birth in unsaved.items()}
@@ -221,6 +237,7 @@ class Enrolment:
         except StoreError:
             self._load()
             raise
+        self._accepted |= replaced
         for birth in births:
             self._seen[birth.device] = birth.board, self._wall()
         self._has_news |= bool(births)
@@ -279,8 +296,8 @@ class Enrolment:
         if not self._has_news or (now - self._noted_at < NOTE_S and not force):
             return
         self._noted_at = now
-        rounds = self._store.accepted_rounds() if self._count_rounds else {}
         try:
+            rounds = self._store.accepted_rounds() if self._count_rounds else {}
             self.register.note(seen=self._seen, rounds=rounds, knocks=self._knocks.values())
         except StoreError as error:
             log.warning("%s", error)

@@ -57,6 +57,7 @@ def next_epoch(path: Path, *, clock: Callable[[], float] = time.time) -> int:
             counter.truncate()
             counter.flush()
             os.fsync(counter.fileno())
+            sync_folder(path.parent)  # the counter's name, where it is new
     except OSError as error:
         raise StoreError(f"the counter of starts {file} cannot be read or written: {error.strerror}") from error
     return epoch

@@ -74,7 +74,7 @@ def eq20_bytes(shared: Sequence[int], size: int) -> float:
 
 
 def privacy_table(
-    store: AggregatorStore, *, delta: float, accountant: Accountant, until: int | None = None
+    store: AggregatorStore, *, delta: float, accountant: Accountant = "exact", until: int | None = None
 ) -> list[PrivacyRow]:
     """One row a device that was ever charged, by id.
 

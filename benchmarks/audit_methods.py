@@ -1,6 +1,6 @@
 """What each method's ledger claims for one round, beside what an audit of its code measures.
 
-    python -m benchmarks.audit_methods [--trials 400] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
+    python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
     python -m benchmarks.audit_methods --show docs/figures/audit.json
 
 All methods run on the digits' network with the same privacy section, as `hushfleet audit`
@@ -46,12 +46,15 @@ def subject_of(method: str, *, unit: str, accounting: str, seed: int) -> Subject
     model = get_model(NETWORK, classes=CLASSES)
     graph = BlobRef(bytes(32), 1)
     noise = RECORD if unit == "record" else {"noise_multiplier": DEVICE_NOISE}
+    split = DEVICES if accounting == "as-published" else 1
     spec = TaskSpec(
         task="audit-00000000",
         rounds=ROUNDS,
         method=method,
         method_config=TRAINING,
-        privacy=PrivacySpec(unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, **noise),
+        privacy=PrivacySpec(
+            unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, noise_split=split, **noise
+        ),
         wire=WireSpec(),
         model=ModelSpec(
             name=model.name,
@@ -82,7 +85,7 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> Iterator[t
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=400, help="rounds in each world, unit device")
+    parser.add_argument("--trials", type=int, default=300, help="rounds in each world, unit device")
     parser.add_argument("--canaries", type=int, default=2000, help="canaries in each world, unit record")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join(METHODS))
@@ -131,8 +134,10 @@ def table(figures: dict[str, Any]) -> str:
         cells = []
         for column in columns:
             finding = found[column]
-            claimed, measured = finding["claimed_round"], finding["measured_round_of_form"]
-            cells += [shown(float("inf") if claimed is None else claimed), shown(measured)]
+            if finding["claimed_round"] is None:
+                cells += ["infinite", shown(finding["measured_round"])]
+            else:
+                cells += [shown(finding["claimed_round"]), shown(finding["measured_round_of_form"])]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

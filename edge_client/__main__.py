@@ -1,7 +1,8 @@
 """The command on a board: run the device, use its model, or look at what it has spent.
 
-Exit codes: 0 stopped or finished, 1 failure, 2 a file or value that a person can correct, 130 Ctrl-C. The
-store is safe at any time: start the same command again and the device goes on where it was.
+Exit codes: 0 stopped or finished, 1 failure, 2 something that a person must see to (a file or value that is wrong,
+a store that is a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and the
+device goes on where it was.
 """
 
 from __future__ import annotations

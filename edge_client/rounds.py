@@ -222,9 +222,9 @@ class RoundDesk:
         self._say("ready")
 
     def settle(self, refusal: Refusal) -> None:
-        """Declines the open round, unless it is settled already."""
+        """Declines the open round, unless it is settled already, or committed and about to be announced."""
         plan = self.plan
-        if plan is None or self._settled:
+        if plan is None or self._settled or self.quiet_until is not None:
             return
         _log.warning("round %d declined (%s): %s", plan.round, *refusal)
         self._settled = True

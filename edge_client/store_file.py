@@ -110,7 +110,10 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> None:
     states = run("SELECT task, public_before FROM outbox UNION ALL SELECT task, public FROM states").fetchall()
     for task, state in states:
         # `PublicState.digest` of `PublicState.to_bytes`, which needs the model's size to be read as a whole
-        digest = hashlib.sha256(state[:4] + zlib.decompress(state[4:])).digest()[:16]
+        try:
+            digest = hashlib.sha256(state[:4] + zlib.decompress(state[4:])).digest()[:16]
+        except zlib.error as error:
+            raise sqlite3.DatabaseError(f"a public state of task {task} does not unpack: {error}") from error
         run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, digest))
     run("UPDATE facts SET value = ? WHERE name = 'schema'", (SCHEMA_VERSION,))
     run("COMMIT")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,12 @@ def audited() -> Callable[..., Any]:
     model = ModelSpec("tiny", layout, (1, 6, 6), tuple("abcdefghij"), (0.5,), (0.25,), (), graph, graph)
     initial = np.random.default_rng(1).normal(0, 0.1, layout.size).astype(np.float32)
 
-    def make(method: str = "dp-fedavg", *, seed: int = 0, config: Mapping[str, Any] = {}, **privacy: Any) -> Any:
+    def make(method: str = "dp-fedavg", *, seed: int = 0, codec: str = "quantized", **privacy: Any) -> Any:
         usual = {"unit": "device", "accounting": "strict", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}
-        settings = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8, **config}
+        usual["noise_split"] = 4
+        settings = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8}
         protection = PrivacySpec(**{**usual, **privacy})
-        spec = TaskSpec("audit-00000000", 10, method, settings, protection, WireSpec(), model, memory_mib=1)
+        spec = TaskSpec("audit-00000000", 10, method, settings, protection, WireSpec(codec), model, memory_mib=1)
         return Subject(spec, initial, 4, seed)
 
     return make

@@ -20,6 +20,7 @@ from hushfleet.errors import BadInput
 UNSIGNED_BYTES = 8
 MAX_DIMENSIONS = 4
 MAX_BYTES = 1 << 31
+BLOCK_BYTES = 1 << 20
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -47,10 +48,14 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
             size = math.prod(shape)
             if size > MAX_BYTES:
                 raise BadInput(f"{path} names {size} bytes of content, above the cap of {MAX_BYTES}")
-            content = file.read(size + 1)
+            content = bytearray()  # grows with the file: what is only announced is not allocated
+            while block := file.read(min(BLOCK_BYTES, size + 1 - len(content))):
+                content += block
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{path} cannot be read: {error}; fetch it again") from error
     if len(content) != size:
         found = f"only {len(content)}" if len(content) < size else "more"
         raise BadInput(f"{path} should hold {list(shape)} = {size} bytes and holds {found}; fetch it again")
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    values = np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    values.flags.writeable = False
+    return values

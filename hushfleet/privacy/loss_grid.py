@@ -75,7 +75,7 @@ def z_of(pair: Pair, loss: np.ndarray) -> np.ndarray:
         return s2 * np.where(loss > 1, high, np.where(loss < -0.7, low, middle)) + 0.5
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def losses_on_grid(pair: Pair, h: float, ends: tuple[float, float], reverse: bool) -> Losses:
     """The loss under P, or with `reverse` of Q against P under Q.
 

@@ -11,34 +11,40 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 from simulator.audit.bounds import ErrorRates, epsilon_at_least, separation_at_least
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4)
 _BISECTIONS = 6
+_ROUNDING = 1 - 1e-9
 _STRIDE = 1.3  # between two noise multipliers that are looked at first
 _MOST = 8.0  # times the noise that is charged: beyond it a measurement shows next to nothing
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the ledger says of `rounds` rounds that are charged alike."""
+    """What the ledger says of `rounds` rounds that are charged alike.
+
+    :param accountant: the task's; what is measured is always put into numbers by the exact one.
+    """
 
     charge: Charge
     rounds: int
+    accountant: Accountant = "exact"
 
     def epsilon(self, delta: float) -> float:
         """Against whoever sees the device's own updates; inf where something leaves without noise."""
-        if self.charge.mechanism == "none" or getattr(self.charge, "raw", ()):
+        if self.charge.mechanism == "none" or self.charge.raw:
             return math.inf
         charge = self.charge
-        return epsilon([Step(charge.noise_multiplier, charge.sample_rate, charge.steps * self.rounds)], delta=delta)
+        steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * self.rounds)]
+        return epsilon(steps, delta=delta, accountant=self.accountant)
 
     @property
     def of_noised_values(self) -> Claim:
         """The same without what leaves raw beside them."""
-        return replace(self, charge=replace(self.charge, raw=())) if getattr(self.charge, "raw", ()) else self
+        return replace(self, charge=replace(self.charge, raw=()))
 
     def over(self, rounds: int) -> Claim:
         return replace(self, rounds=rounds)
@@ -46,14 +52,14 @@ class Claim:
     def refuted_at(self, rates: ErrorRates, delta: float) -> float | None:
         """A delta at which errors below `rates` contradict the claim, `delta` or one of `DELTAS`; None without one."""
         charge = self.charge
-        if charge.mechanism == "none" or getattr(charge, "raw", ()):
+        if charge.mechanism == "none" or charge.raw:
             return None
         excess = {each: self._excess(rates, each) for each in (delta, *self._worth_a_look(rates))}
         most = max(excess, key=excess.get)
         if excess[most] > 0:
             return most
         # The Gaussian curve itself, between the deltas that were looked at.
-        below = charge.sample_rate == 1 and self.multiplier_at_most(rates) < charge.noise_multiplier
+        below = charge.sample_rate == 1 and self.multiplier_at_most(rates) < charge.noise_multiplier * _ROUNDING
         return most if below else None
 
     def multiplier_at_most(self, rates: ErrorRates) -> float:
@@ -90,7 +96,7 @@ class Claim:
     def with_noise(self, multiplier: float) -> Claim:
         """The same form with another noise multiplier, and nothing raw."""
         charge = replace(self.of_noised_values.charge, mechanism="gaussian", noise_multiplier=multiplier)
-        return replace(self, charge=charge)
+        return replace(self, charge=charge, accountant="exact")
 
     def curve(self, false_positives: np.ndarray) -> np.ndarray:
         """The least false negative rate that the claim leaves at each false positive rate."""

@@ -13,6 +13,7 @@ taken from the header: noise that is missing somewhere must not be believed.
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore
 from edge_client.trainer import Trainer
+from hushfleet.data.samples import Samples
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
@@ -59,6 +62,11 @@ class Subject:
     seed: int = 0
     field_noise: bool = False
 
+    @property
+    def noise_split(self) -> int:
+        """As the aggregator's plans have it."""
+        return min(self.spec.privacy.noise_split, self.cohort)
+
     def plan(self, round: int, controls: dict[str, float]) -> RoundPlan:
         return RoundPlan(
             task=self.spec.task,
@@ -68,10 +76,19 @@ class Subject:
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
             cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
-            noise_split=self.cohort,
+            noise_split=self.noise_split,
             deadline_s=0.0,
             controls=controls,
         )
+
+
+def limits_of(spec: TaskSpec) -> LimitsSection:
+    """An audited device takes what its task asks for: the finding is what that is worth."""
+    return LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting)
+
+
+def _no_samples() -> Samples:
+    raise NotImplementedError("the update is given")
 
 
 class Scores(NamedTuple):
@@ -167,7 +184,7 @@ class _DeviceGame:
             self.method: Method = trainer.method
         rng = np.random.default_rng(subject.seed)
         self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
-        self.terms = RoundTerms(subject.cohort, self.controls)
+        self.terms = RoundTerms(subject.noise_split, self.controls)
         self.state = self._seasoned(rng)
         clip_norm = subject.spec.privacy.clip_norm
         self.update = canary_update(subject.spec.model.layout, clip_norm, rng)
@@ -232,10 +249,9 @@ class _DeviceGame:
                 spec=subject.spec,
                 gradient=None,
                 logits_of=None,
-                samples=None,
+                samples=_no_samples,
                 randomness=FreshNoise(subject.seed, number, subject.field_noise),
-                epsilon_limit=float("inf"),
-                delta=subject.spec.privacy.delta,
+                limits=limits_of(subject.spec),
             )
             if update is not None:
                 start = subject.initial

@@ -102,19 +102,25 @@ class Finding:
         """Plain values for JSON; an unbounded number is None."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         unbounded = (name for name, value in plain.items() if isinstance(value, float) and math.isinf(value))
-        return {**plain, **dict.fromkeys(unbounded), "noise_claimed": self.claim.charge.noise_multiplier}
+        return {**plain, **dict.fromkeys(unbounded)}
+
+    @property
+    def noise_claimed(self) -> float:
+        return self.claim.charge.noise_multiplier
 
     @property
     def raw(self) -> list[str]:
         """What leaves without noise, in words."""
-        return list(getattr(self.claim.charge, "raw", ()))
+        return list(self.claim.charge.raw)
 
     def _all_rounds(self, claim: Claim) -> Claim:
         return claim.over(self.rounds)
 
     def _of_form(self, claim: Claim) -> float:
         noise = self.noise_measured
-        return max(self.proven, 0.0 if math.isinf(noise) else claim.with_noise(noise).epsilon(self.delta))
+        if math.isinf(noise) or claim.charge.mechanism == "none":
+            return self.proven
+        return max(self.proven, claim.with_noise(noise).epsilon(self.delta))
 
 
 _PLAIN = (
@@ -130,6 +136,7 @@ _PLAIN = (
     "measured_round",
     "measured_round_of_form",
     "measured",
+    "noise_claimed",
     "noise_measured",
     "refuted_at",
     "raw",
@@ -161,7 +168,7 @@ def two_worlds(
     )
 
 
-def one_run(run: OneRun, *, delta: float, adversary: str, game: str) -> Finding:
+def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
     """The best of a few numbers of guesses, each at its share of the risk."""
     risk = (1 - CONFIDENCE) / len(_GUESSES)
     order = np.argsort(-run.scores, kind="stable")
@@ -171,7 +178,7 @@ def one_run(run: OneRun, *, delta: float, adversary: str, game: str) -> Finding:
         half = max(1, int(share * len(order) / 2))
         right = int(correct[:half].sum() + (~correct[-half:]).sum())
         bounds.append(one_run_epsilon(len(order), 2 * half, right, delta=delta, risk=risk))
-    claim, measured = Claim(run.charge, 1), max(bounds)
+    measured = max(bounds)
     return Finding(
         unit="record",
         adversary=adversary,

@@ -50,7 +50,7 @@ def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) 
 def device_findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
     """Of a task whose unit of privacy is the device: of all that is sent, and where raw values are, without them."""
     scores = device.play(subject, effort.trials, _until(effort, shown))
-    claim, spec = Claim(scores.charge, 1), subject.spec
+    claim, spec = Claim(scores.charge, 1, subject.spec.privacy.accountant), subject.spec
     common = {"rounds": spec.rounds, "delta": spec.privacy.delta, "unit": "device"}
     game = TWO_WORLDS.format("canary update")
     yield two_worlds(scores.everything, claim, adversary=SERVER, game=game, **common)
@@ -61,7 +61,7 @@ def device_findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda 
 def record_findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
     """Of a task whose unit is the record, by gradients and by updates."""
     scores = record.play(subject, effort.trials, _until(effort, shown))
-    claim, spec = Claim(scores.charge, 1), subject.spec
+    claim, spec = Claim(scores.charge, 1, subject.spec.privacy.accountant), subject.spec
     common = {"rounds": spec.rounds, "delta": spec.privacy.delta, "unit": "record"}
     game = TWO_WORLDS.format("canary records")
     yield two_worlds(scores.gradients, claim, adversary=GRADIENTS, game=game, **common)
@@ -89,7 +89,8 @@ def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) ->
     if run is None:
         return None
     game = ONE_RUN.format(rounds, spec.rounds)
-    return one_run(run, delta=spec.privacy.delta, adversary=GRADIENTS, game=game)
+    claim = Claim(run.charge, 1, spec.privacy.accountant)
+    return one_run(run, claim, delta=spec.privacy.delta, adversary=GRADIENTS, game=game)
 
 
 def _until(effort: Effort, shown: KeepGoing) -> KeepGoing:

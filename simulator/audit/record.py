@@ -31,7 +31,17 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.wire.messages import RoundPlan
 from simulator.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from simulator.audit.device import DEVICE, FLOOR, ROUNDS_A_LIFE, FreshNoise, KeepGoing, Moments, Scores, Subject
+from simulator.audit.device import (
+    DEVICE,
+    FLOOR,
+    ROUNDS_A_LIFE,
+    FreshNoise,
+    KeepGoing,
+    Moments,
+    Scores,
+    Subject,
+    limits_of,
+)
 
 MEASURED = 4  # rounds without a canary that variances are measured in
 _AT_ONCE = 64  # canaries in one round
@@ -132,7 +142,7 @@ def play_one_run(
     directions, places = blocks
     with _device(subject, 1, gradient, data, logits_of) as trainer:
         method, controls = trainer.method, trainer.method.controls(trainer.method.init_server(subject.seed), 1)
-        terms = RoundTerms(subject.cohort, controls)
+        terms = RoundTerms(subject.noise_split, controls)
         mechanism = method.record_mechanism(terms)
         if mechanism.clips == "batch":
             return None
@@ -173,7 +183,7 @@ class _TwoWorlds:
         with _device(subject, 0, None, None, None) as trainer:
             self.method = trainer.method
             self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
-            self.terms = RoundTerms(subject.cohort, self.controls)
+            self.terms = RoundTerms(subject.noise_split, self.controls)
             self.mechanism = self.method.record_mechanism(self.terms)
         # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.
         self.turns = self.mechanism.clips == "batch"
@@ -268,10 +278,9 @@ def _device(
             spec=subject.spec,
             gradient=gradient,
             logits_of=logits_of,
-            samples=samples,
+            samples=lambda: samples,
             randomness=FreshNoise(subject.seed, life, subject.field_noise),
-            epsilon_limit=float("inf"),
-            delta=subject.spec.privacy.delta,
+            limits=limits_of(subject.spec),
         )
 
 

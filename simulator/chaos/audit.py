@@ -9,15 +9,14 @@ import hashlib
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from aggregator.store import AggregatorStore
 from edge_client.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.privacy.ledger import LedgerEntry
-from hushfleet.wire.identity import SIGNATURE_BYTES, Identity, verify
-from hushfleet.wire.update import attach_public
+from hushfleet.wire.identity import SIGNATURE_BYTES, verify
 from simulator.chaos.tap import Tap, Transfer
 from simulator.run_folder import Simulation
 
@@ -66,18 +65,15 @@ def missing_of(
     return missing, wrong
 
 
-def check_stores(
-    simulation: Simulation, *, missing: Missing = (), stored_as: Mapping[bytes, bytes] | None = None
-) -> list[str]:
+def check_stores(simulation: Simulation, *, missing: Missing = ()) -> list[str]:
     """Every update counted once, every round charged once, and what was counted is what was charged.
 
     :param missing: (round, device) of updates that are rightly not there.
-    :param stored_as: of `stored_digests`, where updates went with the public state of their device.
     """
-    return list(_check_stores(simulation, missing, stored_as or {}))
+    return list(_check_stores(simulation, missing))
 
 
-def _check_stores(simulation: Simulation, missing: Missing, stored_as: Mapping[bytes, bytes]) -> Iterator[str]:
+def _check_stores(simulation: Simulation, missing: Missing) -> Iterator[str]:
     names = [device.name for device in simulation.fleet.devices]
     rounds = _rounds(simulation)
     task = simulation.prepared.spec.task
@@ -96,9 +92,11 @@ def _check_stores(simulation: Simulation, missing: Missing, stored_as: Mapping[b
         yield f"stored updates are {sorted(accepted)}, charges {sorted(charges)}, expected were {sorted(expected)}"
     for name in names:
         try:
-            entries = ledger_of(simulation, name)
+            with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
+                entries, digests = store.ledger.entries(), _charged(store, simulation)
         except HushfleetError as error:
-            yield f"the ledger of {name}: {error}"
+            if any(device == name for _, device in expected):
+                yield f"the ledger of {name}: {error}"
             continue
         charged = {entry.round: entry for entry in entries}
         if len(charged) != len(entries) or {entry.task for entry in entries} - {task}:
@@ -108,8 +106,8 @@ def _check_stores(simulation: Simulation, missing: Missing, stored_as: Mapping[b
         for r, device in sorted(expected & set(accepted)):
             if device != name:
                 continue
-            entry, charge, digest = charged.get(r), charges.get((r, name)), accepted[r, name].digest
-            if entry is None or stored_as.get(digest, digest) != entry.payload_digest:
+            entry, charge = charged.get(r), charges.get((r, name))
+            if entry is None or accepted[r, name].digest not in digests[r]:
                 yield f"round {r} counted an update of {name} that its ledger does not have"
             elif charge is None or (charge.device_rounds, charge.noise_multiplier) != (
                 sum(number <= r for number in charged),
@@ -128,10 +126,9 @@ def check_at_death(simulation: Simulation, device: str, tap: Tap) -> list[str]:
             if (file := path.with_name(name)).exists():
                 shutil.copy(file, folder)
         with DeviceStore(Path(folder) / path.name, device=device, inspect=True) as store:
-            identity, charged = store.identity, {entry.payload_digest for entry in store.ledger.entries()}
-    blobs = {t.digest: _stored(t.data, identity) for t in tap.transfers if _is_of(t, device, identity.public_key)}
-    left = {**{digest: digest for digest in tap.offered(device, identity.public_key)}, **blobs}
-    short = sum(digest not in charged for digest in left.values())
+            key, charged = store.identity.public_key, set().union(*_charged(store, simulation).values())
+    left = {*tap.offered(device, key), *(t.digest for t in tap.transfers if _is_of(t, device, key))}
+    short = len(left - charged)
     return [f"when {device} was struck down, {short} updates had left it that its ledger did not have"] if short else []
 
 
@@ -158,32 +155,19 @@ def check_tap(simulation: Simulation, tap: Tap, *, devices: Collection[str] | No
     if not tap.transfers:
         wrong.append("no update passed the broker")
     payloads: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
-    stored_as = stored_digests(simulation, tap, names)
     for name in names:
         with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
-            key, charged = store.identity.public_key, {e.round: e.payload_digest for e in store.ledger.entries()}
+            key, charged = store.identity.public_key, _charged(store, simulation)
         for transfer in tap.transfers:
             if _is_of(transfer, name, key):
                 payloads[name, transfer.round].add(transfer.payload)
-                if charged.get(transfer.round) != stored_as[transfer.digest]:
+                if transfer.digest not in charged[transfer.round]:
                     wrong.append(f"{name} sent an update of round {transfer.round} that its ledger does not have")
         for digest, offer in tap.offered(name, key).items():
-            if charged.get(offer.round) != stored_as.get(digest, digest):
+            if digest not in charged[offer.round]:
                 wrong.append(f"{name} offered an update of round {offer.round} that its ledger does not have")
     wrong += [f"{name} sent {len(seen)} noisings of round {r}" for (name, r), seen in payloads.items() if len(seen) > 1]
     return wrong
-
-
-def stored_digests(simulation: Simulation, tap: Tap, devices: Collection[str]) -> dict[bytes, bytes]:
-    """SHA-256 of each update as it was sent -> of the same as its device stored it, without its public state."""
-    digests = {}
-    for name in devices:
-        with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
-            identity = store.identity
-        for transfer in tap.transfers:
-            if _is_of(transfer, name, identity.public_key):
-                digests[transfer.digest] = _stored(transfer.data, identity)
-    return digests
 
 
 def check_metrics(simulation: Simulation, devices: Collection[str]) -> list[str]:
@@ -202,8 +186,16 @@ def _rounds(simulation: Simulation) -> list[int]:
     return list(range(1, simulation.task.round.rounds + 1))
 
 
-def _stored(data: bytes, identity: Identity) -> bytes:
-    return hashlib.sha256(attach_public(data, None, identity=identity)).digest()
+def _charged(store: DeviceStore, simulation: Simulation) -> defaultdict[int, set[bytes]]:
+    """Round -> SHA-256 of the update that is charged, in both forms in which it may leave."""
+    task = simulation.prepared.spec.task
+    charged: defaultdict[int, set[bytes]] = defaultdict(set)
+    for entry in store.ledger.entries(task):
+        held = store.outbox(task, entry.round)
+        charged[entry.round] = {entry.payload_digest}
+        if held is not None and held.digest == entry.payload_digest and held.attached_digest:
+            charged[entry.round].add(held.attached_digest)
+    return charged
 
 
 def _is_of(transfer: Transfer, device: str, public_key: bytes) -> bool:

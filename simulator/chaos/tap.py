@@ -68,7 +68,7 @@ class Tap:
             messages = [payload for name, payload in self._messages if name == device]
         for payload in messages:
             try:
-                message = decode_message(payload, public_key=public_key)
+                message = decode_message(payload, federation=FEDERATION, public_key=public_key)
             except WireError:
                 continue
             if isinstance(message, Offer):

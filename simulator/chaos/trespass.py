@@ -185,18 +185,18 @@ class HostileMember(Trespasser):
             public_key=self._identity.public_key,
             memory_mib=1024,
         )
-        self.say(self.topics.state(self._device), encode_message(birth, self._identity), retain=True)
+        self.say(self.topics.state(self._device), self._signed(birth), retain=True)
 
     def hear(self, topic: str, payload: bytes) -> None:
         try:
             parsed = self.topics.parse(topic)
             if parsed.kind == "server":
-                server = decode_message(payload)
+                server = decode_message(payload, federation=FEDERATION)
                 self._server_key = server.public_key if isinstance(server, ServerState) else None
             elif parsed.kind == "chunk" and parsed.device != self._device:
                 self._overhear(payload)
             elif parsed.kind == "round" and self._server_key is not None:
-                plan = decode_message(payload, public_key=self._server_key)
+                plan = decode_message(payload, federation=FEDERATION, public_key=self._server_key)
                 if isinstance(plan, RoundPlan) and plan.phase == "open" and self._device in plan.cohort:
                     with self._wake:
                         self._plans = [plan]
@@ -289,4 +289,7 @@ class HostileMember(Trespasser):
             self.say(self.topics.chunk(self._device), frame)
 
     def _tell(self, message: Message) -> None:
-        self.say(self.topics.msg(self._device), encode_message(message, self._identity))
+        self.say(self.topics.msg(self._device), self._signed(message))
+
+    def _signed(self, message: Message) -> bytes:
+        return encode_message(message, self._identity, federation=FEDERATION)

@@ -148,8 +148,7 @@ class Bench:
             if finished:
                 found, unexplained = audit.missing_of(simulation, storm.may_decline)
                 missing |= found
-                stored_as = audit.stored_digests(simulation, tap, honest)
-                wrong += unexplained + audit.check_stores(simulation, missing=missing, stored_as=stored_as)
+                wrong += unexplained + audit.check_stores(simulation, missing=missing)
                 models = audit.models_of(simulation)
                 calm = self.calm(frozenset(missing))
                 if plan.field_noise and models == calm:

@@ -118,6 +118,7 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
             lambda will: hub.link("aggregator", will),
             Identity.generate(),
             Enrolment(fleet.store, register),
+            epoch=1,
             federation="default",
             console=Console(quiet=True),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.identity_file import default_path, load_or_create
+from aggregator.identity_file import default_path, load_or_create, next_epoch
 from hushfleet.errors import BadInput, StoreError
 
 
@@ -55,3 +55,23 @@ def test_each_federation_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert default_path("orchard") == tmp_path / "hushfleet" / "orchard.key"
     assert default_path("orchard") != default_path("default")
+
+
+def test_each_start_of_a_key_has_a_higher_number_than_all_before(tmp_path: Path) -> None:
+    path, counter = tmp_path / "a.key", tmp_path / "a.key.epoch"
+    assert next_epoch(path, clock=lambda: 1000.7) == 1000
+    assert next_epoch(path, clock=lambda: 1000.7) == 1001
+    assert next_epoch(path, clock=lambda: 5.0) == 1002  # the clock went back
+    assert next_epoch(path, clock=lambda: 9e9) == 9_000_000_000  # it is years ahead
+    assert next_epoch(path, clock=lambda: 2000.0) == 9_000_000_001
+    assert counter.stat().st_mode & 0o777 == 0o600
+    counter.write_text("4000")  # what a person wrote, as the board's log advises
+    assert next_epoch(path, clock=lambda: 2000.0) == 4001
+    for lost in (b"", b"\xff\x00 damaged", b"9" * 40):
+        counter.write_bytes(lost)
+        assert next_epoch(path, clock=lambda: 5000.0) == 5000
+    counter.unlink()
+    assert next_epoch(path, clock=lambda: 6000.0) == 6000
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="counter of starts"):
+        next_epoch(tmp_path / "file" / "a.key")

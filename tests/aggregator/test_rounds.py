@@ -227,7 +227,7 @@ def test_too_few_updates_leave_the_model_and_release_nothing(make_fleet: MakeFle
     summary = fleet.engine.close()
     assert (summary.participants, summary.multiplier_release) == (0, None)
     assert fleet.engine.global_digest == before
-    (row,) = privacy_table(fleet.store, delta=0.01)
+    (row,) = privacy_table(fleet.store, delta=0.01, accountant="exact")
     assert (row.device, row.rounds_charged, row.epsilon_release) == ("dev-0", 1, 0.0)
     assert row.epsilon_server == pytest.approx(epsilon([Step(2 / math.sqrt(3), 1.0, 1)], delta=0.01))
 
@@ -281,7 +281,7 @@ def test_raw_values_cost_infinity_beside_what_the_noise_costs(make_fleet: MakeFl
     """FedGLP-ADP as published: its clip norms follow raw norms, and so does the noise in the models."""
     fleet = make_fleet()
     fleet.run_round()
-    for row in privacy_table(fleet.store, delta=0.01):
+    for row in privacy_table(fleet.store, delta=0.01, accountant="exact"):
         assert row.raw_values == ["clip norms that follow the norms of raw updates"]
         assert row.epsilon_server == row.epsilon_release == math.inf
         assert row.noised_server == pytest.approx(epsilon([Step(2 / math.sqrt(3), 1.0, 1)], delta=0.01))
@@ -297,7 +297,7 @@ def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) 
     fleet.engine.close()
     fleet.open()
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
-    rows = {row.device: row for row in privacy_table(fleet.store, delta=0.01)}
+    rows = {row.device: row for row in privacy_table(fleet.store, delta=0.01, accountant="exact")}
     local = Step(2 / math.sqrt(3), 1.0, 1)
     whole, two_of_three = Step(2.0, 1.0, 1), Step(2 * math.sqrt(2 / 3), 1.0, 1)
     assert [rows[name].rounds_charged for name in fleet.names] == [3, 2, 1]
@@ -305,7 +305,7 @@ def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) 
         assert rows[name].epsilon_server == pytest.approx(epsilon([local] * rounds, delta=0.01), rel=1e-12)
     assert rows["dev-0"].epsilon_release == pytest.approx(epsilon([whole, two_of_three], delta=0.01), rel=1e-12)
     assert rows["dev-2"].epsilon_release == pytest.approx(epsilon([whole], delta=0.01), rel=1e-12)
-    first = {row.device: row for row in privacy_table(fleet.store, delta=0.01, until=1)}
+    first = {row.device: row for row in privacy_table(fleet.store, delta=0.01, accountant="exact", until=1)}
     assert [first[name].rounds_charged for name in fleet.names] == [1, 1, 1]
 
 
@@ -317,14 +317,14 @@ def test_what_a_device_says_of_itself_counts_where_it_is_more(make_fleet: MakeFl
         "dev-0", update.header, update.values, update.counts, rounds_charged=7, epsilon_server=55.5
     )
     assert fleet.engine.accept("dev-0", more.data).code == "accepted"
-    (row,) = privacy_table(fleet.store, delta=0.01)
+    (row,) = privacy_table(fleet.store, delta=0.01, accountant="exact")
     assert (row.rounds_charged, row.epsilon_server) == (7, 55.5)
 
 
 def test_no_noise_is_an_infinite_epsilon(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(method="fedavg", multiplier=0.0)
     fleet.run_round()
-    (row, *_) = privacy_table(fleet.store, delta=0.01)
+    (row, *_) = privacy_table(fleet.store, delta=0.01, accountant="exact")
     assert row.epsilon_server == row.epsilon_release == math.inf
 
 

@@ -15,6 +15,7 @@ from edge_bench import Bench, Clock, Package, write_samples
 from edge_client.config import DataSection, DeviceConfig
 from edge_client.constant_time import announced_at
 from edge_client.local_data import LocalData
+from edge_client.refusals import Refusal
 from hushfleet.errors import BadInput
 from hushfleet.graphs import GradientGraph
 from hushfleet.spec import PrivacySpec
@@ -141,3 +142,23 @@ def test_an_empty_folder_is_as_good_as_any_with_the_unit_record(tmp_path: Path, 
     assert samples.x.dtype == np.float32
     with pytest.raises(BadInput, match="no readable image"):
         LocalData(section, model).samples()
+
+
+def test_a_round_that_closes_ends_the_slot(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+) -> None:
+    """Nothing is said before it: no offer, and no decline either, whatever fails meanwhile."""
+    bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
+    bench.until(lambda: bool(bench.server.births))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    bench.agent.rounds.settle(Refusal("disk", "there is no room"))
+    bench.steps(5)
+    assert bench.server.births[-1].state == "training"
+    assert bench.server.offers == bench.server.declines == []
+    bench.server.open_round(1, phase="closed")
+    bench.until(lambda: bench.server.births[-1].state == "ready")
+    assert bench.server.offers == []
+    assert bench.store.ledger.rounds_charged() == 1

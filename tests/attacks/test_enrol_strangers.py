@@ -15,8 +15,9 @@ from field_bench import Field
 
 from aggregator.enrolment import Enrolment
 from aggregator.register import DeviceRegister, KnownDevice
+from hushfleet.errors import StoreError
 from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import Ack, NotEnrolled
+from hushfleet.wire.messages import Ack, Ask, Known, NotEnrolled
 
 MakeField = Callable[..., Field]
 STRANGERS = {f"stranger-{index}": Identity.from_bytes(index.to_bytes(32, "big")) for index in range(1000, 1198)}
@@ -139,6 +140,37 @@ def test_a_device_that_is_blocked_in_a_round_is_out_at_once(field: Field, how: s
     assert set(field.coordinator.present) == {"dev-1"}, "it stays blocked"
 
 
+def test_all_that_are_blocked_are_out_although_the_link_is_lost_meanwhile(field: Field) -> None:
+    field.join_all()
+    with DeviceRegister(field.fleet.folder) as register:
+        for name in field.fleet.names:
+            register.block(name, "it lies")
+    field.hub.cut("aggregator")
+    field.coordinator.step(0.0)
+    field.fleet.now += 1.1
+    field.coordinator._up = True  # the loss is noticed only when something is sent
+    field.coordinator.step(0.0)
+    assert field.coordinator.present == {}
+
+
+def test_a_register_that_cannot_be_read_for_a_while_changes_nothing(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field.join_all()
+    with DeviceRegister(field.fleet.folder) as register:
+        register.block("dev-0", "it lies")
+
+    def locked() -> list[KnownDevice]:
+        raise StoreError("the register is locked")
+
+    monkeypatch.setattr(field.register, "devices", locked)
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-0", "dev-1"}
+    monkeypatch.undo()
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-1"}
+
+
 def test_a_blocked_device_is_not_waited_for_after_a_restart(field: Field) -> None:
     field.join_all()
     field.register.block("dev-0", "it lies")
@@ -177,6 +209,10 @@ def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:
     assert "dev-0" in field.coordinator.present
     row = field.fleet.store.device("dev-0")
     assert (row.public_key, row.last_session, row.public_digest) == (flashed.public_key, 1, None)
+    field.send("dev-0", Ask(1, bytes(16)), identity=flashed)
+    known = field.answers("dev-0")[-1]
+    assert isinstance(known, Known)
+    assert (known.yours, known.last_round) == (True, 0), "else it would take itself for a restored copy"
 
 
 def test_a_run_from_before_there_were_registers_goes_on(make_fleet: Callable[..., Any]) -> None:

@@ -14,6 +14,8 @@ from benchmarks.contenders import aggregation, bursts
 from benchmarks.contenders.aggregation import WORKS, Inputs, Job
 from benchmarks.contenders.bursts import in_turns
 
+pytestmark = pytest.mark.slow
+
 MODEL = "digits-cnn"
 real_run = benchmark._run
 

@@ -14,6 +14,8 @@ from benchmarks.board.installed import edge_mib
 from benchmarks.board.report import goals
 from benchmarks.board.stopwatch import SECTIONS, Stopwatch
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_client_trains_a_round_beside_pytorch_and_all_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,8 @@ from hushfleet.errors import BadInput
 from simulator.run_folder import RunFolder, Simulation, go_on
 from simulator.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 DEVICES, ROUNDS = 6, 2
 SOMEONE = "device-3"
 

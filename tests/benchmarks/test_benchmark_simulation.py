@@ -21,6 +21,8 @@ from benchmarks.versus.report import Comparison, times
 from benchmarks.versus.workloads import WORKLOADS, Workload
 from models import get_model
 
+pytestmark = pytest.mark.slow
+
 TINY = Workload("T", "mnist-cnn", "mnist", 4, 60, 3, 20, 2, "adam", 1e-3, turn=2, check_rounds=3)
 """A round: 3 clients x 60 samples x 2 epochs = 360 samples."""
 

@@ -16,6 +16,8 @@ from benchmarks.coding import accuracy, alternatives
 from benchmarks.coding.alternatives import elias_bits, entropy_bytes, lossless_ways, qsgd
 from benchmarks.coding.updates import METHODS
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_parts_run_and_say_what_they_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

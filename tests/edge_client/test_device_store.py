@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edge_client import store_file
 from edge_client.arrays import pack_arrays, unpack_arrays
 from edge_client.store import KEPT_TASKS, DeviceStore, RoundCommit
-from hushfleet.errors import LedgerError, StoreError
+from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 
@@ -346,3 +349,85 @@ def test_private_arrays_come_back_as_they_were(arrays: dict[str, np.ndarray]) ->
 def test_private_objects_are_not_stored() -> None:
     with pytest.raises(StoreError, match="only numbers"):
         pack_arrays({"x": np.array(["text"])})
+
+
+@pytest.mark.parametrize("data", [b"\x90", b"\x01", b"\xc0", b"\x81\xa1a\x01"])
+def test_bytes_that_are_no_named_arrays_raise_what_load_state_expects(data: bytes) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        unpack_arrays(data)
+
+
+def as_schema_1(path: Path) -> None:
+    """What an earlier client has left."""
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "DROP TABLE public_digests; ALTER TABLE outbox DROP COLUMN attached_digest;"
+        "UPDATE facts SET value = x'31' WHERE name = 'schema';"
+    )
+    connection.close()
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path) -> None:
+    with DeviceStore(path, device="a") as store:
+        for number in (1, 2, 3):
+            commit(store, number)
+        commit(store, 1, task="u")
+        before = store.outbox("t", 3)
+    as_schema_1(path)
+    with pytest.raises(StoreError, match="version 1"):
+        DeviceStore(path, device="a", inspect=True)
+    with DeviceStore(path, device="a") as store:
+        known = [store.has_been("t", state(number).public.digest()) for number in range(5)]
+        assert known == [True, True, True, True, False]
+        assert [store.has_been("u", state(number).public.digest()) for number in range(3)] == [True, True, False]
+        entry = store.outbox("t", 3)
+        assert (entry.digest, entry.status) == (before.digest, before.status)
+        assert entry.may_be(bytes(32))  # it may have been sent in the other form, which nobody noted
+        commit(store, 4)
+        assert not store.outbox("t", 4).may_be(bytes(32))
+        assert store.ledger.rounds_charged() == 5
+    with DeviceStore(path, device="a", inspect=True) as store:
+        assert store.has_been("t", state(4).public.digest())
+
+
+def test_a_migration_that_is_interrupted_leaves_the_first_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DeviceStore(path, device="a") as store:
+        commit(store, 1)
+    as_schema_1(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_file.zlib, "decompress", lambda _: (_ for _ in ()).throw(zlib.error("a bit has flipped")))
+        with pytest.raises(StoreError, match="damaged"):
+            DeviceStore(path, device="a")
+    with DeviceStore(path, device="a") as store:
+        assert store.has_been("t", state(1).public.digest())
+
+
+def test_what_was_sent_in_another_form_is_known_as_the_same_update(path: Path) -> None:
+    with DeviceStore(path, device="a") as store:
+        commit(store, 1)
+        entry = store.outbox("t", 1)
+        assert entry.may_be(entry.digest)
+        assert not entry.may_be(b"x" * 32)
+        store.note_attached("t", 1, b"x" * 32)
+        assert store.outbox("t", 1).may_be(b"x" * 32)
+        assert store.outbox("t", 1).may_be(entry.digest)
+
+
+def test_a_store_that_has_stopped_is_opened_to_be_looked_at_only(path: Path) -> None:
+    with DeviceStore(path, device="a") as store:
+        assert store.stopped_because is None
+        store.stop_for_good("it is a copy")
+    for _ in range(2):
+        with pytest.raises(CopiedStore, match="it is a copy"):
+            DeviceStore(path, device="a")
+    with DeviceStore(path, device="a", inspect=True) as store:
+        assert store.stopped_because == "it is a copy"
+
+
+def test_the_newest_start_of_each_aggregator_is_kept(path: Path) -> None:
+    with DeviceStore(path, device="a") as store:
+        assert store.epoch("default/ab") == 0
+        store.pin_epoch("default/ab", 7)
+        store.pin_epoch("default/cd", 3)
+    with DeviceStore(path, device="a") as store:
+        assert (store.epoch("default/ab"), store.epoch("default/cd"), store.epoch("other/ab")) == (7, 3, 0)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_client.config import LimitsSection
 from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
 from edge_client.trainer import FieldRandomness, Trainer
 from hushfleet.data.samples import Samples
@@ -109,10 +110,9 @@ def trainer_of(store: DeviceStore, folder: Path) -> Trainer:
         spec=SPEC,
         gradient=gradient,
         logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
-        samples=Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),
+        samples=lambda: Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),
         randomness=WrittenRandomness(folder / "journal"),
-        epsilon_limit=float("inf"),
-        delta=1e-5,
+        limits=LimitsSection(epsilon_server=float("inf")),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,17 @@ def test_refuses_what_is_not_a_whole_idx_file(tmp_path: Path, content: bytes, re
 def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_idx(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_file_that_only_announces_much_takes_little_memory(tmp_path: Path, zipped: bool) -> None:
+    data = bytes([0, 0, 8, 1, 0x7F, 0xFF, 0xFF, 0xFF]) + bytes(100)
+    path = tmp_path / "images"
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match="holds only 100"):
+            read_idx(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

@@ -23,6 +23,8 @@ from hushfleet.privacy.clipping import clip, clip_layers
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 9
 LAYOUT = ParamLayout(tuple(f"layer{i}.weight" for i in range(LAYERS)), ((2,),) * LAYERS)
 CLIP_NORMS = np.linspace(0.2, 1.8, LAYERS)

@@ -77,6 +77,8 @@ def test_epsilon_is_over_all_tasks(ledger, connection):
         charge(ledger, connection, round)
     charge(ledger, connection, 0, task="other", what=GaussianMechanism(5.0).charge())
     assert ledger.epsilon_server(delta=0.1, task="t") == epsilon([Step(2.0, 1.0, 3)], delta=0.1)
+    as_in_papers = epsilon([Step(2.0, 1.0, 3)], delta=0.1, accountant="rdp")
+    assert ledger.epsilon_server(delta=0.1, task="t", accountant="rdp") == as_in_papers
     together = epsilon([Step(2.0, 1.0, 3), Step(5.0, 1.0, 1)], delta=0.1)
     assert ledger.epsilon_server(delta=0.1) == pytest.approx(together, rel=1e-12)
     after = epsilon([Step(2.0, 1.0, 4), Step(5.0, 1.0, 1)], delta=0.1)

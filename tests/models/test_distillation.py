@@ -20,6 +20,8 @@ from models.model import Model
 from models.torch_gradient import TorchGradient
 from simulator.runtimes import make_gradient
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "distillation": Objective("distillation", 3.0),
     "decoupled-distillation": Objective("decoupled-distillation", 2.0, 0.25),

@@ -21,6 +21,8 @@ from models.model import Model
 from models.torch_gradient import TorchGradient
 from models.tracing import export_gradient, export_inference
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", model_names())
 def test_graphs_compute_what_pytorch_computes(name, graphs_of):

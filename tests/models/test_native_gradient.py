@@ -25,6 +25,8 @@ from models.native.build import find_compiler
 from models.native.gradient import LOGITS_BATCH, NativeGradient
 from models.torch_gradient import TorchGradient
 
+pytestmark = pytest.mark.slow
+
 COMPACT = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"]
 TOLERANCE = 1e-5
 

@@ -11,8 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 from edge_client.__main__ import main as client
+from edge_client.standing import Standing
 from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.privacy.ledger import Ledger
+from hushfleet.wire.messages import Known
+
+
+def _trust_itself() -> None:
+    """Takes whatever the aggregator knows of the device as a confirmation."""
+
+    def hear(self: Standing, known: Known, now: float) -> bool:
+        self._asking, self.confirmed = False, True
+        return True
+
+    Standing.hear = hear
 
 
 def noises_again() -> int:
@@ -35,6 +47,7 @@ def noises_again() -> int:
             Ledger.charge = charge
 
     DeviceStore.outbox, DeviceStore.commit_round = forgetful, overwrite
+    _trust_itself()
     return client(sys.argv[2:])
 
 
@@ -52,6 +65,7 @@ def noises_again_in_vain() -> int:
         return entry
 
     DeviceStore.outbox, DeviceStore.commit_round = forgetful, commit
+    _trust_itself()
     return client(sys.argv[2:])
 
 

@@ -21,6 +21,8 @@ from simulator.chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, 
 from simulator.chaos.trial import Bench
 from simulator.run_folder import Simulation, begin
 
+pytestmark = pytest.mark.slow
+
 TASK = Path(__file__).parents[2] / "tasks" / "digits-chaos.toml"
 MUTANTS = Path(__file__).with_name("mutants.py")
 NAMES = [f"device-{number}" for number in range(6)]

@@ -16,6 +16,8 @@ import pytest
 from hushfleet.errors import HushfleetError
 from simulator.chaos.machine import Machine, build_library
 
+pytestmark = pytest.mark.slow
+
 COMMIT = """
 import os, signal, sqlite3, sys
 store = sqlite3.connect(sys.argv[1] + "/store.sqlite", isolation_level=None)
@@ -128,7 +130,7 @@ def test_a_file_is_replaced_once_its_folder_is_synced(machine: Machine, how: str
 
 @pytest.mark.parametrize("what", KEYS)
 def test_what_others_remember_is_not_forgotten(machine: Machine, what: str) -> None:
-    """Devices pin the first key of an aggregator that they meet, and obey no other: so it must outlive any power cut."""
+    """Devices pin the first key of an aggregator that they meet, and obey no other: it must outlive any power cut."""
     before = run(machine, KEYS[what] + "sys.stdout.flush(); import os; os._exit(0)")
     machine.cut_power(random.Random(1), kept=0.0)
     assert before

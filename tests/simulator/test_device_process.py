@@ -12,6 +12,8 @@ import pytest
 from simulator.live import LiveFleet
 from simulator.run_folder import begin
 
+pytestmark = pytest.mark.slow
+
 # Refuses, and remembers, every attempt to import what `pip install hushfleet[edge]` does not bring.
 GUARDED_CLIENT = """
 import json, sys

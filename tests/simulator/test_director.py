@@ -17,6 +17,8 @@ from simulator.live import LiveFleet
 from simulator.run_folder import RunFolder, Simulation, begin
 from simulator.schedule import Day, Schedule, make_schedule, schedule_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = [f"device-{number}" for number in range(8)]
 Told = list[tuple[str, str]]
 

@@ -27,6 +27,8 @@ from models.torch_gradient import TorchGradient
 from models.tracing import export_gradient, export_inference
 from simulator.cohort import CohortTrainer, Member
 
+pytestmark = pytest.mark.slow
+
 USUAL = {"optimizer": "sgd", "momentum": 0.5, "learning_rate": 0.05, "batch_size": 4, "local_epochs": 2}
 
 # What a method's defaults would leave out, one dictionary a case.

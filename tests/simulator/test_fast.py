@@ -19,6 +19,8 @@ from simulator.jobs import Answer
 from simulator.run_folder import begin
 from simulator.runtimes import RUNTIMES, unavailable
 
+pytestmark = pytest.mark.slow
+
 POINTS = 20
 
 # Everything is imported once; a child is forked for each point, and killed there.

@@ -21,6 +21,8 @@ from simulator.live import LiveFleet
 from simulator.run import RunOptions, run
 from simulator.run_folder import Simulation, begin
 
+pytestmark = pytest.mark.slow
+
 BROKERS = ["mosquitto", "amqtt"]
 COMMAND = [sys.executable, "-c", "from hushfleet.cli import main; main()"]
 

@@ -18,6 +18,8 @@ from simulator.live import LiveFleet
 from simulator.memory_limit import address_space_bytes, client_memory
 from simulator.run_folder import Simulation, begin
 
+pytestmark = pytest.mark.slow
+
 BOARDS = ("raspberry-pi-zero-2-w", "jetson-orin-nano", "raspberry-pi-4-2gb")
 
 

@@ -36,6 +36,8 @@ from simulator.results import read_metrics
 from simulator.runtimes import RUNTIMES
 from simulator.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 OBJECT_STORE_BYTES = 200 << 20  # /dev/shm is small in containers
 
 # Joins the Ray of this file; with a number, it dies right after it has written the store of that update.

@@ -25,6 +25,8 @@ from simulator.reproduce.run_cell import RUN, run_cell
 from simulator.reproduce.shown import epsilons
 from simulator.reproduce.table import kendall, make_table
 
+pytestmark = pytest.mark.slow
+
 PAPER = 'name = "Our own"\nsource = "Nobody, nowhere"\n'
 TABLE = """
 title = "Two methods and a noise"
@@ -127,6 +129,13 @@ def test_the_most_telling_cell_comes_first_and_seeds_last(book: Path) -> None:
     reasons = {cell.row.id: cell.open for cell in cells() if cell.open}
     assert reasons["named"] == "only named by the paper"
     assert reasons["unheard-of"] == "the method unheard-of is not in this version of Hushfleet"
+
+
+def test_a_cell_keeps_the_papers_accountant(book: Path) -> None:
+    """What the committed results were run with, whatever the default; a digest is of the recipe alone."""
+    for cell in cells(methods=["dp-fedavg"]):
+        assert cell.task().privacy.accountant == "rdp"
+        assert "accountant" not in cell.plain.get("privacy", {})
 
 
 def test_an_interrupted_cell_goes_on_to_the_same_result(

@@ -16,6 +16,8 @@ from hushfleet.privacy.record import RecordMechanism
 from hushfleet.spec import Augment, DropoutSpec
 from simulator.resident import GroupBatches, ResidentSamples, step_count
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 DROPOUT = (DropoutSpec((2, 3), 0.5), DropoutSpec((4,), 0.25))
 

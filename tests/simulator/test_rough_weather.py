@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aggregator.events import read_events
 from hushfleet.task import parse_task
 from simulator.boards import FleetMix
@@ -12,6 +14,8 @@ from simulator.director import Director
 from simulator.live import LiveFleet
 from simulator.run_folder import begin
 from simulator.schedule import schedule_of
+
+pytestmark = pytest.mark.slow
 
 DEVICES = 12
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-4-4gb", "raspberry-pi-5-8gb", "jetson-orin-nano")

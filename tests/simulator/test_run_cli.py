@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from aggregator.result import Result
 from hushfleet.cli import build_app, main
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 name = "typed"
 [model]

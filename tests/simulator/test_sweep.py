@@ -16,6 +16,8 @@ from simulator.run_folder import Simulation, begin, go_on
 from simulator.sweep import sweep_noise, sweep_wire, with_wire
 from simulator.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 ALONE = [Alone("device-0", 0.25, 0.5), Alone("device-1", 0.35, 0.5)]
 
 
