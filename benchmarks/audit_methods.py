@@ -46,12 +46,15 @@ def subject_of(method: str, *, unit: str, accounting: str, seed: int) -> Subject
     model = get_model(NETWORK, classes=CLASSES)
     graph = BlobRef(bytes(32), 1)
     noise = RECORD if unit == "record" else {"noise_multiplier": DEVICE_NOISE}
+    split = DEVICES if accounting == "as-published" else 1
     spec = TaskSpec(
         task="audit-00000000",
         rounds=ROUNDS,
         method=method,
         method_config=TRAINING,
-        privacy=PrivacySpec(unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, **noise),
+        privacy=PrivacySpec(
+            unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, noise_split=split, **noise
+        ),
         wire=WireSpec(),
         model=ModelSpec(
             name=model.name,
@@ -131,8 +134,10 @@ def table(figures: dict[str, Any]) -> str:
         cells = []
         for column in columns:
             finding = found[column]
-            claimed, measured = finding["claimed_round"], finding["measured_round_of_form"]
-            cells += [shown(float("inf") if claimed is None else claimed), shown(measured)]
+            if finding["claimed_round"] is None:
+                cells += ["infinite", shown(finding["measured_round"])]
+            else:
+                cells += [shown(finding["claimed_round"]), shown(finding["measured_round_of_form"])]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

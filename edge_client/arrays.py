@@ -24,8 +24,10 @@ def pack_arrays(arrays: dict[str, Any]) -> bytes:
 
 def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
     """The inverse; raises ValueError or TypeError for bytes that are no such arrays."""
-    arrays = {}
-    for name, (dtype, shape, raw) in msgpack.unpackb(data).items():
+    arrays, packed = {}, msgpack.unpackb(data)
+    if not isinstance(packed, dict):
+        raise TypeError(f"a {type(packed).__name__} stands where named arrays belong")
+    for name, (dtype, shape, raw) in packed.items():
         array = np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
         arrays[name] = array.astype(array.dtype.newbyteorder("="))
     return arrays

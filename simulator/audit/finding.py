@@ -118,7 +118,9 @@ class Finding:
 
     def _of_form(self, claim: Claim) -> float:
         noise = self.noise_measured
-        return max(self.proven, 0.0 if math.isinf(noise) else claim.with_noise(noise).epsilon(self.delta))
+        if math.isinf(noise) or claim.charge.mechanism == "none":
+            return self.proven
+        return max(self.proven, claim.with_noise(noise).epsilon(self.delta))
 
 
 _PLAIN = (

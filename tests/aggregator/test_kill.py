@@ -50,7 +50,7 @@ helpers = importlib.util.module_from_spec(spec)
 sys.modules["fleet_of_tests"] = helpers
 spec.loader.exec_module(helpers)
 out, points, named = Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-root = Path(sys.argv[1]).parents[2]
+root = Path(sys.argv[1]).parents[1]
 WATCHED = tuple(f"{root / package}{os.sep}" for package in ("aggregator", "hushfleet"))
 SHOWN = {what for what, _ in named.values()}
 FIXED = dict(devices=2, rounds=2, durable=True)
@@ -179,7 +179,7 @@ def test_every_kill_ends_in_the_calm_runs_model(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(HERE / "conftest.py"), str(tmp_path), str(POINTS), json.dumps(NAMED)],
+        [sys.executable, "-c", SCRIPT, HERE.parent / "fleet_bench.py", tmp_path, str(POINTS), json.dumps(NAMED)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -96,11 +96,11 @@ def raw_in_headers(method: Method) -> set[str]:
     return found
 
 
-def method_of(name: str, unit: str, accounting: str, **config: Any) -> Method:
+def method_of(name: str, unit: str, accounting: str, **settings: Any) -> Method:
     # a wide clip norm, so that what a method adapts has room
     record = {"sample_rate": 0.5, "batches": 4} if unit == "record" else {}
     privacy = PrivacySpec(unit, accounting, 1.0, 1.5, 1e-5, **record)
-    settings = {"optimizer": "sgd", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, **config}
+    settings = {"optimizer": "sgd", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, **settings}
     return make_method(name, settings, privacy, LAYOUT, rounds=ROUNDS)
 
 
@@ -122,13 +122,13 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("unit", ["device", "record"])
-@pytest.mark.parametrize(("name", "config"), VARIANTS)
-def test_what_is_raw_as_published_is_named_and_costs_infinity(name: str, config: dict[str, Any], unit: str) -> None:
-    method = method_of(name, unit, "as-published", **config)
+@pytest.mark.parametrize(("name", "settings"), VARIANTS)
+def test_what_is_raw_as_published_is_named_and_costs_infinity(name: str, settings: dict[str, Any], unit: str) -> None:
+    method = method_of(name, unit, "as-published", **settings)
     named = method.raw_values(RoundTerms())
     assert bool(raw_in_headers(method)) <= bool(named)
     assert method.charge(RoundTerms()).raw == named
-    expected = unit == "device" and name in ("acdp-pfsd", "fedaddp", "fedglp-adp") and not config
+    expected = unit == "device" and name in ("acdp-pfsd", "fedaddp", "fedglp-adp") and not settings
     assert bool(named) == expected
 
 

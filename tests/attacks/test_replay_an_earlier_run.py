@@ -93,6 +93,7 @@ def test_the_board_stays_with_the_current_run(
     assert {"server", "task", "round", "state", "msg", "chunk", "down"} <= kinds
     whole.begin(prepared_runs[1])
     assert whole.drive(lambda: victim.agent.rounds.plan.task == victim.agent.tasks.name == "digits-two", wait_s=wait_s)
+    assert whole.drive(lambda: len(whole.coordinator.store.devices()) == 2, wait_s=wait_s)  # both births are retained
     charged, plan = victim.store.ledger.rounds_charged(), victim.agent.rounds.plan
     devices, rounds = whole.coordinator.store.devices(), whole.coordinator.store.rounds()
     with caplog.at_level(logging.WARNING, logger="hushfleet.edge"):

@@ -25,7 +25,7 @@ from hushfleet.wire.link import Delivery, Link, Will
 from hushfleet.wire.topics import Topics
 
 Connect = Callable[[str, Will | None], Link]
-STEPS = 1500
+STEPS = 4000  # of which most do nothing, where a real broker takes its time
 STEP_S = 0.02
 
 

@@ -351,6 +351,12 @@ def test_private_objects_are_not_stored() -> None:
         pack_arrays({"x": np.array(["text"])})
 
 
+@pytest.mark.parametrize("data", [b"\x90", b"\x01", b"\xc0", b"\x81\xa1a\x01"])
+def test_bytes_that_are_no_named_arrays_raise_what_load_state_expects(data: bytes) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        unpack_arrays(data)
+
+
 def as_schema_1(path: Path) -> None:
     """What an earlier client has left."""
     connection = sqlite3.connect(path)

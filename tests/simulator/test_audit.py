@@ -50,7 +50,6 @@ def test_the_claims_of_all_methods_hold_for_a_device(name: str, audited: MakeSub
         return
     assert found.verdict == "holds"
     assert 0 <= found.measured_round < found.claimed_round
-    assert found.measured < found.claimed
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -66,9 +65,10 @@ def test_what_is_measured_comes_near_the_claim_with_trials(audited: MakeSubject)
 
 
 def test_an_audit_is_repeatable_by_its_seed(audited: MakeSubject) -> None:
-    one, same, other = (of_device(audited("fedper", seed=seed), 60) for seed in (3, 3, 4))
+    one, same, other = (of_device(audited("fedper", seed=seed), 40) for seed in (3, 3, 4))
     np.testing.assert_array_equal(one.scores.inside, same.scores.inside)
-    assert one.to_dict() == same.to_dict()
+    np.testing.assert_array_equal(one.scores.outside, same.scores.outside)
+    assert one.points == same.points
     assert not np.array_equal(one.scores.inside, other.scores.inside)
 
 
