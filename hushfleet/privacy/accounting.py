@@ -33,6 +33,7 @@ __all__ = ["Accountant", "Adjacency", "Step", "check_delta", "epsilon", "noise_m
 Accountant = Literal["exact", "rdp"]
 Adjacency = Literal["add-or-remove", "exchange"]
 _SEARCHES = 200
+_LARGE = 50.0  # above it the grid may have to be coarse
 
 
 def epsilon(
@@ -86,8 +87,9 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
     if shift:
         pairs.append((Pair(1 / shift, 1.0, exchange), 1))  # as one step
     found = min(whole, epsilon_bound(pairs, delta))
-    # Where the grid holds the history it is the better bound, and Rényi's moments cost more time than all else here.
-    return min(found, renyi_epsilon(steps, delta=delta)) if found == whole and not exchange else found
+    if exchange or found < min(whole, _LARGE):
+        return found  # better than Rényi's bound, whose moments would cost more time than all else here
+    return min(found, renyi_epsilon(steps, delta=delta))
 
 
 def _mean_shift(steps: Iterable[Step]) -> float:

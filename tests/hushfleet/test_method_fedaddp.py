@@ -66,7 +66,7 @@ def test_each_parameter_has_room_and_noise_by_its_own_size() -> None:
     against_global = clamped + np.array([8, 0, 0, 0, 0, 0, 0, 0, 0, 10])
     noise = math.sqrt(3) * 2.0 * 2 * room  # sqrt(M) sigma 2 q, not divided by the four devices
     release = method.release(returning(method), update, RoundTerms(4), noise=Foreseen(1.0))
-    np.testing.assert_allclose(release.values, against_global + noise, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(release.values, against_global + noise, atol=2**-10 * noise.max())
 
 
 def test_as_published_nothing_is_promised() -> None:
@@ -109,8 +109,8 @@ def test_strict_layers_share_the_clip_norm_as_the_global_model_is_divided() -> N
     bounds = 2.0 * np.array([4, 3]) / 5
     np.testing.assert_allclose(release.clip_norms, bounds, rtol=1e-6)
     np.testing.assert_allclose(release.noise_stds, math.sqrt(2) * 2.0 * bounds, rtol=1e-6)
-    assert np.linalg.norm(release.values[:6]) == pytest.approx(bounds[0], rel=1e-4)
-    assert np.linalg.norm(release.values) <= 2.0
+    assert np.linalg.norm(release.values[:6]) == pytest.approx(bounds[0], rel=1e-2)
+    assert np.linalg.norm(release.values) <= 2.0 + 10**0.5 * 2**-10 * release.noise_stds.max()
     assert release.charge.noise_multiplier == 2.0
     assert method.clips
 
@@ -124,7 +124,7 @@ def test_strict_noise_and_bounds_do_not_follow_the_devices_own_model() -> None:
         loud, quiet = (method.release(state, update, RoundTerms(4), noise=Foreseen(v)).values for v in (1.0, 0.0))
         return loud - quiet
 
-    np.testing.assert_allclose(spread(strict, 1.0), spread(strict, 5.0), rtol=1e-5)
+    np.testing.assert_allclose(spread(strict, 1.0), spread(strict, 5.0), rtol=2**-9)
     assert not np.allclose(spread(published, 1.0), spread(published, 5.0))
 
 

@@ -11,9 +11,10 @@ import torch
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 from hushfleet.privacy import mechanism as mechanism_module
-from hushfleet.privacy.accounting import DEFAULT_ORDERS, Step, rdp
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise, SeededNoise
+from hushfleet.privacy.renyi import DEFAULT_ORDERS, rdp
+from hushfleet.privacy.step import Step
 
 LAYOUT = ParamLayout(("conv.weight", "conv.bias", "fc.weight"), ((2, 2), (1,), (3,)))
 KINDS = pytest.mark.parametrize("make", [np.asarray, torch.asarray], ids=["numpy", "torch"])
