@@ -235,7 +235,7 @@ def _idx() -> list[bytes]:
 
 def _batches() -> list[bytes]:
     batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
-    return [pickle.dumps(batch, protocol) for protocol in (0, 2, 4)]
+    return [pickle.dumps(batch, protocol) for protocol in (2, 4)]
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import gzip
 import hashlib
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +157,72 @@ def test_cifar10_from_its_python_batches(tmp_path: Path) -> None:
     assert (len(data.train), len(data.test)) == (15, 3)
     assert data.train.y[3:6].tolist() == made["data_batch_2"]["labels"]
     assert data.test.images[1].tobytes() == made["test_batch"]["data"][1].tobytes()  # red plane, green, blue
+
+
+def as_python_2_wrote_it(name: str, pixels: np.ndarray, labels: list[int]) -> bytes:
+    """The opcodes of the batches that are distributed: protocol 2 of Python 2, whose bytes are strings."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    return b"".join([
+        b"\x80\x02}q\x01(", text(b"batch_label"), b"q\x02", text(name.encode()), b"q\x03",
+        text(b"labels"), b"q\x04]q\x05(", *(b"K" + bytes([label]) for label in labels), b"e",
+        text(b"data"), b"q\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85", text(b"b"),
+        b"\x87Rq\x09(K\x01K", bytes([len(pixels)]), b"M\x00\x0c\x86cnumpy\ndtype\nq\x0a", text(b"u1"),
+        b"K\x00K\x01\x87Rq\x0b(K\x03", text(b"|"), b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T",
+        pixels.nbytes.to_bytes(4, "little"), pixels.tobytes(), b"tb",
+        text(b"filenames"), b"q\x0c]q\x0d(", text(b"a.png"), b"r\x00\x01\x00\x00",
+        text(b"b.png"), b"r\x01\x01\x00\x00eu.",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", [None, 2, 3, 4])
+def test_a_batch_of_any_python(tmp_path: Path, protocol: int | None) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    made = write_batches(folder)["data_batch_1"]
+    (folder / "data_batch_1").write_bytes(
+        pickle.dumps(made, protocol)
+        if protocol
+        else as_python_2_wrote_it("training batch 1 of 5", made["data"], made["labels"])
+    )
+    data = load("cifar10", data_dir=tmp_path)
+    assert data.train.y[:3].tolist() == made["labels"]
+    assert data.train.images[2].tobytes() == made["data"][2].tobytes()
+
+
+# Found by fuzzing: its memo index 175,726,962 made Python's unpickler take 2.6 GiB for 99 bytes.
+LARGE_MEMO = (
+    "gAJ9cQAoWAQAAABkYXRhcnJheQpfcmVjb25zdHJ1Y3QKcQNjAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACAAAAAAAAAAAAAAAAAAAAAAAAACQA"
+    "AAAAAP8AAAgAAAAAAAD///9j"
+)
+ONE = {"data": np.zeros((1, 3072), np.uint8), "labels": [0]}
+LARGE_PICKLES = {
+    "memo": base64.b64decode(LARGE_MEMO),
+    "a memo in a batch that ends": b"\x80\x02}r\x72\x61\x79\x0a.",
+    "a length": b"\x80\x04}\x8e" + (1 << 40).to_bytes(8, "little") + b".",
+    "a shape": pickle.dumps(ONE, 2).replace(b"M\x00\x0c", b"J\0\0\0@"),
+    # each round would make a text of twice the characters of the one before
+    "hexadecimal text": b"\x80\x03}c_codecs\nencode\nq\0C\2ab" + b"q\1h\0h\1X\3\0\0\0hex\x86R" * 60 + b"s.",
+    # a key that has 2^60 parts
+    "a key": b"\x80\x02}K\0\x85" + b"q\0h\0\x86" * 60 + b"Ns.",
+    # the same for labels: a list of twice a list of twice a list ...
+    "labels": pickle.dumps(ONE | {"labels": functools.reduce(lambda part, _: [part, part], range(60), [0])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LARGE_PICKLES)
+def test_a_small_batch_takes_little_memory_and_time(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    write_batches(folder)
+    (folder / "data_batch_3").write_bytes(LARGE_PICKLES[what])
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match="data_batch_3 is not a CIFAR-10 batch"):
+            load("cifar10", data_dir=tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_batch_cannot_run_code(tmp_path: Path) -> None:
