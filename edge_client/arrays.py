@@ -24,7 +24,10 @@ def pack_arrays(arrays: dict[str, Any]) -> bytes:
 
 def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
     """The inverse; raises ValueError or TypeError for bytes that are no such arrays."""
-    arrays, packed = {}, msgpack.unpackb(data)
+    try:
+        arrays, packed = {}, msgpack.unpackb(data)
+    except ValueError as error:  # the text of some is empty
+        raise ValueError(f"they are not of msgpack: {str(error) or type(error).__name__}") from error
     if not isinstance(packed, dict):
         raise TypeError(f"a {type(packed).__name__} stands where named arrays belong")
     for name, (dtype, shape, raw) in packed.items():

@@ -118,7 +118,8 @@ class DeviceStore:
             self.close()
             if isinstance(error, OSError):
                 raise StoreError(f"the store {self.path} cannot be opened: {error}") from error
-            if isinstance(error, sqlite3.Error):
+            # sqlite3 raises the second where SQLite's message quotes damaged text
+            if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):
                 raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {ADVICE}") from error
             raise
 
@@ -405,6 +406,8 @@ class DeviceStore:
 
     def _fact(self, name: str) -> bytes | None:
         row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        if row is not None and type(row[0]) is not bytes:  # one bit of the file makes bytes a text
+            raise sqlite3.DatabaseError(f"its {name} is a {type(row[0]).__name__}")
         return None if row is None else row[0]
 
     def _set_fact(self, name: str, value: bytes | None) -> None:

@@ -270,7 +270,7 @@ def test_killed_at_twenty_random_moments_the_rows_always_agree(path: Path) -> No
     assert rounds[-1] >= 5  # the kills did fall into running commits
 
 
-@pytest.mark.parametrize("damage", ["header", "empty", "middle", "text"])
+@pytest.mark.parametrize("damage", ["header", "empty", "middle", "text", "name", "kind"])
 def test_a_damaged_file_is_reported_and_left_as_it_is(path: Path, damage: str) -> None:
     with DeviceStore(path, device="a") as store:
         for number in range(1, 30):
@@ -282,6 +282,12 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(path: Path, damage: str) -
         data = bytearray()
     elif damage == "middle":
         data[4096:20480] = os.urandom(16384)
+    elif damage == "name":  # SQLite's message quotes it, and is no UTF-8 then; found by fuzzing
+        data = data.replace(b"tablefacts", b"tablef\xc2cts")
+    elif damage == "kind":  # of one byte of BLOB (14), a text (15)
+        at = data.index(b"schema2") - 1
+        assert data[at] == 14
+        data[at] = 15
     else:
         data = bytearray(b"this is not a database\n" * 400)
     path.write_bytes(data)
@@ -351,9 +357,9 @@ def test_private_objects_are_not_stored() -> None:
         pack_arrays({"x": np.array(["text"])})
 
 
-@pytest.mark.parametrize("data", [b"\x90", b"\x01", b"\xc0", b"\x81\xa1a\x01"])
+@pytest.mark.parametrize("data", [b"\x90", b"\x01", b"\xc0", b"\xc1", b"\x81" * 3000, b"\x81\xa1a\x01"])
 def test_bytes_that_are_no_named_arrays_raise_what_load_state_expects(data: bytes) -> None:
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((TypeError, ValueError), match=r"\w"):
         unpack_arrays(data)
 
 
