@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import base64
 import random
+import struct
+import subprocess
 import time
 import tracemalloc
+import zlib
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz.mutate import mutated
-from benchmarks.fuzz.targets import TARGETS
+from benchmarks.fuzz.targets import TARGETS, WIRE
 
-INPUTS = 60
+FROM_NETWORK, FROM_FILES = 2000, 60  # inputs of each target
 CPU_S = 2.0  # of one input; some milliseconds are usual
 MEMORY_BYTES = 64 << 20
 
@@ -20,19 +26,23 @@ MEMORY_BYTES = 64 << 20
 @pytest.mark.parametrize("name", TARGETS)
 def test_edited_bytes_raise_what_is_documented_and_stay_small(name: str) -> None:
     target = TARGETS[name]
+    from_network = target.allowed == WIRE
     seeds = target.seeds()
     assert all(map(target.run, seeds)) or name == "message-raw", "what a fuzzer begins with is what is accepted"
     rng = random.Random(name)
+    outcomes = Counter()
     tracemalloc.start()
     try:
-        for turn in range(INPUTS):
+        for turn in range(FROM_NETWORK if from_network else FROM_FILES):
             data = mutated(seeds[turn % len(seeds)], rng)
             began = time.process_time()
-            target.run(data)
+            outcomes["accepted" if target.run(data) else "refused"] += 1
             assert time.process_time() - began < CPU_S
         assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
     finally:
         tracemalloc.stop()
+    if from_network:
+        assert min(outcomes["accepted"], outcomes["refused"]) > 5, "edits reach the parser and what is behind it"
 
 
 # Pillow raises a SyntaxError for it.
@@ -47,3 +57,38 @@ BROKEN_PNG = (
 def test_a_broken_image_that_was_found_is_refused() -> None:
     target = TARGETS["cifar-image"]
     assert not target.run(base64.b64decode(BROKEN_PNG))
+
+
+def test_a_small_input_never_makes_a_large_allocation() -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = bytes(1 << 20)
+    bomb = struct.pack("<BI", 1, 0) + b"".join(packer.compress(block) for _ in range(200)) + packer.flush()
+    counts = b"\x81\xa4task" + b"\xdd\x7f\xff\xff\xff"
+    tracemalloc.start()
+    try:
+        assert not TARGETS["coded-values"].run(bomb)
+        assert not TARGETS["message"].run(b"\x06" + counts)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+STATISTICS = "#300 DONE cov: 12 ft: 14 corp: 4/351b\nstat::number_of_executed_units: {}\n"
+CRASH = "KeyError: 'a'\nTest unit written to /x/topic-crash-1\nBase64: Gg==\n"
+
+
+def test_what_is_reported_is_what_the_fuzzer_says_it_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = iter([(77, CRASH + STATISTICS.format(120)), (0, STATISTICS.format(180)), (0, "Done 300 runs in 2 s")])
+    asked = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        asked.append(command[command.index("--inputs") + 1])
+        code, text = next(said)
+        return subprocess.CompletedProcess(command, code, "", text)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    row = fuzz.one("topic", 300, tmp_path, 1)
+    assert (row["inputs"], row["edges"], asked) == (300, 12, ["300", "180"])
+    assert row["crashes"] == [{"input": "topic-crash-1 Gg==", "error": "KeyError: 'a'"}]
+    with pytest.raises(SystemExit, match="does not say what it ran"):
+        fuzz.one("topic", 300, tmp_path, 1)
