@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from hushfleet.errors import StoreError
+
+_NUMBERS = re.compile(r"[<|][fiub]\d{1,2}")
 
 
 def pack_arrays(arrays: dict[str, Any]) -> bytes:
@@ -31,6 +34,8 @@ def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
     if not isinstance(packed, dict):
         raise TypeError(f"a {type(packed).__name__} stands where named arrays belong")
     for name, (dtype, shape, raw) in packed.items():
+        if not _NUMBERS.fullmatch(dtype):  # NumPy takes another text as Python, and raises SyntaxError
+            raise ValueError(f"{dtype!r} is no type of numbers")
         array = np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
         arrays[name] = array.astype(array.dtype.newbyteorder("="))
     return arrays

@@ -357,7 +357,11 @@ def test_private_objects_are_not_stored() -> None:
         pack_arrays({"x": np.array(["text"])})
 
 
-@pytest.mark.parametrize("data", [b"\x90", b"\x01", b"\xc0", b"\xc1", b"\x81" * 3000, b"\x81\xa1a\x01"])
+OF_NO_TYPE = b"\x81\xa1a\x93\xa3,f8\x91\x00\xc4\x00"
+NO_ARRAYS = [b"\x90", b"\x01", b"\xc0", b"\xc1", b"\x81" * 3000, b"\x81\xa1a\x01", OF_NO_TYPE]
+
+
+@pytest.mark.parametrize("data", NO_ARRAYS)
 def test_bytes_that_are_no_named_arrays_raise_what_load_state_expects(data: bytes) -> None:
     with pytest.raises((TypeError, ValueError), match=r"\w"):
         unpack_arrays(data)
