@@ -8,15 +8,18 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 DEMO ?=
 PYTEST ?=
+CHAOS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-fast chaos lint clean
 
 help:
 	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
+	@echo "make test-fast   the tests without those marked slow, under two minutes on two cores"
+	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet   (CHAOS='--resume')"
 	@echo "make lint    check the style"
 	@echo "make clean   remove .venv and the caches"
 
@@ -25,6 +28,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST)
+
+test-fast: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(PYTEST)
+
+chaos: $(STAMP)
+	$(BIN)/hushfleet simulate tasks/digits-chaos.toml --chaos 200 --out runs/chaos $(CHAOS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

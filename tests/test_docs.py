@@ -40,7 +40,7 @@ EXAMPLES = ROOT / "examples"
 CONSOLE = ("console", "sh", "bash", "shell")
 # typer carries its own copy of click, or uses the installed one, by version
 USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 class Block(NamedTuple):

@@ -33,6 +33,10 @@ class Progress:
             return self._sent(moment.of) >= moment.count
         return moment.what == "seconds" or self._seen[moment.what, moment.of] >= moment.count
 
+    def has_come(self, device: str) -> bool:
+        """Whether the aggregator has accepted it, and so knows its key."""
+        return self._seen["presence", device] > 0
+
     @property
     def finished(self) -> bool:
         """The last round is closed, and the store has it."""
@@ -45,8 +49,9 @@ class Progress:
             for event in read_events(self._folder.events)[0]:
                 about = ""
                 name = event["event"]
-                if name == "presence" and event["state"] == "training":
-                    name, about = "training", event["device"]
+                if name == "presence":
+                    about = event["device"]
+                    name = "training" if event["state"] == "training" else name
                 elif name == "decline":
                     self.declines.add((event["round"], event["device"], event["code"], event["reason"]))
                 seen[name, about] += 1

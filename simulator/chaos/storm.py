@@ -94,6 +94,9 @@ class Storm:
         fleet = self._fleet
         if trouble.kind == "twin":
             (device,) = trouble.targets
+            if not self._progress.has_come(device):  # of two new devices the first is the right one
+                self._at(_TICK_S, lambda: self._begin(trouble))
+                return
             twin = fleet.start_twin(device)
             self._at(trouble.lasts_s, lambda: fleet.kill(twin))
             self.played.append((trouble.kind, device))

@@ -76,7 +76,8 @@ def test_devices_stop_at_their_own_budgets_and_the_run_ends_when_all_have(
     ]
     assert {row.unit for row in result.privacy} == {"record"}
     for row in result.privacy:
-        assert row.epsilon_release == row.epsilon_server <= task.privacy.budget
+        # What a device says of its own noise above the standard counts for its own ledger, and for no release.
+        assert row.epsilon_server <= min(row.epsilon_release, task.privacy.budget)
     # It stays at its end, and the model is that of the last round with updates.
     before = audit.models(simulation)
     assert audit.models(runs.fast(runs.again(simulation), runtime=runtime)) == before

@@ -320,7 +320,8 @@ def test_a_cut_network_stops_what_travels_and_not_the_work() -> None:
         fleet = clock([sending], scenario=cut, deadline_s=400, options=PROMPT)
         bytes_more = fleet.fleet[0].spent
         later = run(fleet)[0].arrivals[0].at_s - calm
-        return round(later, 2), round(bytes_more.up_bytes - quiet.fleet[0].spent.up_bytes - SIZES.birth, 2)
+        again = SIZES.birth + SIZES.ask  # what each new link begins with
+        return round(later, 2), round(bytes_more.up_bytes - quiet.fleet[0].spent.up_bytes - again, 2)
 
     # a link that is up again since `ends` takes three round trips: 0.6 s
     assert delayed(2.0, 4.0) == (0, 0), "it trains through it"
@@ -360,12 +361,13 @@ def test_every_byte_is_on_the_bill() -> None:
     run(fleet)
     spent = fleet.fleet[0].spent
     second = SIZES.update(1, with_public=False).wire
-    # born once; package and graph asked for; in each round the model asked for, and two births around the training
-    assert spent.up_bytes == pytest.approx(SIZES.birth * 5 + SIZES.want * 4 + WIRE + second)
+    # born once, and asks what is known of it; package and graph asked for; in each round the model asked for, and two
+    # births around the training
+    assert spent.up_bytes == pytest.approx(SIZES.birth * 5 + SIZES.ask + SIZES.want * 4 + WIRE + second)
     blobs = sum(SIZES.blob_wire_bytes(size, down=True) for size in (100, 200, 4000, 4000))
     # that no round is open when it comes, two plans that name it, and that all is over
     plans = 2 * SIZES.plan_wire_bytes(0) + 2 * SIZES.plan_wire_bytes(1)
-    assert spent.down_bytes == pytest.approx(blobs + plans + 2 * SIZES.ack)
+    assert spent.down_bytes == pytest.approx(blobs + plans + SIZES.known + 2 * SIZES.ack)
 
 
 def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> None:

@@ -168,8 +168,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "privacy", "reproduce",
-    "simulate",
+    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "privacy",
+    "reproduce", "simulate",
 ]  # fmt: skip
 
 
