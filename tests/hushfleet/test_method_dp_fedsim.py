@@ -120,7 +120,8 @@ def test_the_charge_covers_the_largest_release(accounting: str) -> None:
         worst = max(worst, float(np.linalg.norm((sent - quiet).astype(np.float64))))
     rounding = 2**-10 * 10**0.5 * release.noise_stds.max()  # what leaves is on the noise's grid
     assert release.noise_stds.min() >= release.charge.noise_multiplier * (worst - rounding)
-    assert worst + rounding > 0.99 * release.noise_stds.min() / release.charge.noise_multiplier  # and no less is charged for
+    # and no less is charged for
+    assert worst + rounding > 0.99 * release.noise_stds.min() / release.charge.noise_multiplier
     assert worst - rounding <= method.clip_norm(terms)
 
 

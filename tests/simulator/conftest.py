@@ -15,7 +15,9 @@ from rich.console import Console
 
 from aggregator.events import EventLog, read_events
 from hushfleet.task import Task, parse_task
+from models.native.build import COMPILERS
 from simulator.chaos.audit import check_stores, check_tap, ledger_of, logs_of, models_of
+from simulator.chaos.machine import build_library
 from simulator.chaos.tap import Tap
 from simulator.director import Director
 from simulator.fast import run_rounds
@@ -26,6 +28,12 @@ from simulator.workers import Workers
 DEVICES = 8
 ROUNDS = 3
 PATIENCE_S = 240.0  # of a machine that does other things too
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """What is preloaded for power cuts; None on a machine without any compiler. One that refuses is a fault of ours."""
+    return build_library(tmp_path_factory.mktemp("library")) if any(map(shutil.which, COMPILERS)) else None
 
 
 def make_task(**sections: dict[str, Any] | int) -> Task:

@@ -13,10 +13,9 @@ from typing import get_args
 
 import pytest
 
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.errors import BadInput
 from hushfleet.task import load_task
 from simulator.chaos.campaign import Campaign, chaos_task, parse_seeds, summary
-from simulator.chaos.machine import build_library
 from simulator.chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, draw_plan, tempting
 from simulator.chaos.trial import Bench
 from simulator.run_folder import Simulation, begin
@@ -40,14 +39,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     """Two devices and two rounds: enough for a planted fault."""
     task = load_task(TASK, ("data.devices=2", "data.limit=160", "round.rounds=2"))
     return begin(chaos_task(task), tmp_path_factory.mktemp("pair") / "prepared", data_dir=None)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    try:
-        return build_library(tmp_path_factory.mktemp("library"))
-    except HushfleetError:
-        return None
 
 
 @pytest.fixture(scope="module")
