@@ -249,6 +249,9 @@ class Agent:
         if before is not None:
             self.standing.restart_clock(self._clock())
         if server.epoch != self._epoch_met:
+            if self._epoch_met is not None:
+                # It has read again what the broker keeps on this device's topic, which another may have overwritten.
+                self._say(self._status)
             self._epoch_met = server.epoch
             self._resume()
 

@@ -107,6 +107,12 @@ class Whole:
         self.coordinator.start()
         return self.coordinator
 
+    def end(self) -> None:
+        """The aggregator's process ends; another `begin` goes on with its run."""
+        self.coordinator.close()
+        while self._stores:
+            self._stores.pop().close()
+
     def board(self, name: str, state_dir: Path | None = None) -> Board:
         board = Board(self, name, state_dir or self.folder / name)
         self.boards.append(board)
