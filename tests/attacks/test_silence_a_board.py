@@ -1,6 +1,6 @@
 """Wanted: a board that takes no part any more, though it is there and accepted.
 
-Who may write on the board's topic (anybody, where the broker has no access list) puts a birth of his own in the place of
+Who may write on the board's topic (anybody, where the broker has no access list) puts a birth of his own in place of
 the one that the broker keeps. An aggregator that starts again reads only that one, cannot verify it, and would wait for
 the board for ever.
 """
