@@ -10,6 +10,7 @@ The same checks are then turned on clients with planted faults, and must find ev
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -167,6 +168,7 @@ def forked(work: Callable[[], Any], result: Path) -> int:
     result.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
+        gc.freeze()  # what earlier tests left must not be collected here: sessions wait for threads that a fork has not
         status = 1
         try:
             result.write_text(json.dumps(work()))
