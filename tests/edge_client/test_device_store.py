@@ -232,6 +232,7 @@ def test_killed_at_twenty_random_moments_the_rows_always_agree(path: Path) -> No
         """
         path, rng, rounds = Path(sys.argv[1]), random.Random(20), []
         for kill in range(20):
+            committed, tell = os.pipe()
             child = os.fork()
             if child == 0:
                 with DeviceStore(path, device="a") as store:
@@ -239,9 +240,14 @@ def test_killed_at_twenty_random_moments_the_rows_always_agree(path: Path) -> No
                     while True:
                         number += 1
                         commit(store, number)
+                        os.write(tell, b".")
+            os.close(tell)
+            if kill % 2:  # else it may be killed before it has opened its store
+                os.read(committed, 1)
             time.sleep(rng.uniform(0.0, 0.06))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+            os.close(committed)
             with DeviceStore(path, device="a") as store:
                 entries = store.ledger.entries()
                 last = store.last_round("t") or 0

@@ -156,7 +156,7 @@ deltas = st.sampled_from([1e-10, 1e-6, 1e-3, 0.1])
 @example(history=[Step(0.3, 1e-4, 5000), Step(20.0, 1.0, 1)], delta=1e-10)
 def test_never_above_renyi_nor_above_what_ignores_sampling(history: list[Step], delta: float) -> None:
     found = epsilon(history, delta=delta)
-    assert 0 <= found <= epsilon(history, delta=delta, accountant="rdp") * 1.001
+    assert 0 <= found <= epsilon(history, delta=delta, accountant="rdp") * 1.001 + 1e-9
     assert found <= epsilon([step._replace(sample_rate=1.0) for step in history], delta=delta)
 
 
