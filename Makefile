@@ -18,7 +18,7 @@ STAMP := $(VENV)/installed
 help:
 	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
-	@echo "make test-fast   the tests without those marked slow, under two minutes on two cores"
+	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet   (CHAOS='--resume')"
 	@echo "make lint    check the style"
 	@echo "make clean   remove .venv and the caches"
