@@ -29,7 +29,7 @@ if not __package__:  # run as a file: the repository's root is not on the path t
 
 from benchmarks.machine import cores, described, memory_copy_gb_s
 from benchmarks.outputs import COLOURS, add_outputs, write_outputs
-from models import get_model, model_names
+from hushfleet.models import get_model, model_names
 
 COHORTS = (10, 100, 1_000, 10_000)
 CODECS = ("float32", "quantized", "one-bit", "float16")

@@ -25,13 +25,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not __package__:  # run as a file: the repository's root is not on the path then
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.methods import METHODS
-from hushfleet.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from models import get_model
-from simulator.audit.device import Subject
-from simulator.audit.finding import Finding
-from simulator.audit.games import Effort, device_findings, record_findings
-from simulator.audit.show import shown
+from hushfleet.models import get_model
+from hushfleet.simulator.studies.audit.device import Subject
+from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.games import Effort, device_findings, record_findings
+from hushfleet.simulator.studies.audit.show import shown
 
 NETWORK, CLASSES, DEVICES, ROUNDS = "digits-cnn", 10, 8, 10
 DELTA = 1e-3

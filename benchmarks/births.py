@@ -22,12 +22,12 @@ if not __package__:  # run as a file: the repository's root is not on the path t
 from rich.console import Console
 from rich.table import Table
 
-from aggregator.enrolment import BATCH_S, Enrolment
-from aggregator.register import DeviceRegister, KnownDevice
-from aggregator.store import AggregatorStore
+from hushfleet.aggregator.devices.enrolment import BATCH_S, Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import Birth, encode_message
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Birth, encode_message
 
 ALONE = 200
 

@@ -34,14 +34,14 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from aggregator.events import read_events
 from benchmarks.outputs import COLOURS, add_outputs, write_outputs
-from hushfleet.task import load_task
-from simulator.boards import FleetMix, parse_mix
-from simulator.clock.rounds import fleet_clock
-from simulator.emulation import machine_speed
-from simulator.live import LiveFleet
-from simulator.run_folder import begin
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.observe.events import read_events
+from hushfleet.simulator.boards import FleetMix, parse_mix
+from hushfleet.simulator.engines.clock.rounds import fleet_clock
+from hushfleet.simulator.engines.live.emulation import machine_speed
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import begin
 
 TASK = Path(__file__).parent.parent / "tasks" / "digits-fedglp-adp.toml"
 CLASSES = tuple("0123456789")

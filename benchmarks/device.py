@@ -4,7 +4,7 @@
 
 All on one thread. A step is drawing the batch, gradient, the method's own part and the optimizer, by the loop that a
 board runs: on ONNX Runtime, and the same loop with PyTorch's gradients; beside both a plain PyTorch loop with its own
-Adam, and no method. A round is the real client's (`python -m edge_client`) with its broker cut off: training, clipping,
+Adam, and no method. A round is the real client's (`hushfleet-edge`) with its broker cut off: training, clipping,
 noise from the secure source, coding, signature, and commits that are synced to the disk. Times are CPU times, since a
 busy machine stretches all others; of some turns, in which all sides take part, the quickest counts.
 """
@@ -31,7 +31,7 @@ from benchmarks.board.report import Figures, draw, goals, show
 from benchmarks.board.starting import measure_imports
 from benchmarks.outputs import add_outputs, write_outputs
 from hushfleet.methods import METHODS
-from models import model_names
+from hushfleet.models import model_names
 
 MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-cnn", "emnist-cnn")
 _WIDTH = 160  # columns of the widest table

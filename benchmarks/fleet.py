@@ -3,7 +3,7 @@
     python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--tls] [--kill broker,aggregator] [--plot F.png]
 
 Mosquitto, with the configuration that Hushfleet generates, and `hushfleet aggregator` with its durable store are the
-real ones, each a process. The devices are real, too: `edge_client.agent.Agent` with its store, trainer and MQTT link, a
+real ones, each a process. The devices are real, too: `Agent` with its store, trainer and MQTT link, a
 thread each in a few processes (`benchmarks/crowd/generator.py` says what differs from boards). Each trains on a few
 handwritten digits. All of them are in each round's cohort, and a round closes when all were accepted.
 
@@ -33,9 +33,9 @@ from benchmarks.crowd.tables import print_findings, print_tables
 from benchmarks.machine import cores
 from benchmarks.outputs import add_outputs, write_outputs
 from benchmarks.versus.data import write_digits
+from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.errors import HushfleetError
-from hushfleet.task import Task, load_task
-from simulator.run_folder import Simulation, begin
+from hushfleet.simulator.run_folder import Simulation, begin
 
 TASK = Path(__file__).parent.parent / "tasks" / "digits-fedglp-adp.toml"
 MODELS = ("digits-cnn", "mnist-cnn")

@@ -35,22 +35,22 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from aggregator.decoding import Decoded
-from aggregator.inbox import Admitted, Inbox, VerifiedUpdate, row_of
-from aggregator.prepare import PreparedTask, prepare
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
 from benchmarks.outputs import COLOURS, add_outputs, write_outputs
-from hushfleet.batches import Recipe
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.ingest.checks import Admitted, Inbox, VerifiedUpdate, row_of
+from hushfleet.aggregator.ingest.decoding import Decoded
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.methods.base import RoundTerms
+from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.task import parse_task
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import RoundPlan
-from hushfleet.wire.update import UpdateHeader, encode_update
-from models.torch_gradient import TorchGradient
-from simulator.cohort import CohortTrainer, Member
-from simulator.fleet import make_fleet
+from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
+from hushfleet.simulator.fleet import make_fleet
+from hushfleet.training.batches import Recipe
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import UpdateHeader, encode_update
 
 DEVICES = 100
 CLIP_NORM, MULTIPLIER = 1.5, 1.0

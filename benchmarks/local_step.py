@@ -21,14 +21,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from hushfleet.batch_gradient import GradientFunction
-from hushfleet.batches import draw_dropout
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import PublicState
-from hushfleet.spec import PrivacySpec
-from models import Model, get_model, model_names
-from models.export import export_graphs
-from simulator.runtimes import RUNTIMES, make_gradient, make_optimizer
+from hushfleet.models import Model, get_model, model_names
+from hushfleet.models.export import export_graphs
+from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, make_gradient, make_optimizer
+from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batches import draw_dropout
 
 CASES = {
     "dp-fedavg": ("dp-fedavg", {}),

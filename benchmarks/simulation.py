@@ -36,7 +36,7 @@ from benchmarks.versus.data import Data, write_job
 from benchmarks.versus.field import FAMILIES, Contender, Field
 from benchmarks.versus.report import Comparison, notes, plot, processor, table, to_json
 from benchmarks.versus.workloads import NOISE_MULTIPLIER, WORKLOADS, Workload
-from simulator.runtimes import ON_DEVICES, RUNTIMES
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, RUNTIMES
 
 QUICK_SHRINK = 10
 QUICK_TURNS = 3

@@ -40,7 +40,7 @@ from benchmarks.coding.speed import speeds
 from benchmarks.coding.updates import METHODS, NETWORKS, Update, find_images, task_of, train_updates
 from benchmarks.machine import memory_copy_gb_s
 from benchmarks.outputs import add_outputs, write_outputs
-from hushfleet.spec import WireSpec
+from hushfleet.config.spec import WireSpec
 
 PARTS = ("sizes", "speed", "accuracy")
 SPEED_NETWORK = "fashion-mnist-cnn"

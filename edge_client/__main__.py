@@ -21,17 +21,17 @@ from types import FrameType
 from typing import Any
 
 import hushfleet
-from edge_client.config import DeviceConfig, load_config
-from edge_client.store import DeviceStore
+from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 
 INTERRUPTED = 130
 
 _EXAMPLE = """\
 examples:
-  python -m edge_client device.toml                      run this device until it is stopped
-  python -m edge_client status device.toml               what it has spent, and on what
-  python -m edge_client predict device.toml photo.jpg    what its own model sees in an image
+  hushfleet-edge device.toml                      run this device until it is stopped
+  hushfleet-edge status device.toml               what it has spent, and on what
+  hushfleet-edge predict device.toml photo.jpg    what its own model sees in an image
 
 a small device.toml:
   [device]
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     """`run` is the command when none is named, since that is what a board does all day."""
     parser = argparse.ArgumentParser(
-        prog="python -m edge_client",
+        prog="hushfleet-edge",
         description="Hushfleet's client for boards: trains on the device's own images and sends only "
         "clipped and noised updates.",
         epilog=_EXAMPLE,
@@ -99,12 +99,12 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from edge_client import freed_memory
-    from edge_client.agent import Agent
-    from edge_client.pacing import Pacer, open_store
-    from edge_client.supervisor import Supervisor
-    from hushfleet.wire.link import Will
-    from hushfleet.wire.mqtt import MqttLink, Timing
+    from hushfleet.edge_client.agent import Agent
+    from hushfleet.edge_client.board import freed_memory
+    from hushfleet.edge_client.board.pacing import Pacer, open_store
+    from hushfleet.edge_client.board.supervisor import Supervisor
+    from hushfleet.wire.link.interface import Will
+    from hushfleet.wire.link.mqtt import MqttLink, Timing
 
     freed_memory.give_back()
     config = load_config(options.config)
@@ -144,7 +144,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from edge_client.predict import predict
+    from hushfleet.edge_client.predict import predict
 
     with _inspected(load_config(options.config)) as store:
         prediction = predict(store, options.image)

@@ -17,25 +17,24 @@ from collections import deque
 from collections.abc import Callable
 
 import hushfleet
-from edge_client.config import DeviceConfig
-from edge_client.fetch import BlobSource
-from edge_client.knocking import Knocking
-from edge_client.metrics import MetricsFile
-from edge_client.pacing import Pacer
-from edge_client.quarantine import Quarantine
-from edge_client.refusals import refusal_of
-from edge_client.rounds import RoundDesk, Stopped, Superseded, same_round
-from edge_client.runtime import TaskRuntime
-from edge_client.standing import Standing
-from edge_client.store import DeviceStore
-from edge_client.supervisor import Supervisor
-from edge_client.tasks import TaskDesk
-from edge_client.trainer import TrainedRound
-from edge_client.trust import Trust
+from hushfleet.config.spec import TaskSpec
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.board.pacing import Pacer
+from hushfleet.edge_client.board.supervisor import Supervisor
+from hushfleet.edge_client.net.aggregator_identity import Trust
+from hushfleet.edge_client.net.fetch import BlobSource
+from hushfleet.edge_client.net.not_enrolled import Knocking
+from hushfleet.edge_client.net.rejected_messages import Quarantine
+from hushfleet.edge_client.net.store_copies import Standing
+from hushfleet.edge_client.refusals import refusal_of
+from hushfleet.edge_client.rounds import RoundDesk, Stopped, Superseded, same_round
+from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.tasks import TaskDesk
+from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
-from hushfleet.spec import TaskSpec
-from hushfleet.wire.link import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
-from hushfleet.wire.messages import (
+from hushfleet.wire.format.messages import (
     Birth,
     DeviceStatus,
     Known,
@@ -45,7 +44,8 @@ from hushfleet.wire.messages import (
     ServerState,
     encode_message,
 )
-from hushfleet.wire.topics import Topics
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 MAX_BACKLOG = 1024

@@ -1,10 +1,10 @@
-"""`hushfleet client`: the device's command (`python -m edge_client`) under the one command of the kit."""
+"""`hushfleet client`: the device's command (`hushfleet-edge`) under the one command of the kit."""
 
 from __future__ import annotations
 
 import typer
 
-from edge_client.__main__ import main
+from hushfleet.edge_client.__main__ import main
 
 
 def register(app: typer.Typer) -> None:

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_client.store import DeviceStore
+from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 from hushfleet.data.folder import read_image
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
-from hushfleet.graph_safety import check_graph
-from hushfleet.graph_shapes import check_cost
-from hushfleet.graphs import InferenceGraph
-from hushfleet.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import InferenceGraph
+from hushfleet.graphs.shapes import check_cost
 
 
 class Prediction(NamedTuple):

@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_client.constant_time import announced_at
-from edge_client.fetch import BlobSource
-from edge_client.global_model import GlobalModel
-from edge_client.pacing import Pacer
-from edge_client.refusals import Declined, Refusal, refusal_of
-from edge_client.runtime import TaskRuntime
-from edge_client.sending import Sending
-from edge_client.standing import Standing
-from edge_client.store import DeviceStore, OutboxEntry
-from edge_client.tasks import MAX_ATTEMPTS, TaskDesk
+from hushfleet.edge_client.board.constant_time import announced_at
+from hushfleet.edge_client.board.pacing import Pacer
+from hushfleet.edge_client.net.fetch import BlobSource
+from hushfleet.edge_client.net.global_model import GlobalModel
+from hushfleet.edge_client.net.store_copies import Standing
+from hushfleet.edge_client.net.upload import Sending
+from hushfleet.edge_client.refusals import Declined, Refusal, refusal_of
+from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskDesk
 from hushfleet.errors import CopiedStore, Malformed, StoreError
 from hushfleet.methods.base import PublicState
-from hushfleet.wire.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
+from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
 
 MOST_RESENDS = 20
 """How many times over an update's chunks are sent again, in one process: enough for a link that loses 19 of 20."""

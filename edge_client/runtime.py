@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_client.config import DeviceConfig
-from edge_client.constant_time import nominal_seconds
-from edge_client.local_data import LocalData
-from edge_client.store import DeviceStore
-from edge_client.trainer import FieldRandomness, Randomness, SeededRandomness, TrainedRound, Trainer
-from hushfleet.evaluation import EVALUATION_BATCH
-from hushfleet.graph_safety import check_graph
-from hushfleet.graph_shapes import check_cost
-from hushfleet.graphs import GradientGraph, InferenceGraph
+from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.constant_time import nominal_seconds
+from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import FieldRandomness, Randomness, SeededRandomness, TrainedRound, Trainer
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import make_method
-from hushfleet.spec import MAX_GRAPH_BYTES, TaskSpec
+from hushfleet.model.evaluation import EVALUATION_BATCH
 
 
 class TaskRuntime:

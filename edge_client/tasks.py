@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from edge_client.fetch import BlobSource
-from edge_client.refusals import Refusal, refusal_of
-from edge_client.runtime import TaskRuntime
-from edge_client.store import DeviceStore
+from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
+from hushfleet.edge_client.net.fetch import BlobSource
+from hushfleet.edge_client.refusals import Refusal, refusal_of
+from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, GraphRefused, Malformed, TooLarge, WireError
-from hushfleet.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
-from hushfleet.wire.messages import Message, TaskNotice
+from hushfleet.wire.format.messages import Message, TaskNotice
 
 MAX_ATTEMPTS = 3
 

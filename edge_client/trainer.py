@@ -11,24 +11,24 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_client.config import LimitsSection
-from edge_client.consent import check_allowed
-from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
-from hushfleet.batch_gradient import GradientFunction
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import TaskSpec
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.board.consent import check_allowed
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.errors import Malformed
-from hushfleet.evaluation import LogitsOf
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Release, RoundTerms
-from hushfleet.optim import make_optimizer
+from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from hushfleet.spec import TaskSpec
-from hushfleet.training import MakeOptimizer, OnBatch, Trained, train_round
-from hushfleet.wire.forms import CARRIED, steps_for
-from hushfleet.wire.messages import RoundPlan
-from hushfleet.wire.update import UpdateHeader, encode_update
+from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import MakeOptimizer, OnBatch, Trained, train_round
+from hushfleet.training.optim import make_optimizer
+from hushfleet.wire.format.forms import CARRIED, steps_for
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import UpdateHeader, encode_update
 
 _ORDER_STREAM = 0x4F524452
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, PublicState, TrainingConfig
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

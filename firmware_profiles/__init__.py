@@ -3,6 +3,6 @@
 The figures live in `boards/*.toml`, and each says where it comes from. None was measured by this project.
 """
 
-from firmware_profiles.board import Board, Quantity, board_names, load_board
+from hushfleet.firmware_profiles.board import Board, Quantity, board_names, load_board
 
 __all__ = ["Board", "Quantity", "board_names", "load_board"]

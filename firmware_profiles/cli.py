@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from firmware_profiles.board import Board, Quantity, board_names, load_board
 from hushfleet.errors import HushfleetError
+from hushfleet.firmware_profiles.board import Board, Quantity, board_names, load_board
 
 
 def register(app: typer.Typer) -> None:

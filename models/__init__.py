@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hushfleet.errors import BadInput
-from models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
-from models.model import Model
-from models.resnet import resnet18_gn
+from hushfleet.models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
+from hushfleet.models.model import Model
+from hushfleet.models.resnet import resnet18_gn
 
 __all__ = ["Model", "get_model", "model_names"]
 

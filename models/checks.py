@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushfleet.errors import GraphRefused
-from hushfleet.evaluation import EVALUATION_BATCH
-from hushfleet.graph_safety import check_graph
-from hushfleet.graph_shapes import check_cost
-from hushfleet.graphs import GradientGraph, InferenceGraph
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models.model import Model
-from models.torch_gradient import TorchGradient
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.graphs.shapes import check_cost
+from hushfleet.model.evaluation import EVALUATION_BATCH
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models.model import Model
+from hushfleet.models.torch_gradient import TorchGradient
 
 CHECKED_BATCHES = (1, 7, 16)
 MAX_RELATIVE_ERROR = 1e-4

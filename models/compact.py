@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from models.layers import Conv, Dropout, Layer, Layered, Linear, Pool
-from models.model import Model
+from hushfleet.models.layers import Conv, Dropout, Layer, Layered, Linear, Pool
+from hushfleet.models.model import Model
 
 FED_AVG = "after McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, without padding"
 ACDP_PFSD = "ACDP-pFSD: A Personalized Federated Self-Decoupled Distillation Framework"

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from hushfleet.params import ParamLayout
-from models import graph_cache
-from models.checks import check_against_torch
-from models.model import Model
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.model.params import ParamLayout
+from hushfleet.models import graph_cache
+from hushfleet.models.checks import check_against_torch
+from hushfleet.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def export_graphs(
     cached = cache.read(("gradient", "inference"))
     if cached is not None:
         return Graphs(**cached)
-    from models import tracing  # takes seconds to import, and is needed once for each network
+    from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
 
     graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
     check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)

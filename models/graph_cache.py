@@ -20,10 +20,10 @@ import onnx
 import onnxruntime
 import torch
 
-import hushfleet.graphs
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models import checks, losses, model, torch_gradient
-from models.model import Model
+from hushfleet.graphs import session
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models import checks, losses, model, torch_gradient
+from hushfleet.models.model import Model
 
 DIGEST_BYTES = 32
 
@@ -42,7 +42,7 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
         _add(digest, Path(__file__).with_name(f"{name}.py").read_text("utf-8"))  # slow to import
     for part in (checks, losses, model, torch_gradient, inspect.getmodule(network.function)):
         _add(digest, inspect.getsource(part))
-    _add(digest, inspect.getsource(hushfleet.graphs))
+    _add(digest, inspect.getsource(session))
     _add(digest, network.layout.digest)
     _add(digest, repr(objective))
     _add(digest, repr((network.name, network.input_shape, network.classes, network.dropout)))

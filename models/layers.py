@@ -1,6 +1,6 @@
 """Networks described as a sequence of layers, from which every runtime makes its own.
 
-PyTorch runs a `Layered` network as it stands; `models.native` writes a C program from the same layers.
+PyTorch runs a `Layered` network as it stands; `hushfleet.models.native` writes a C program from the same layers.
 Parameters are named by counting: conv1, conv2, ..., fc1, fc2, ...
 """
 
@@ -14,9 +14,9 @@ from functools import cached_property
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.params import ParamLayout
-from hushfleet.spec import DropoutSpec
-from models.model import layout_of
+from hushfleet.config.spec import DropoutSpec
+from hushfleet.model.params import ParamLayout
+from hushfleet.models.model import layout_of
 
 Shape = tuple[int, ...]
 

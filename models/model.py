@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hushfleet.params import ParamLayout
-from hushfleet.spec import DropoutSpec
+from hushfleet.config.spec import DropoutSpec
+from hushfleet.model.params import ParamLayout
 
 Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
 

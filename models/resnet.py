@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.params import ParamLayout
-from models.model import Model
+from hushfleet.model.params import ParamLayout
+from hushfleet.models.model import Model
 
 WIDTHS = (64, 128, 256, 512)
 BLOCKS_PER_STAGE = 2

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models.losses import distilled_losses
-from models.model import Model
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models.losses import distilled_losses
+from hushfleet.models.model import Model
 
 
 class TorchGradient:

@@ -23,11 +23,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
 
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models.checks import random_batch, random_teacher
-from models.decompositions import gradient_decompositions, onnx_translations
-from models.losses import distilled_losses
-from models.model import Model
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models.checks import random_batch, random_teacher
+from hushfleet.models.decompositions import gradient_decompositions, onnx_translations
+from hushfleet.models.losses import distilled_losses
+from hushfleet.models.model import Model
 
 OPSET = 18
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from firmware_profiles import Board, Quantity, board_names, load_board
 from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles import Board, Quantity, board_names, load_board
 
 _STREAM = 0x424F4152
 _MOST_COUNT = 100_000

@@ -14,15 +14,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from aggregator.display import summary_table
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.errors import BadInput
-from hushfleet.task import Task, load_task
-from simulator.boards import FleetMix, read_boards
-from simulator.chaos.campaign import Campaign, parse_seeds
-from simulator.chaos.command import run_campaign
-from simulator.run import RunOptions, run
-from simulator.run_folder import Simulation, begin, go_on
-from simulator.sweep import with_wire
+from hushfleet.simulator.boards import FleetMix, read_boards
+from hushfleet.simulator.run import RunOptions, run
+from hushfleet.simulator.run_folder import Simulation, begin, go_on
+from hushfleet.simulator.studies.chaos.campaign import Campaign, parse_seeds
+from hushfleet.simulator.studies.chaos.command import run_campaign
+from hushfleet.simulator.studies.sweep import with_wire
 
 INTERRUPTED = 130
 

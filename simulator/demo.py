@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hushfleet.task import load_task
-from simulator.boards import FleetMix
-from simulator.cli import BrokerName, again_command, open_simulation, run_and_show
-from simulator.run import RunOptions
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.cli import BrokerName, again_command, open_simulation, run_and_show
+from hushfleet.simulator.run import RunOptions
 
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb", "jetson-orin-nano")
 SWEEP = (0.0, 0.1, 0.35, 1.5)

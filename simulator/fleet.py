@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hushfleet.aggregator.config.task import Task
 from hushfleet.data.partition import label_counts, partition, split_local
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
-from hushfleet.task import Task
 
 _LIMIT_STREAM = 0x4C494D54
 _PREFERENCE_STREAM = 0x50524546

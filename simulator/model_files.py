@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from aggregator.checkpoints import Checkpoints
-from aggregator.store import AggregatorStore
-from edge_client.store import DeviceStore
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
-from models.export import bake
-from simulator.run_folder import Simulation
+from hushfleet.models.export import bake
+from hushfleet.simulator.run_folder import Simulation
 
 TOLERANCE = 1e-4
 MOST_DEVICES = 50  # of ten thousand, each file a whole model, nobody would look at the rest

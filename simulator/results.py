@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.events import read_lines
-from aggregator.record import record
-from aggregator.result import LocalOnly, Result, SweepPoint, WirePoint
-from aggregator.store import AggregatorStore
-from simulator.local_only import Alone
-from simulator.run_folder import Simulation
+from hushfleet.aggregator.observe.events import read_lines
+from hushfleet.aggregator.results.record import record
+from hushfleet.aggregator.results.result import LocalOnly, Result, SweepPoint, WirePoint
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.run_folder import Simulation
 
 Metrics = dict[int, dict[str, Any]]
 

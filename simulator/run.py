@@ -9,27 +9,27 @@ from typing import Literal, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aggregator import robust
-from aggregator.broker import BrokerKind
-from aggregator.display import FleetDisplay
-from aggregator.events import EventLog
-from aggregator.report import write_report
-from aggregator.result import Result
-from simulator.clock.rounds import VirtualTime, run_clocked_rounds
-from simulator.director import Director
-from simulator.fast import run_rounds
-from simulator.live import LiveFleet
-from simulator.local_only import Alone, train_alone
-from simulator.model_files import write_models
-from simulator.ray_crew import RayCrew
-from simulator.results import assemble
-from simulator.run_folder import Simulation
-from simulator.runtimes import ON_DEVICES
-from simulator.schedule import schedule_of
-from simulator.sweep import sweep_noise, sweep_wire
-from simulator.trial import choose_runtime
-from simulator.watch import Watch
-from simulator.workers import Crew, Workers
+from hushfleet.aggregator.broker.process import BrokerKind
+from hushfleet.aggregator.ingest import robust
+from hushfleet.aggregator.observe.display import FleetDisplay
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.report import write_report
+from hushfleet.aggregator.results.result import Result
+from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
+from hushfleet.simulator.engines.fast.runtime_choice import choose_runtime
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES
+from hushfleet.simulator.engines.fast.workers import Crew, Workers
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.ray.pool import RayCrew
+from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.results import assemble
+from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire
+from hushfleet.simulator.watch import Watch
 
 Engine = Literal["fast", "live", "ray"]
 AUTO = "auto"
@@ -49,7 +49,7 @@ class RunOptions:
     :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
     :param local_only: also train each device alone, for comparison.
     :param sweep: noise multipliers at which the run is repeated by the fast engine.
-    :param sweep_wire: codecs and steps with which it is repeated, see `simulator.sweep.with_wire`.
+    :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
     """
 
     engine: Engine = "fast"

@@ -17,12 +17,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.prepare import PreparedTask, prepare
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
-from hushfleet.task import Task, load_task
-from simulator.boards import FleetMix
-from simulator.fleet import Fleet, make_fleet, save_device, save_samples
-from simulator.schedule import schedule_of
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
+from hushfleet.simulator.schedule import schedule_of
 
 
 @dataclass(frozen=True)

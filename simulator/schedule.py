@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.aggregator.config.task import Task
 from hushfleet.errors import BadInput
-from hushfleet.scenario import ScenarioSection
-from hushfleet.task import Task
 
 Kind = Literal["start", "stop", "kill", "cut", "mend"]
 How = Literal["kill", "stop", "cut"]

@@ -7,9 +7,9 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from aggregator.display import FleetDisplay
-from aggregator.events import EventTail
-from simulator.run_folder import Simulation
+from hushfleet.aggregator.observe.display import FleetDisplay
+from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.simulator.run_folder import Simulation
 
 _INTERVAL_S = 0.2
 

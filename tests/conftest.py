@@ -11,8 +11,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from hushfleet.params import ParamLayout
-from hushfleet.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+from hushfleet.model.params import ParamLayout
 
 sys.path.insert(0, str(Path(__file__).parent))  # the benches of several folders' tests
 
@@ -50,8 +50,8 @@ def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def audited() -> Callable[..., Any]:
-    """A task package of a small network for `simulator.audit`, by method and what its privacy section has."""
-    from simulator.audit.device import Subject
+    """A task package of a small network for `audit`, by method and what its privacy section has."""
+    from hushfleet.simulator.studies.audit.device import Subject
 
     layout = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((9, 12), (9,), (10, 24), (10,)))
     graph = BlobRef(bytes(32), 1)

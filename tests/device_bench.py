@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.agent import Agent
-from edge_client.config import (
+from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.config import (
     BrokerSection,
     DataSection,
     DeviceConfig,
@@ -21,11 +22,10 @@ from edge_client.config import (
     LimitsSection,
     SimulationSection,
 )
-from edge_client.store import DeviceStore
-from hushfleet.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from hushfleet.wire.local import Chaos, LocalHub
-from models import get_model
-from models.export import export_graphs
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.models import get_model
+from hushfleet.models.export import export_graphs
+from hushfleet.wire.link.local import Chaos, LocalHub
 
 sys.path.insert(0, str(Path(__file__).parent / "edge_client"))  # pytest's importlib mode does not
 

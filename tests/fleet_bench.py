@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.prepare import PreparedTask
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
-from hushfleet.evaluation import Evaluation
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, RoundTerms
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import BlobRef, ModelSpec, TaskSpec
-from hushfleet.task import parse_task
-from hushfleet.wire.forms import steps_for
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import RoundPlan
-from hushfleet.wire.update import EncodedUpdate, UpdateHeader, encode_update
-from models.model import Model, layout_of
+from hushfleet.wire.format.forms import steps_for
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update
 
 LAYOUT = layout_of(hidden=(12, 16), out=(4, 12))  # 204 and 52 parameters
 CLIP_NORM = 0.5
@@ -134,7 +134,7 @@ class Devices:
             store.add_device(name, public_key=self.identities[name].public_key, board="test")
 
     def update(self, name: str, plan: RoundPlan, *, seed: int | None = None, advance: bool = True) -> Signed:
-        """What `edge_client.trainer` makes of a round, with a random vector for the trained change."""
+        """What `hushfleet.edge_client.trainer` makes of a round, with a random vector for the trained change."""
         prepared, state, index = self.prepared, self.states[name], self.names.index(name)
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)

@@ -18,21 +18,21 @@ import pytest
 import typer
 import typer.main
 
-from aggregator.broker_config import mosquitto_acl, mosquitto_config
-from aggregator.devices_file import read_devices
-from aggregator.prepare import PreparedTask, prepare
-from edge_client.__main__ import _parser
-from edge_client.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
-from edge_client.store import DeviceStore
-from edge_client.trainer import SeededRandomness, Trainer
 from hushfleet import methods
-from hushfleet.cli import build_app
+from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.devices.devices_file import read_devices
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.config.spec import BlobRef
 from hushfleet.data.samples import Samples
-from hushfleet.graphs import GradientGraph
+from hushfleet.edge_client.__main__ import _parser
+from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import SeededRandomness, Trainer
+from hushfleet.graphs.session import GradientGraph
 from hushfleet.methods.base import PublicState
-from hushfleet.spec import BlobRef
-from hushfleet.task import load_task
-from hushfleet.wire.messages import DeclineCode, RefusedCode, RoundPlan
+from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -83,7 +83,7 @@ INLINE = [
     for path in DOCUMENTS
     for index, code in enumerate(
         re.findall(
-            r"(?<!`)`((?:hushfleet|python -m edge_client) [^`]+)`(?!`)",
+            r"(?<!`)`((?:hushfleet|hushfleet-edge) [^`]+)`(?!`)",
             re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL),
         )
     )
@@ -125,7 +125,7 @@ def check_edge_client(arguments: list[str]) -> None:
     try:
         options = _parser(arguments).parse_args(arguments)
     except SystemExit as error:
-        raise AssertionError(f"`python -m edge_client {shlex.join(arguments)}` does not parse") from error
+        raise AssertionError(f"`hushfleet-edge {shlex.join(arguments)}` does not parse") from error
     assert isinstance(options, argparse.Namespace)
 
 
@@ -176,8 +176,8 @@ def test_commands_in_sentences_are_real(command: str) -> None:
         "hushfleet simulate tasks/a.toml --enginee fast",
         "hushfleet simulate tasks/a.toml --engine warp",
         "hushfleet aggregator task.toml",
-        "python -m edge_client status",
-        "sudo -u hushfleet /opt/bin/python -m edge_client status device.toml --jsn",
+        "hushfleet-edge status",
+        "sudo -u hushfleet /opt/bin/hushfleet-edge status device.toml --jsn",
         "make dmeo",
     ],
 )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_client.config import DeviceConfig, load_config
-from edge_client.store import DeviceStore
+from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import make_method
-from hushfleet.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from hushfleet.wire.messages import TaskNotice
+from hushfleet.wire.format.messages import TaskNotice
 
 if TYPE_CHECKING:
-    from models import Model
+    from hushfleet.models import Model
 
 DEVICE = "board"
 ROUNDS = 1000  # more than are ever run
@@ -76,7 +76,7 @@ class Case:
 
 def write_case(folder: Path, model: Model, method: str, *, batch: int, samples: int) -> Case:
     """:param samples: how many random images the device has; it trains on each twice a round, in batches of `batch`."""
-    from models.export import export_graphs
+    from hushfleet.models.export import export_graphs
 
     layout, channels = model.layout, model.input_shape[0]
     config = {"batch_size": batch, "local_epochs": 2}  # some methods give the head an epoch, then the rest

@@ -2,7 +2,7 @@
 
     python -m benchmarks.board.client CASE
 
-`edge_client.__main__.main` reads the configuration, opens the store and makes the agent and its link, as on a board;
+`main` reads the configuration, opens the store and makes the agent and its link, as on a board;
 only `Agent.run` is another, which loads the announced task from the store and then obeys. One thread, which a board
 would choose by its cores.
 """
@@ -20,11 +20,11 @@ from benchmarks.board.case import DEVICE, ROUNDS, Case
 from benchmarks.board.steps import timed_steps
 from benchmarks.board.stopwatch import OTHER, SECTIONS, Stopwatch
 from benchmarks.board.talk import Answer, age_s, peak_mib, serve
-from edge_client import __main__ as command
-from edge_client.agent import Agent
+from hushfleet.config.spec import BlobRef
+from hushfleet.edge_client import __main__ as command
+from hushfleet.edge_client.agent import Agent
 from hushfleet.methods.base import PublicState
-from hushfleet.spec import BlobRef
-from hushfleet.wire.messages import Ack, RoundPlan
+from hushfleet.wire.format.messages import Ack, RoundPlan
 
 
 class Device:
@@ -80,13 +80,14 @@ class Device:
 
 
 def _watched(agent: Agent) -> Stopwatch:
-    from edge_client import trainer
-    from edge_client.store import DeviceStore
-    from hushfleet import optim, training
-    from hushfleet.graphs import GradientGraph, InferenceGraph
+    from hushfleet.edge_client import trainer
+    from hushfleet.edge_client.storage.store import DeviceStore
+    from hushfleet.graphs.session import GradientGraph, InferenceGraph
     from hushfleet.privacy.ledger import Ledger
     from hushfleet.privacy.noise import SecureNoise
-    from hushfleet.wire.identity import Identity
+    from hushfleet.training import local_round as training
+    from hushfleet.training import optim
+    from hushfleet.wire.format.identity import Identity
 
     watch = Stopwatch()
     watch.watch("gradients", GradientGraph, "__call__")

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.board.case import write_case
 from benchmarks.board.talk import Answer, Child
-from models import get_model
+from hushfleet.models import get_model
 
 Figures = dict[str, Any]
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from benchmarks.board.case import Case
 from benchmarks.board.steps import Mark, mark, medians_ms, timed_steps
 from benchmarks.board.talk import Answer, peak_mib, serve
-from models import Model, get_model
+from hushfleet.models import Model, get_model
 
 
 class Plain:
@@ -63,9 +63,9 @@ class Plain:
 
 def _in_our_loop(model: Model, cases: list[Case]) -> Answer:
     """A function that times steps of the device's loop with PyTorch's gradients."""
-    from edge_client.local_data import LocalData
+    from hushfleet.edge_client.board.local_data import LocalData
     from hushfleet.methods import make_method
-    from models.torch_gradient import TorchGradient
+    from hushfleet.models.torch_gradient import TorchGradient
 
     def steps(number: int) -> Answer:
         case = cases[number]

@@ -13,9 +13,10 @@ from typing import Any
 
 from benchmarks.board.talk import ROOT, one_thread
 
-# What `edge_client.__main__` imports before it runs a device.
+# What `hushfleet.edge_client.__main__` imports before it runs a device.
 _CLIENT = (
-    "import edge_client.__main__, edge_client.agent, edge_client.pacing, edge_client.supervisor, hushfleet.wire.mqtt"
+    "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.edge_client.board.pacing, "
+    "hushfleet.edge_client.board.supervisor, hushfleet.wire.link.mqtt"
 )
 IMPORTS = {"python alone": "pass", "the client": _CLIENT, "numpy": "import numpy", "torch": "import torch"}
 _LINE = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")

@@ -10,15 +10,15 @@ from statistics import median
 
 import numpy as np
 
-from hushfleet.batch_gradient import GradientFunction
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import TaskSpec
 from hushfleet.data.samples import Samples
-from hushfleet.evaluation import LogitsOf
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Method, PublicState, RoundTerms
+from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import SecureNoise
-from hushfleet.spec import TaskSpec
-from hushfleet.training import train_round
+from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_round
 
 _MASK_GROWS = ("fedglp-adp",)
 """Their steps are timed with half of the parameters personal, as late in training, where both parts have penalties."""

@@ -11,15 +11,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from aggregator.result import WirePoint
 from benchmarks.coding.updates import find_images
 from benchmarks.versus.data import write_idx
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.results.result import WirePoint
 from hushfleet.data.sets import load
-from hushfleet.task import Task, parse_task
-from simulator.run_folder import begin
-from simulator.runtimes import unavailable
-from simulator.sweep import sweep_wire
-from simulator.workers import Workers
+from hushfleet.simulator.engines.fast.runtimes import unavailable
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import begin
+from hushfleet.simulator.studies.sweep import sweep_wire
 
 REFERENCE = "float32"
 CHOICES = (REFERENCE, "float16", "0.25", "0.5", "1", "2", "4", "one-bit")

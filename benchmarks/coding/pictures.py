@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.outputs import COLOURS
-from hushfleet.spec import WireSpec
+from hushfleet.config.spec import WireSpec
 
 SHOWN_NETWORK = "mnist-cnn"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.metrics import eq20_bytes
 from benchmarks.coding.alternatives import entropy_bytes, lossless_ways, qsgd
 from benchmarks.coding.updates import Update
-from hushfleet.spec import WireSpec
-from hushfleet.wire import codec
-from hushfleet.wire.identity import Identity
+from hushfleet.aggregator.observe.metrics import eq20_bytes
+from hushfleet.config.spec import WireSpec
+from hushfleet.wire.format import codec
+from hushfleet.wire.format.identity import Identity
 
 STEPS = sorted({0.25, 0.5, 1.0, 2.0, WireSpec().step})
 RELATIVE_STEPS = sorted({0.01, 0.05, 0.25, WireSpec().relative_step})

@@ -12,8 +12,8 @@ from benchmarks.coding.alternatives import lossless_ways
 from benchmarks.coding.sizes import IDENTITY, STEPS, ours_at
 from benchmarks.coding.updates import Update
 from benchmarks.machine import quickest_s
-from hushfleet.spec import WireSpec
-from hushfleet.wire.update import decode_update
+from hushfleet.config.spec import WireSpec
+from hushfleet.wire.format.update import decode_update
 
 SLOW = ("JSON",)
 """Ways of which one turn is enough to see that they are slow."""

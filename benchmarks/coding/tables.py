@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.coding.sizes import ours_at
-from hushfleet.spec import WireSpec
+from hushfleet.config.spec import WireSpec
 
 MOST_ABOVE_ENTROPY = 0.03
 LEAST_BELOW_EQ20 = {ours_at(WireSpec().step): 14.0, "ours, one-bit": 28.0}

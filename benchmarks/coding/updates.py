@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aggregator.events import EventLog
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
 from benchmarks.versus.data import write_digits
-from edge_client.trainer import TrainedRound
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import WireSpec
 from hushfleet.data.sets import load
+from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.errors import BadInput
-from hushfleet.spec import WireSpec
-from hushfleet.task import Task, parse_task
-from hushfleet.wire.forms import steps_for
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.update import EncodedUpdate, UpdateHeader, encode_update, read_header
-from simulator.bench import bench
-from simulator.fast import deliver
-from simulator.jobs import Answer, Job, device_of
-from simulator.run_folder import Simulation, begin
-from simulator.runtimes import unavailable
+from hushfleet.simulator.engines.fast.engine import deliver
+from hushfleet.simulator.engines.fast.jobs import Answer, Job, device_of
+from hushfleet.simulator.engines.fast.runtimes import unavailable
+from hushfleet.simulator.engines.fast.worker_context import bench
+from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.wire.format.forms import steps_for
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update, read_header
 
 NETWORKS = {
     "digits-cnn": ("digits", "digits"),

@@ -20,24 +20,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from aggregator.accumulator import ExactSum
-from aggregator.addition import find_addition
-from aggregator.decoding import Decoded, Refusal, decode
-from aggregator.decoding_pool import DecodingPool, workers_for
-from aggregator.prepare import PreparedTask
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
 from benchmarks.contenders.bursts import Bursts, Copy, forget_peak, in_turns, memory_mib
 from benchmarks.machine import cores
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
+from hushfleet.aggregator.ingest.decoding_pool import DecodingPool, workers_for
+from hushfleet.aggregator.ingest.exact_sum import ExactSum
+from hushfleet.aggregator.ingest.sum_kernels import find_addition
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import RoundTerms
+from hushfleet.models import Model, get_model
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import BlobRef, ModelSpec, TaskSpec
-from hushfleet.task import parse_task
-from hushfleet.wire.forms import steps_for
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.update import UpdateHeader, encode_update, max_update_bytes
-from models import Model, get_model
+from hushfleet.wire.format.forms import steps_for
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.update import UpdateHeader, encode_update, max_update_bytes
 
 DISTINCT = 16
 """Updates that take turns: more than the caches hold of a network of a million parameters."""

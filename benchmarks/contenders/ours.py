@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.checkpoints import Checkpoints
-from aggregator.events import EventLog
 from benchmarks.contenders.gate import Gate
 from benchmarks.contenders.job import Job, job_and_options
-from hushfleet.task import Task
-from simulator.fast import run_rounds
-from simulator.run_folder import Simulation, begin
-from simulator.trial import choose_runtime
-from simulator.workers import Workers
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.runtime_choice import choose_runtime
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import Simulation, begin
 
 AUTO = "auto"
 PACKAGES = ("hushfleet", "numpy", "onnxruntime", "torch")

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.events import EventLog, iterate_events
-from aggregator.store import AggregatorStore
-from edge_client.store import DeviceStore
-from simulator.fast import run_rounds
-from simulator.run_folder import Simulation, begin
-from simulator.workers import Workers
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import Simulation, begin
 
 ALL_CLOSED = "every round was closed"
 ALL_UPDATES = "every round has an update of every device"

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from simulator.live_tls import FleetTls
+from hushfleet.simulator.engines.live.tls import FleetTls
 
 _VALID = datetime.timedelta(days=2)
 

@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, Any
 
-from edge_client.pacing import PacedStore, Pacer
-from edge_client.store import OutboxEntry, RoundCommit
-from hushfleet.wire.link import Delivery, LinkEvent, publish_packet_bytes
-from hushfleet.wire.mqtt import MqttLink
-from hushfleet.wire.topics import Topics
+from hushfleet.edge_client.board.pacing import PacedStore, Pacer
+from hushfleet.edge_client.storage.store import OutboxEntry, RoundCommit
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, LinkEvent, publish_packet_bytes
+from hushfleet.wire.link.mqtt import MqttLink
 
 
 class Diary:

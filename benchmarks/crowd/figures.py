@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.events import iterate_events
 from benchmarks.crowd.run import Live
-from simulator.run_folder import Simulation
+from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.simulator.run_folder import Simulation
 
 
 @dataclass(frozen=True)

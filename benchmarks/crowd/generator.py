@@ -2,7 +2,7 @@
 
     python -m benchmarks.crowd.generator DIARY.jsonl DEVICE.toml...
 
-Each device is `edge_client.agent.Agent`, unchanged, with its DEVICE.toml. What differs from as many
+Each device is `hushfleet.edge_client.agent.Agent`, unchanged, with its DEVICE.toml. What differs from as many
 boards: the devices share one interpreter, so they train in turns; they share one ONNX Runtime session a graph, which
 holds no state of a device; and they do not test themselves on the simulation's test sets.
 """
@@ -21,14 +21,14 @@ from pathlib import Path
 
 from benchmarks.crowd.diary import Diary, NotedLink, NotedStore, Rounds
 from benchmarks.crowd.processes import need_descriptors, peak_mib
-from edge_client import runtime
-from edge_client.agent import Agent
-from edge_client.config import DeviceConfig, load_config
-from hushfleet.graphs import GradientGraph, InferenceGraph
-from hushfleet.params import ParamLayout
-from hushfleet.wire.link import Will
-from hushfleet.wire.mqtt import Timing
-from hushfleet.wire.topics import Topics
+from hushfleet.edge_client import runtime
+from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.model.params import ParamLayout
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Will
+from hushfleet.wire.link.mqtt import Timing
 
 DESCRIPTORS_A_DEVICE = 8  # a connection, a selector, a pair to wake it, the store, its lock and its journal
 STACK_BYTES = 512 << 10

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aggregator.child import dies_with_parent
-from aggregator.events import EventTail, iterate_events
 from benchmarks.crowd.certificates import make_certificates
 from benchmarks.crowd.generator import DESCRIPTORS_A_DEVICE
 from benchmarks.crowd.processes import Meter, Usage, need_descriptors
+from hushfleet.aggregator.broker.child import dies_with_parent
+from hushfleet.aggregator.observe.events import EventTail, iterate_events
 from hushfleet.errors import HushfleetError
-from simulator.live import LiveFleet
-from simulator.run_folder import Simulation
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import Simulation
 
 PATIENCE_S = 180.0
 _TICK_S = 0.05

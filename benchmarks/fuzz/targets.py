@@ -21,29 +21,29 @@ from typing import get_args
 
 import numpy as np
 
-from aggregator.events import read_events
-from edge_client.arrays import pack_arrays, unpack_arrays
-from edge_client.config import load_config
-from edge_client.store import DeviceStore
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.observe.events import read_events
+from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.cifar import _decode, _unpickle
 from hushfleet.data.folder import read_image
 from hushfleet.data.idx import read_idx
+from hushfleet.edge_client.board.config import load_config
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, GraphRefused, HushfleetError, LedgerError, StoreError, WireError
-from hushfleet.graph_safety import check_graph
-from hushfleet.graph_shapes import check_cost
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods.base import PublicState
-from hushfleet.params import ParamLayout
-from hushfleet.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from hushfleet.task import load_task
-from hushfleet.wire import messages as m
-from hushfleet.wire.chunks import Assembler, parse_frame, split
-from hushfleet.wire.codec import decode_values, encode_values
-from hushfleet.wire.difference import apply_difference, encode_difference
-from hushfleet.wire.forms import Form, decode, encode
-from hushfleet.wire.identity import SIGNATURE_BYTES, Identity
-from hushfleet.wire.topics import Topics
-from hushfleet.wire.update import UpdateHeader, decode_update, encode_update, read_header
-from simulator.reproduce.kept import KeptCell
+from hushfleet.model.params import ParamLayout
+from hushfleet.simulator.studies.reproduce.kept import KeptCell
+from hushfleet.wire.format import messages as m
+from hushfleet.wire.format.chunks import Assembler, parse_frame, split
+from hushfleet.wire.format.codec import decode_values, encode_values
+from hushfleet.wire.format.difference import apply_difference, encode_difference
+from hushfleet.wire.format.forms import Form, decode, encode
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.format.update import UpdateHeader, decode_update, encode_update, read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Identity.from_bytes(bytes(range(32)))

@@ -16,8 +16,8 @@ from benchmarks.versus.workloads import CLIP_NORM, Workload
 from hushfleet.data.cifar import TEST_BATCHES, TRAIN_BATCHES
 from hushfleet.data.samples import DataSet
 from hushfleet.data.sets import load
-from models import get_model
-from simulator.fleet import make_fleet
+from hushfleet.models import get_model
+from hushfleet.simulator.fleet import make_fleet
 
 CHECK_IMAGES = 1000
 SEED = 1

@@ -14,7 +14,7 @@ from typing import Literal
 
 from benchmarks.contenders.ours import AUTO
 from benchmarks.machine import cores
-from simulator.runtimes import unavailable
+from hushfleet.simulator.engines.fast.runtimes import unavailable
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("ours", "plain", "pfl", "flower")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput
 from hushfleet.methods.acdp_pfsd import ACDPpFSD
 from hushfleet.methods.apdp_fl import APDPFL
@@ -23,9 +25,7 @@ from hushfleet.methods.fedrep import FedRep
 from hushfleet.methods.lg_fedavg import LGFedAvg
 from hushfleet.methods.perfreezeclip import PerFreezeClip
 from hushfleet.methods.pfedsd import PFedSD
-from hushfleet.params import ParamLayout
-from hushfleet.spec import PrivacySpec
-from hushfleet.strict import from_plain
+from hushfleet.model.params import ParamLayout
 
 METHODS: dict[str, type[Method]] = {
     m.name: m

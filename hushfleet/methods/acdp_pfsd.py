@@ -36,6 +36,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from hushfleet.config.spec import require
 from hushfleet.methods.base import (
     Array,
     DeviceState,
@@ -50,11 +51,10 @@ from hushfleet.methods.base import (
 )
 from hushfleet.methods.clip_agent import ClipAgent, trimmed_mean
 from hushfleet.methods.quantile_clip import BIT_BOUND, bit_multiplier, followed
-from hushfleet.objectives import Objective
+from hushfleet.model.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.spec import require
 
 Clipping = Literal["ppo", "fixed", "quantile"]
 

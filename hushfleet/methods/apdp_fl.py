@@ -43,19 +43,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hushfleet.config.spec import require
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.base import (
-    Array,
-    DeviceState,
-    Method,
-    RoundOutcome,
-    RoundTerms,
-    ServerState,
-    TrainingConfig,
-)
+from hushfleet.methods.base import Array, DeviceState, Method, RoundOutcome, RoundTerms, ServerState, TrainingConfig
 from hushfleet.methods.proximal import add_pull
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.spec import require
 
 STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
 PASS_MARK = 50.0

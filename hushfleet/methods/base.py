@@ -25,17 +25,17 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from hushfleet import array_api
+from hushfleet.config.spec import PrivacySpec, require
 from hushfleet.errors import Malformed
-from hushfleet.evaluation import Evaluation
-from hushfleet.objectives import Objective
-from hushfleet.optim import adam_reach
-from hushfleet.params import ParamLayout
-from hushfleet.parts import BoundOf, Part
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.model.objectives import Objective
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import clip, layer_norms
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.spec import PrivacySpec, require
+from hushfleet.training.optim import adam_reach
+from hushfleet.training.parts import BoundOf, Part
 
 Array = Any  # numpy.ndarray or torch.Tensor, by the array-API standard
 

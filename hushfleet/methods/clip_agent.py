@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.optim import Adam
+from hushfleet.training.optim import Adam
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hushfleet import array_api
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, TrainingConfig
 from hushfleet.methods.proximal import add_pull
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,18 +21,10 @@ from typing import Any
 
 from hushfleet import array_api
 from hushfleet.blocks import blocks
-from hushfleet.methods.base import (
-    Array,
-    BatchGradient,
-    DeviceState,
-    Method,
-    Release,
-    RoundTerms,
-    TrainingConfig,
-)
+from hushfleet.config.spec import require
+from hushfleet.methods.base import Array, BatchGradient, DeviceState, Method, Release, RoundTerms, TrainingConfig
 from hushfleet.methods.sparsify import keep_largest
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,20 +42,12 @@ import numpy as np
 
 from hushfleet import array_api
 from hushfleet.blocks import blocks
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
-from hushfleet.methods.fisher import (
-    MOVED,
-    PERSONAL,
-    Normalisation,
-    normalised,
-    squared_gradient,
-    started,
-    with_private,
-)
+from hushfleet.methods.fisher import MOVED, PERSONAL, Normalisation, normalised, squared_gradient, started, with_private
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.spec import require
 
 _DELTA = 1e-8
 _LEAST_WEIGHT = 1e-3

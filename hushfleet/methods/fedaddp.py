@@ -37,13 +37,13 @@ import math
 from dataclasses import dataclass, replace
 
 from hushfleet import array_api
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Release, RoundTerms
 from hushfleet.methods.feddpa import FedDPA, FedDPAConfig
 from hushfleet.methods.fisher import GLOBAL, started
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.spec import require
 
 _LEAST_ROOM = 1e-8
 _LEAST_SHARE = 1e-3  # of a layer in the squared clip norm, before they are made to sum to 1

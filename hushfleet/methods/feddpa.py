@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hushfleet import array_api
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
 from hushfleet.methods.fisher import (
     GLOBAL,
@@ -44,7 +45,6 @@ from hushfleet.methods.fisher import (
     with_private,
 )
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,10 @@ import numpy as np
 
 from hushfleet import array_api
 from hushfleet.blocks import blocks
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, RoundTerms, TrainingConfig
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, TrainingConfig
 from hushfleet.methods.proximal import add_pull
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

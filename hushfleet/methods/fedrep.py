@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hushfleet.config.spec import require
 from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
-from hushfleet.spec import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hushfleet.config.spec import PrivacySpec, require
 from hushfleet.errors import Malformed
 from hushfleet.methods.base import Array, DeviceState, Method, PublicState, TrainingConfig
-from hushfleet.params import ParamLayout
-from hushfleet.spec import PrivacySpec, require
+from hushfleet.model.params import ParamLayout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hushfleet import array_api
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, BatchGradient, DeviceState, RoundTerms
 from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
-from hushfleet.spec import require
 
 _NORMS = "norms"  # in the batch's memory: P_0, P_1, ..., `[..., t]`
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hushfleet.config.spec import require
 from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Teacher, TrainingConfig
-from hushfleet.objectives import Objective
-from hushfleet.spec import require
+from hushfleet.model.objectives import Objective
 
 
 @dataclass(frozen=True, kw_only=True)

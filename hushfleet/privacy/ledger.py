@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting import Accountant, Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 
 DIGEST_BYTES = 32

@@ -22,7 +22,7 @@ import numpy as np
 
 from hushfleet import array_api
 from hushfleet.errors import PrivacyError
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import NoiseSource
 

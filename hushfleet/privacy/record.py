@@ -9,7 +9,7 @@ that it is, they are g Gaussian mechanisms of multiplier sigma, together one of 
 once. Counting g independent steps would charge too little.
 
 The sum is divided by the nominal batch size, q and the number of steps are the same for all devices, and so neither
-the update nor the charge tells how many records a device has; how long it trains does (`edge_client.constant_time`).
+the update nor the charge tells how many records a device has; how long it trains does (`constant_time`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Gradients and optimizer steps in compiled C, where this machine has a C compiler; everything works without.
 
-A network that is described by layers (`models.layers`) becomes a C program of its own, built at first use and kept in
+A network that is described by layers (`layers`) becomes a C program of its own, built at first use and kept in
 the user's cache. It computes what PyTorch computes, up to rounding, several times faster on one core.
 """
 
 from __future__ import annotations
 
 from hushfleet.errors import HushfleetError
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models.model import Model
-from models.native.gradient import NativeGradient
-from models.native.optimizers import NativeAdam, NativeSGD, make_native_optimizer
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models.model import Model
+from hushfleet.models.native.gradient import NativeGradient
+from hushfleet.models.native.optimizers import NativeAdam, NativeSGD, make_native_optimizer
 
 __all__ = [
     "NativeAdam",

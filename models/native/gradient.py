@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.graphs import check_array
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models.model import Model
-from models.native.build import find_compiler, load_library
-from models.native.program import write_clipping_program, write_program
-from models.native.stages import Target
+from hushfleet.graphs.session import check_array
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models.model import Model
+from hushfleet.models.native.build import find_compiler, load_library
+from hushfleet.models.native.program import write_clipping_program, write_program
+from hushfleet.models.native.stages import Target
 
 FLAGS = ("-ffp-contract=fast",)
 ALIGNMENT = 64

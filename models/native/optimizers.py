@@ -1,4 +1,4 @@
-"""Adam and SGD of `hushfleet.optim`, compiled: the same bits in a fraction of the time, for every runtime.
+"""Adam and SGD of `hushfleet.training.optim`, compiled: the same bits in a fraction of the time, for every runtime.
 
 NumPy walks Adam's chain in a dozen passes over cache-sized blocks; here it is one pass over memory.
 """
@@ -11,15 +11,15 @@ from importlib import resources
 
 import numpy as np
 
-from hushfleet.optim import SGD, Adam, Optimizer, require_no_momentum
-from models.native.build import load_library
+from hushfleet.models.native.build import load_library
+from hushfleet.training.optim import SGD, Adam, Optimizer, require_no_momentum
 
 FLAGS = ("-ffp-contract=off",)
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    source = resources.files("models.native") / "kernels" / "optimizers.c"
+    source = resources.files("hushfleet.models.native") / "kernels" / "optimizers.c"
     library = load_library(source.read_text("utf-8"), flags=FLAGS)
     pointer, scalar = ctypes.c_void_p, ctypes.c_float
     library.sgd_step.argtypes = [pointer, pointer, ctypes.c_size_t, scalar]
@@ -30,7 +30,7 @@ def _library() -> ctypes.CDLL:
 
 
 class NativeSGD(SGD):
-    """`hushfleet.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
+    """`hushfleet.training.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -51,7 +51,7 @@ class NativeSGD(SGD):
 
 
 class NativeAdam(Adam):
-    """`hushfleet.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
+    """`hushfleet.training.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -83,7 +83,7 @@ class NativeAdam(Adam):
 
 
 def make_native_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
-    """As `hushfleet.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
+    """As `hushfleet.training.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
     if name == "sgd":
         return NativeSGD(learning_rate, momentum)
     require_no_momentum(name, momentum)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 
-from hushfleet.objectives import CROSS_ENTROPY, Objective
-from models.model import Model
-from models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.models.model import Model
+from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
 
 KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
 CLIPPING = "clipping.h"
@@ -28,14 +28,14 @@ def write_program(model: Model, target: Target, objective: Objective = CROSS_ENT
 
     :raises BadInput: the kernels do not know a layer.
     """
-    folder = resources.files("models.native") / "kernels"
+    folder = resources.files("hushfleet.models.native") / "kernels"
     kernels = [(folder / name).read_text("utf-8") for name in KERNELS]
     return "\n".join([*kernels, *_Writer(model, stages_of(model), target, objective).parts()])
 
 
 def write_clipping_program(model: Model, target: Target) -> str:
     """C source text of sums of clipped gradients, under any objective. Raises `BadInput` as `write_program` does."""
-    folder = resources.files("models.native") / "kernels"
+    folder = resources.files("hushfleet.models.native") / "kernels"
     kernels = [(folder / name).read_text("utf-8") for name in (*KERNELS, CLIPPING)]
     return "\n".join([*kernels, *_ClippingWriter(model, stages_of(model), target, CROSS_ENTROPY).parts()])
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 
 from hushfleet.errors import BadInput
-from models.layers import Conv, Dropout, Layered, Linear, Place, Pool
-from models.model import Model
+from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Place, Pool
+from hushfleet.models.model import Model
 
 WIDTH = 16  # channels and hidden units come in multiples of this, the widest vector of any target
 CACHE_FLOATS = 8 << 10  # what a kernel's working set may take of a first-level cache

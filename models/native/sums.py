@@ -1,4 +1,4 @@
-"""The additions of `aggregator.addition`, compiled: an update is added as fast as memory brings it."""
+"""The additions of `sum_kernels`, compiled: an update is added as fast as memory brings it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 
-from models.native.build import load_library
+from hushfleet.models.native.build import load_library
 
 LANES = 256
 """Of the kernel."""
@@ -17,7 +17,7 @@ LANES = 256
 
 @cache
 def _library() -> ctypes.CDLL:
-    source = resources.files("models.native") / "kernels" / "sums.c"
+    source = resources.files("hushfleet.models.native") / "kernels" / "sums.c"
     library = load_library(source.read_text("utf-8"))
     pointer, size, scale, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int
     library.largest_bits.argtypes = [pointer, size]
@@ -31,7 +31,7 @@ def _library() -> ctypes.CDLL:
 
 
 class NativeAddition:
-    """As `aggregator.addition.BlockAddition`, bit for bit; contiguous arrays only, of any alignment.
+    """As `BlockAddition`, bit for bit; contiguous arrays only, of any alignment.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """

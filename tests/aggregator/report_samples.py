@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aggregator.result import (
+from hushfleet.aggregator.results.result import (
     Details,
     LocalOnly,
     ModelInfo,

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from aggregator import accumulator, staging
-from aggregator.accumulator import ExactSum
-from aggregator.addition import LANES, SMALL, Addition, BlockAddition, find_addition
-from aggregator.decoding import MAX_MAGNITUDE
-from aggregator.staging import SLOTS, Staging
+from hushfleet.aggregator.ingest import exact_sum as accumulator
+from hushfleet.aggregator.ingest import pinned_slots as staging
+from hushfleet.aggregator.ingest.decoding import MAX_MAGNITUDE
+from hushfleet.aggregator.ingest.exact_sum import ExactSum
+from hushfleet.aggregator.ingest.pinned_slots import SLOTS, Staging
+from hushfleet.aggregator.ingest.sum_kernels import LANES, SMALL, Addition, BlockAddition, find_addition
 from hushfleet.blocks import BLOCK
 from hushfleet.errors import Malformed
 

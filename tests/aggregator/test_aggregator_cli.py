@@ -16,14 +16,14 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from aggregator import cli
-from aggregator.enrolment import Enrolment
-from aggregator.register import DeviceRegister
-from aggregator.store import AggregatorStore
+from hushfleet.aggregator.commands import aggregator as cli
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.task import load_task
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.local import LocalHub
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.link.local import LocalHub
 
 MakeFleet = Callable[..., Any]
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.blobs import COALESCE_S, LONGEST_COALESCE_S, PER_MINUTE, ChunkServer
+from hushfleet.aggregator.publish.blobs import COALESCE_S, LONGEST_COALESCE_S, PER_MINUTE, ChunkServer
 from hushfleet.errors import Malformed
-from hushfleet.wire.chunks import Assembler, parse_frame
-from hushfleet.wire.messages import Want
+from hushfleet.wire.format.chunks import Assembler, parse_frame
+from hushfleet.wire.format.messages import Want
 
 BLOB = bytes(range(250)) * 41
 COUNT = 11  # of 1024 bytes

@@ -17,13 +17,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from aggregator import broker as broker_module
-from aggregator.broker import BrokerTls, start_broker
-from aggregator.broker_cli import register
-from aggregator.broker_config import mosquitto_acl, mosquitto_config
+from hushfleet.aggregator.broker import process as broker_module
+from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
+from hushfleet.aggregator.broker.process import BrokerTls, start_broker
+from hushfleet.aggregator.commands.broker import register
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.wire.link import Delivery, LinkUp
-from hushfleet.wire.mqtt import MqttLink
+from hushfleet.wire.link.interface import Delivery, LinkUp
+from hushfleet.wire.link.mqtt import MqttLink
 
 ROOT = str(Path(__file__).resolve().parents[2])
 KINDS = ["mosquitto", "amqtt"]
@@ -82,7 +82,7 @@ def test_a_broker_serves_restarts_on_its_port_and_stops(kind: str, tmp_path: Pat
 PARENT = """
 import sys, threading, time
 from pathlib import Path
-from aggregator.broker import start_broker
+from hushfleet.aggregator.broker.process import start_broker
 brokers = []
 # started by a thread that ends at once: the broker must outlive it
 thread = threading.Thread(target=lambda: brokers.append(start_broker(sys.argv[1], data_dir=Path(sys.argv[2]))))
@@ -196,7 +196,7 @@ def test_the_access_list_is_the_one_of_the_specification() -> None:
 def foreground(kind: str, port: int, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     arguments = ["--kind", kind, "--port", str(port), "--data-dir", str(tmp_path)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "aggregator.broker", *arguments],
+        [sys.executable, "-m", "hushfleet.aggregator.broker.process", *arguments],
         env={**os.environ, "PYTHONPATH": ROOT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

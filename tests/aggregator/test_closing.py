@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.closing import ClosingRule, least_devices, may_open
-from aggregator.coordinator import Coordinator
-from hushfleet.task import RoundSection
+from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices, may_open
 
 
 def rule(cohort: int = 4, *, least_ready: int = 1, **rules: Any) -> ClosingRule:

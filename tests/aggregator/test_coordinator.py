@@ -18,17 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator import intake
-from aggregator.coordinator import Coordinator
-from aggregator.decoding import Refusal, decode
-from aggregator.enrolment import Enrolment
-from aggregator.events import EventLog, read_events
-from aggregator.register import DeviceRegister
-from hushfleet.wire.chunks import Assembler, split
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.link import Delivery
-from hushfleet.wire.local import Chaos, LocalHub
-from hushfleet.wire.messages import (
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.ingest import verdicts as intake
+from hushfleet.aggregator.ingest.decoding import Refusal, decode
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.wire.format.chunks import Assembler, split
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
     Ack,
     Birth,
     Decline,
@@ -43,8 +41,10 @@ from hushfleet.wire.messages import (
     decode_message,
     encode_message,
 )
-from hushfleet.wire.topics import Topics
-from hushfleet.wire.update import UpdateHeader, encode_update
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.link.interface import Delivery
+from hushfleet.wire.link.local import Chaos, LocalHub
 
 MakeFleet = Callable[..., Any]
 CHUNK_BYTES = 1024

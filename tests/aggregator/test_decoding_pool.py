@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator import decoding_pool
-from aggregator.decoding import Decoded, Refusal, decode
-from aggregator.decoding_pool import MAX_DEATHS, MAX_SHARED_BYTES, SLOTS_A_WORKER, DecodingPool, workers_for
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.update import UpdateHeader, encode_update
+from hushfleet.aggregator.ingest import decoding_pool
+from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
+from hushfleet.aggregator.ingest.decoding_pool import (
+    MAX_DEATHS,
+    MAX_SHARED_BYTES,
+    SLOTS_A_WORKER,
+    DecodingPool,
+    workers_for,
+)
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.update import UpdateHeader, encode_update
 
 IDENTITY = Identity.from_bytes(bytes(range(32)))
 COUNTS = (500, 200_000, 3)
@@ -161,7 +167,7 @@ def test_workers_import_no_pytorch_and_die_with_the_main_process(tmp_path: Path)
     script = tmp_path / "main.py"
     script.write_text(
         "import sys, time\n"
-        "from aggregator.decoding_pool import DecodingPool\n"
+        "from hushfleet.aggregator.ingest.decoding_pool import DecodingPool\n"
         "if __name__ == '__main__':\n"
         "    assert 'torch' not in sys.modules and 'sqlite3' not in sys.modules\n"
         "    pool = DecodingPool(workers=2, max_bytes=100, max_values=10, done=print)\n"

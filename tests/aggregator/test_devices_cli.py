@@ -9,12 +9,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from aggregator import cli, devices_cli
-from aggregator.devices_file import read_devices
-from aggregator.register import DeviceRegister, Knock, KnownDevice
-from aggregator.store import AggregatorStore
+from hushfleet.aggregator.commands import aggregator as cli
+from hushfleet.aggregator.commands import devices as devices_cli
+from hushfleet.aggregator.devices.devices_file import read_devices
+from hushfleet.aggregator.devices.register import DeviceRegister, Knock, KnownDevice
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, StoreError
-from hushfleet.wire.identity import Identity
+from hushfleet.wire.format.identity import Identity
 
 KEY = Identity.from_bytes(bytes(range(32))).public_key
 OTHER = Identity.from_bytes(bytes(range(1, 33))).public_key

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aggregator.display import FleetDisplay, summary_table
-from aggregator.fleet_state import FleetState
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
+from hushfleet.aggregator.observe.fleet_state import FleetState
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
 samples = runpy.run_path(str(Path(__file__).with_name("report_samples.py")))
 sample, bare = samples["sample"], samples["bare"]

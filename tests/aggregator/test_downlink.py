@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.downlink import Noise, aggregate_noise_stds, download_bytes, make_difference
-from hushfleet.task import WireSection
-from hushfleet.wire.difference import apply_difference, params_digest, read_difference_header
-from hushfleet.wire.messages import BASE_BYTES, RoundPlan
-from hushfleet.wire.symbols import MAX_LEVEL
+from hushfleet.aggregator.config.task import WireSection
+from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, download_bytes, make_difference
+from hushfleet.wire.format.difference import apply_difference, params_digest, read_difference_header
+from hushfleet.wire.format.messages import BASE_BYTES, RoundPlan
+from hushfleet.wire.format.symbols import MAX_LEVEL
 
 MakeFleet = Callable[..., Any]
 COUNTS = [204, 52]
@@ -156,7 +156,7 @@ def test_a_difference_of_a_close_that_was_interrupted_is_not_offered(make_fleet:
 def test_what_cannot_be_coded_is_offered_whole(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = make_fleet()
     fleet.run_round()
-    monkeypatch.setattr("aggregator.downlink.MAX_STEP", 2.0**-99)
+    monkeypatch.setattr("hushfleet.aggregator.publish.model_step.MAX_STEP", 2.0**-99)
     fleet.run_round()
     assert fleet.open().differences == ()
     assert not list(fleet.folder.glob("difference-*"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.events import EventLog, EventTail, iterate_events, read_events, read_lines
+from hushfleet.aggregator.observe.events import EventLog, EventTail, iterate_events, read_events, read_lines
 from hushfleet.errors import StoreError
 
 

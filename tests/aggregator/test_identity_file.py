@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.identity_file import default_path, load_or_create, next_epoch
+from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
 from hushfleet.errors import BadInput, StoreError
 
 
@@ -25,7 +25,8 @@ def test_the_key_is_made_once_and_is_readable_by_its_owner_only(tmp_path: Path) 
 
 def test_starting_at_once_ends_in_one_key(tmp_path: Path) -> None:
     path = tmp_path / "a.key"
-    script = "import sys; from pathlib import Path; from aggregator.identity_file import load_or_create as l; "
+    script = "import sys; from pathlib import Path; "
+    script += "from hushfleet.aggregator.storage.identity_file import load_or_create as l; "
     script += "print(l(Path(sys.argv[1])).public_key.hex())"
     def start(_: int) -> str:
         return subprocess.run(

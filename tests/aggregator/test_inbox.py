@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from aggregator.decoding import Refusal, decode
-from aggregator.inbox import VerifiedUpdate
+from hushfleet.aggregator.ingest.checks import VerifiedUpdate
+from hushfleet.aggregator.ingest.decoding import Refusal, decode
 from hushfleet.methods.base import PublicState
-from hushfleet.wire.update import attach_public
+from hushfleet.wire.format.update import attach_public
 
 MakeFleet = Callable[..., Any]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from aggregator import intake
-from aggregator.decoding_pool import SLOTS_A_WORKER
-from aggregator.intake import Intake
-from aggregator.rounds import Verdict
+from hushfleet.aggregator.ingest import verdicts as intake
+from hushfleet.aggregator.ingest.decoding_pool import SLOTS_A_WORKER
+from hushfleet.aggregator.ingest.verdicts import Intake
+from hushfleet.aggregator.rounds.engine import Verdict
 from hushfleet.errors import StoreError
-from hushfleet.wire.messages import Offer
+from hushfleet.wire.format.messages import Offer
 
 MakeFleet = Callable[..., Any]
 WORKERS = 2

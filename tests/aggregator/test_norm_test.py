@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_bench import LAYOUT
 
-from aggregator.norm_test import FALSE_REFUSAL, exponent, square_limits, value_limit
+from fleet_bench import LAYOUT
+from hushfleet.aggregator.ingest.norm_test import FALSE_REFUSAL, exponent, square_limits, value_limit
 from hushfleet.methods import METHODS
-from hushfleet.optim import Adam, adam_reach
+from hushfleet.training.optim import Adam, adam_reach
 
 MakeFleet = Callable[..., Any]
 UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.prepare import FOLDER_MEAN, FOLDER_STD, PreparedTask, prepare
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.publish.prepare import FOLDER_MEAN, FOLDER_STD, PreparedTask, prepare
+from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.data.folder import save_folder
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
-from hushfleet.evaluation import evaluate
-from hushfleet.graph_safety import check_graph
-from hushfleet.graphs import GradientGraph
-from hushfleet.spec import MAX_GRAPH_BYTES, TaskSpec
-from hushfleet.task import Task, parse_task
-from models import get_model
-from models.torch_gradient import TorchGradient
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph
+from hushfleet.model.evaluation import evaluate
+from hushfleet.models import get_model
+from hushfleet.models.torch_gradient import TorchGradient
 
 
 def digits_task(**sections: Any) -> Task:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.report import render_report, write_report
-from aggregator.report.charts import Series, lines
-from aggregator.report.svg import Scale, linear_ticks, log_ticks, whole_ticks
-from aggregator.report.verdict import (
+from hushfleet.aggregator.results.report import render_report, write_report
+from hushfleet.aggregator.results.report.charts import Series, lines
+from hushfleet.aggregator.results.report.svg import Scale, linear_ticks, log_ticks, whole_ticks
+from hushfleet.aggregator.results.report.verdict import (
     answer,
     guess_rate,
     judge,
@@ -25,7 +25,7 @@ from aggregator.report.verdict import (
     size,
     trade_answer,
 )
-from aggregator.result import WireInfo
+from hushfleet.aggregator.results.result import WireInfo
 
 samples = runpy.run_path(str(Path(__file__).with_name("report_samples.py")))
 sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED"]

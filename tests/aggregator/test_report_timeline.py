@@ -12,15 +12,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aggregator.report import render_report
-from aggregator.report.timeline_axes import LEFT, RIGHT, WIDE, time_unit
-from aggregator.report.timeline_gantt import MOST_BARS, gantt, rows_by_board
-from aggregator.report.timeline_matrix import MOST_ROWS, accepted_share, matrix, matrix_rows
-from aggregator.report.timeline_section import in_words, is_long_away, mean_round, timeline_section, worst_round
-from aggregator.report.timeline_stacks import states_over_rounds, states_over_time
-from aggregator.report.timeline_style import OUTCOME_STATES, WORDS
-from aggregator.result import DEVICE_STATES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
-from aggregator.timeline import make_timeline
+from hushfleet.aggregator.observe.timeline import make_timeline
+from hushfleet.aggregator.results.report import render_report
+from hushfleet.aggregator.results.report.timeline_axes import LEFT, RIGHT, WIDE, time_unit
+from hushfleet.aggregator.results.report.timeline_gantt import MOST_BARS, gantt, rows_by_board
+from hushfleet.aggregator.results.report.timeline_matrix import MOST_ROWS, accepted_share, matrix, matrix_rows
+from hushfleet.aggregator.results.report.timeline_section import (
+    in_words,
+    is_long_away,
+    mean_round,
+    timeline_section,
+    worst_round,
+)
+from hushfleet.aggregator.results.report.timeline_stacks import states_over_rounds, states_over_time
+from hushfleet.aggregator.results.report.timeline_style import OUTCOME_STATES, WORDS
+from hushfleet.aggregator.results.result import DEVICE_STATES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
 
 here = Path(__file__)
 samples = runpy.run_path(str(here.with_name("timeline_samples.py")))

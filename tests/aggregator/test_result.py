@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from aggregator.result import Details, Result, RoundRow, last_measured, write_whole
+from hushfleet.aggregator.results.result import Details, Result, RoundRow, last_measured, write_whole
 from hushfleet.errors import BadInput, StoreError
 
 samples = runpy.run_path(str(Path(__file__).with_name("report_samples.py")))

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_bench import LAYOUT, prepared_task
 
-from aggregator import robust
-from aggregator.downlink import Noise, aggregate_noise_stds, least_noise_stds
-from aggregator.robust import Sent, memory_bytes, passes, robust_sums
+from fleet_bench import LAYOUT, prepared_task
+from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.ingest import robust
+from hushfleet.aggregator.ingest.robust import Sent, memory_bytes, passes, robust_sums
+from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import PublicState
-from hushfleet.task import RoundSection
 
 MakeFleet = Callable[..., Any]
 MEDIAN = RoundSection(aggregation="median")

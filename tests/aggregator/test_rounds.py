@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.cohort import choose_cohort
-from aggregator.metrics import RoundSummary, privacy_table
-from aggregator.store import StoreFull
+from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
+from hushfleet.aggregator.rounds.cohort import choose_cohort
+from hushfleet.aggregator.storage.store import StoreFull
 from hushfleet.errors import BadInput, StoreError
-from hushfleet.evaluation import Evaluation
 from hushfleet.methods.base import PublicState
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
 MakeFleet = Callable[..., Any]
 
@@ -421,7 +421,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_round_open(
         fleet.engine.accept(name, fleet.update(name).data)
     before = fleet.engine.global_digest
     with monkeypatch.context() as patch:
-        patch.setattr("aggregator.whole_file.os.replace", _no_room)
+        patch.setattr("hushfleet.aggregator.storage.atomic_file.os.replace", _no_room)
         with pytest.raises(StoreFull, match="free some space"):
             fleet.engine.close()
     assert fleet.engine.global_digest == before

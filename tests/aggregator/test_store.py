@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.checkpoints import Checkpoints
-from aggregator.store import FILE_NAME, AggregatorStore, ChargeRow, StoreFull, UpdateRow, refuse_used
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.aggregator.storage.store import FILE_NAME, AggregatorStore, ChargeRow, StoreFull, UpdateRow, refuse_used
 from hushfleet.errors import BadInput, StoreError
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 3), (2,), (4,)))
 KEY = bytes(range(32))

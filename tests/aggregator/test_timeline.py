@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from aggregator.events import EventLog
-from aggregator.result import DEVICE_STATES, OUTCOMES, FleetTimeline, Result
-from aggregator.timeline import make_timeline, read_timeline
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.observe.timeline import make_timeline, read_timeline
+from hushfleet.aggregator.results.result import DEVICE_STATES, OUTCOMES, FleetTimeline, Result
 
 HERE = Path(__file__)
 fleet_log = runpy.run_path(str(HERE.with_name("timeline_samples.py")))["fleet_log"]

@@ -7,10 +7,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from aggregator.transfers import EXPIRE_S, Gap, Transfers
+from hushfleet.aggregator.ingest.transfers import EXPIRE_S, Gap, Transfers
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.chunks import Chunk, parse_frame, split
-from hushfleet.wire.messages import Offer
+from hushfleet.wire.format.chunks import Chunk, parse_frame, split
+from hushfleet.wire.format.messages import Offer
 
 BLOB = np.random.default_rng(0).bytes(5000)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from aggregator.prepare import PreparedTask
+from hushfleet.aggregator.publish.prepare import PreparedTask
 
 TESTS = Path(__file__).resolve().parents[1]
 

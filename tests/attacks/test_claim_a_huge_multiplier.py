@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_bench import CLIP_NORM, LAYOUT
 
-from aggregator.metrics import privacy_table
+from fleet_bench import CLIP_NORM, LAYOUT
+from hushfleet.aggregator.observe.metrics import privacy_table
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.base import RoundTerms
 

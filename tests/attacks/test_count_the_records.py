@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_bench import config, make_bench, package  # noqa: F401
 from edge_bench import Bench, Clock, Package, write_samples
 
-from edge_client.config import DataSection, DeviceConfig
-from edge_client.constant_time import announced_at
-from edge_client.local_data import LocalData
-from edge_client.refusals import Refusal
+from device_bench import config, make_bench, package  # noqa: F401
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.edge_client.board.config import DataSection, DeviceConfig
+from hushfleet.edge_client.board.constant_time import announced_at
+from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.refusals import Refusal
 from hushfleet.errors import BadInput
-from hushfleet.graphs import GradientGraph
-from hushfleet.spec import PrivacySpec
+from hushfleet.graphs.session import GradientGraph
 
 RECORD_S = 0.1  # what a board takes for one record's gradient
 NOMINAL = 64  # records, at which a batch has 16

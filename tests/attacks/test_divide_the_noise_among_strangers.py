@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from device_bench import config, make_bench, package  # noqa: F401
 from edge_bench import DEVICE, Bench, Package
 
-from edge_client.config import DeviceConfig
-from hushfleet.spec import PrivacySpec
-from hushfleet.task import parse_task
+from device_bench import config, make_bench, package  # noqa: F401
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.edge_client.board.config import DeviceConfig
 
 STRANGERS = 198
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from field_bench import Field
 
-from aggregator import enrolment as enrolment_module
-from aggregator.enrolment import MAX_KNOCKS, STRANGERS_A_SECOND, STRANGERS_AT_ONCE, TokenBucket
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import Birth, decode_message, encode_message
+from hushfleet.aggregator.devices import enrolment as enrolment_module
+from hushfleet.aggregator.devices.enrolment import MAX_KNOCKS, STRANGERS_A_SECOND, STRANGERS_AT_ONCE, TokenBucket
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Birth, decode_message, encode_message
 
 MakeField = Callable[..., Field]
 FLOOD = 5000

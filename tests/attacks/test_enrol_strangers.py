@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from field_bench import Field
 
-from aggregator.enrolment import Enrolment
-from aggregator.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.errors import StoreError
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import Ack, Ask, Known, NotEnrolled
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled
 
 MakeField = Callable[..., Field]
 STRANGERS = {f"stranger-{index}": Identity.from_bytes(index.to_bytes(32, "big")) for index in range(1000, 1198)}

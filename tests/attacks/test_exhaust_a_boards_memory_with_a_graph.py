@@ -13,8 +13,8 @@ import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graph_safety import ALLOWED_OPERATORS, check_graph
-from hushfleet.graph_shapes import check_cost
+from hushfleet.graphs.safety import ALLOWED_OPERATORS, check_graph
+from hushfleet.graphs.shapes import check_cost
 
 MEMORY_BYTES = 512 << 20
 BATCH = 16

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from whole_bench import Board, Whole
 
-from aggregator.prepare import PreparedTask
-from edge_client import __main__ as command
-from edge_client.standing import Standing
-from edge_client.store import DeviceStore
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.edge_client import __main__ as command
+from hushfleet.edge_client.net.store_copies import Standing
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
-from hushfleet.wire.local import LocalHub
+from hushfleet.wire.link.local import LocalHub
 
 TASK = "digits-one"
 Runs = tuple[PreparedTask, PreparedTask]

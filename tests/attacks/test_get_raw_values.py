@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_bench import config, make_bench, package  # noqa: F401
 from edge_bench import Bench, Package
 
-from edge_client.config import DeviceConfig
-from hushfleet.batches import Recipe
+from device_bench import config, make_bench, package  # noqa: F401
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods import METHODS, make_method, method_class
 from hushfleet.methods.base import DeviceState, Method, Release, RoundTerms
 from hushfleet.methods.dp_fedavg import DPFedAvg
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_round
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_round
 
 LAYOUT = ParamLayout(
     ("one.weight", "one.bias", "two.weight", "two.bias", "three.weight"), ((6, 4), (6,), (5, 6), (5,), (3, 5))

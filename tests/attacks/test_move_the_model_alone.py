@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fleet_bench import CLIP_NORM, LAYOUT
 
 MakeFleet = Callable[..., Any]

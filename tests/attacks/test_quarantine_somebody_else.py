@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aggregator.register import DeviceRegister
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import Ack, NotEnrolled, Refused
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Ack, NotEnrolled, Refused
 
 MakeFleet = Callable[..., Any]
 VICTIM, LIAR = "dev-0", "dev-1"

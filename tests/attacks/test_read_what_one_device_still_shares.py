@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.accumulator import ExactSum
+from hushfleet.aggregator.ingest.exact_sum import ExactSum
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((4,), (4,)))
 DEVICES, SIGMA, ROUNDS = 8, 2.0, 400

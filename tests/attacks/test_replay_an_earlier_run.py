@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 from whole_bench import Board, Connect, Whole
 
-from aggregator.broker import start_broker
-from aggregator.identity_file import load_or_create
-from aggregator.prepare import PreparedTask
-from edge_client.trust import Trust
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.link import Delivery, LinkUp, Will
-from hushfleet.wire.local import LocalHub
-from hushfleet.wire.messages import (
+from hushfleet.aggregator.broker.process import start_broker
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.edge_client.net.aggregator_identity import Trust
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
     Ack,
     Message,
     Missing,
@@ -29,7 +27,9 @@ from hushfleet.wire.messages import (
     decode_message,
     encode_message,
 )
-from hushfleet.wire.mqtt import MqttLink
+from hushfleet.wire.link.interface import Delivery, LinkUp, Will
+from hushfleet.wire.link.local import LocalHub
+from hushfleet.wire.link.mqtt import MqttLink
 
 Runs = tuple[PreparedTask, PreparedTask]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from whole_bench import Board, Whole
 
-from aggregator.prepare import PreparedTask
-from hushfleet.wire import messages
-from hushfleet.wire.local import LocalHub
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.wire.format import messages
+from hushfleet.wire.link.local import LocalHub
 
 Runs = tuple[PreparedTask, PreparedTask]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from whole_bench import Board, Whole
 
-from aggregator.prepare import PreparedTask
-from edge_client.agent import Agent
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.local import LocalHub
-from hushfleet.wire.messages import Birth, encode_message
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.edge_client.agent import Agent
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Birth, encode_message
+from hushfleet.wire.link.local import LocalHub
 
 Runs = tuple[PreparedTask, PreparedTask]
 TASK = "digits-one"

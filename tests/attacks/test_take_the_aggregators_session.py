@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from certificates_bench import QUICK, Authority, tls_broker
 
-from aggregator import broker as broker_module
-from aggregator.broker import Broker, start_broker
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.link import Delivery, LinkDown, LinkEvent, LinkUp
-from hushfleet.wire.mqtt import MqttLink
-from hushfleet.wire.topics import Topics
+from hushfleet.aggregator.broker import process as broker_module
+from hushfleet.aggregator.broker.process import Broker, start_broker
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
+from hushfleet.wire.link.mqtt import MqttLink
 
 TOPICS = Topics("plant")
 AGGREGATOR, THIEF = Identity.from_bytes(bytes([1]) * 32), Identity.from_bytes(bytes([2]) * 32)

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.privacy.mechanism import GaussianMechanism
-from simulator.audit.device import Subject
-from simulator.audit.finding import Finding
-from simulator.audit.games import Effort, device_findings
+from hushfleet.simulator.studies.audit.device import Subject
+from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.games import Effort, device_findings
 
 MakeSubject = Callable[..., Subject]
 
 
 @pytest.fixture
 def attack(audited: MakeSubject, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Finding]:
-    monkeypatch.setattr("simulator.audit.device.MEASURED", 16)
+    monkeypatch.setattr("hushfleet.simulator.studies.audit.device.MEASURED", 16)
     subject = audited("fedglp-adp", codec="float32", noise_multiplier=0.6)
     return lambda trials: next(device_findings(subject, Effort(trials)))
 

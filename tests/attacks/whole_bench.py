@@ -8,21 +8,21 @@ from pathlib import Path
 
 from edge_bench import write_samples
 
-from aggregator.coordinator import Coordinator
-from aggregator.enrolment import Enrolment
-from aggregator.identity_file import load_or_create, next_epoch
-from aggregator.prepare import PreparedTask, prepare
-from aggregator.register import DeviceRegister
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
-from edge_client.agent import Agent
-from edge_client.config import BrokerSection, DataSection, DeviceConfig, DeviceSection, LimitsSection
-from edge_client.store import DeviceStore
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceConfig, DeviceSection, LimitsSection
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed
-from hushfleet.task import parse_task
-from hushfleet.wire.chunks import parse_frame
-from hushfleet.wire.link import Delivery, Link, Will
-from hushfleet.wire.topics import Topics
+from hushfleet.wire.format.chunks import parse_frame
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, Link, Will
 
 Connect = Callable[[str, Will | None], Link]
 STEPS = 4000  # of which most do nothing, where a real broker takes its time

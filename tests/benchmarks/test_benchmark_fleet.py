@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.store import FILE_NAME
 from benchmarks import fleet
 from benchmarks.crowd import audit as audits
 from benchmarks.crowd.audit import audit, compare_with_fast
 from benchmarks.crowd.processes import cpu_s, need_descriptors, peak_mib
+from hushfleet.aggregator.storage.store import FILE_NAME
 from hushfleet.errors import BadInput
-from simulator.run_folder import RunFolder, Simulation, go_on
-from simulator.workers import Workers
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import RunFolder, Simulation, go_on
 
 pytestmark = pytest.mark.slow
 

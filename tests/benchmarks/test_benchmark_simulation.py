@@ -19,7 +19,7 @@ from benchmarks.versus.data import Data, write_job
 from benchmarks.versus.field import KEEP_FREED_MEMORY, Contender, Field
 from benchmarks.versus.report import Comparison, times
 from benchmarks.versus.workloads import WORKLOADS, Workload
-from models import get_model
+from hushfleet.models import get_model
 
 pytestmark = pytest.mark.slow
 

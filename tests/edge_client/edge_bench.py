@@ -13,16 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.agent import Agent
-from edge_client.config import DeviceConfig
-from edge_client.store import DeviceStore
+from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods.base import PublicState
-from hushfleet.spec import BlobRef, TaskSpec
-from hushfleet.wire.chunks import Assembler, chunk_count, expand, parse_frame, split
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.link import Delivery
-from hushfleet.wire.local import LocalHub
-from hushfleet.wire.messages import (
+from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
     Ack,
     Ask,
     Birth,
@@ -39,7 +37,9 @@ from hushfleet.wire.messages import (
     decode_message,
     encode_message,
 )
-from hushfleet.wire.topics import Topics
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery
+from hushfleet.wire.link.local import LocalHub
 
 DEVICE = "board-1"
 CHUNK_BYTES = 1024

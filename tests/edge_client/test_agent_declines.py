@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from edge_bench import DEVICE, Bench, Package, write_samples
 
-from edge_client import runtime
-from edge_client.config import DeviceConfig
-from edge_client.store import DeviceStore
+from hushfleet.config.spec import BlobRef, PrivacySpec
+from hushfleet.edge_client import runtime
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
-from hushfleet.spec import BlobRef, PrivacySpec
-from hushfleet.wire.messages import ServerState
+from hushfleet.wire.format.messages import ServerState
 
 MakeBench = Callable[..., Bench]
 
@@ -135,7 +135,8 @@ def test_graph_refused(make_bench: MakeBench, package: Package, damage: str) -> 
 def test_a_graph_that_needs_too_much_is_refused_before_it_is_loaded(
     make_bench: MakeBench, package: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hushfleet.graphs.open_session", lambda *_, **__: pytest.fail("ONNX Runtime was called"))
+    refuse = lambda *_, **__: pytest.fail("ONNX Runtime was called")  # noqa: E731
+    monkeypatch.setattr("hushfleet.graphs.session.open_session", refuse)
     board = replace(config, limits=replace(config.limits, memory_mib=100))
     method = {**package.spec.method_config, "batch_size": 65536}
     bench = make_bench(package=package.with_spec(method_config=method, task="large-batches"), config=board)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 from edge_bench import CHUNK_BYTES, DEVICE, Bench
 
-from hushfleet.wire.chunks import FRAME_OVERHEAD, split
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import (
+from hushfleet.wire.format.chunks import FRAME_OVERHEAD, split
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
     Ack,
     Decline,
     Message,

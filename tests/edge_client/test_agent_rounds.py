@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from edge_bench import DEVICE, Bench, Package, write_samples
 
-from edge_client.config import DeviceConfig
+from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods.base import PublicState
-from hushfleet.wire.local import Chaos
-from hushfleet.wire.messages import Ack, Refused, ServerState
-from hushfleet.wire.update import decode_update
+from hushfleet.wire.format.messages import Ack, Refused, ServerState
+from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.link.local import Chaos
 
 MakeBench = Callable[..., Bench]
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from edge_bench import DEVICE, Bench, Package
 
-from edge_client.trainer import TrainedRound
+from hushfleet.config.spec import WireSpec
+from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.errors import StoreError
 from hushfleet.methods.base import PublicState
-from hushfleet.spec import WireSpec
-from hushfleet.wire.messages import RoundPlan
-from hushfleet.wire.update import decode_update
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import decode_update
 
 
 def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], package: Package) -> None:

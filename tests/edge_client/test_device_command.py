@@ -17,12 +17,12 @@ import pytest
 from edge_bench import DEVICE, Bench, Package
 from PIL import Image
 
-from edge_client.__main__ import main
-from edge_client.store import DeviceStore
-from edge_client.supervisor import Supervisor
-from hushfleet.wire.link import Delivery
-from hushfleet.wire.local import LocalHub
-from hushfleet.wire.messages import decode_message
+from hushfleet.edge_client.__main__ import main
+from hushfleet.edge_client.board.supervisor import Supervisor
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.wire.format.messages import decode_message
+from hushfleet.wire.link.interface import Delivery
+from hushfleet.wire.link.local import LocalHub
 
 MakeBench = Callable[..., Bench]
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,10 +212,10 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
 
         sys.meta_path.insert(0, Refuse())
         import numpy as np
-        import edge_client.agent, edge_client.predict, hushfleet.wire.mqtt
-        from hushfleet.graphs import GradientGraph
+        import hushfleet.edge_client.agent, hushfleet.edge_client.predict, hushfleet.wire.link.mqtt
+        from hushfleet.graphs.session import GradientGraph
         from hushfleet.graph_safety import check_graph
-        from hushfleet.spec import TaskSpec
+        from hushfleet.config.spec import TaskSpec
         folder = Path(sys.argv[1])
         spec = TaskSpec.from_bytes((folder / "package.bin").read_bytes())
         graph = (folder / "gradient.onnx").read_bytes()
@@ -244,5 +244,5 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("loss fell")
-    assert "python -m edge_client device.toml" in done.stdout
+    assert "hushfleet-edge device.toml" in done.stdout
     assert done.stdout.rstrip().endswith("[]")

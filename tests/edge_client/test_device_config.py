@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.config import load_config
+from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 
 GOOD = """\

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edge_client import store_file
-from edge_client.arrays import pack_arrays, unpack_arrays
-from edge_client.store import KEPT_TASKS, DeviceStore, RoundCommit
+from hushfleet.edge_client.storage import store_file
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore, RoundCommit
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
@@ -187,7 +187,7 @@ _COMMIT = """
     import hashlib, os, random, resource, signal, sys, time
     from pathlib import Path
     import numpy as np
-    from edge_client.store import DeviceStore, RoundCommit
+    from hushfleet.edge_client.storage.store import DeviceStore, RoundCommit
     from hushfleet.errors import StoreError
     from hushfleet.methods.base import DeviceState, PublicState
     from hushfleet.privacy.mechanism import GaussianMechanism

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from edge_bench import Bench
 
-from edge_client.fetch import FIRST_WAIT_S
-from edge_client.global_model import MOST_ASKS
-from hushfleet.wire.chunks import split
-from hushfleet.wire.difference import encode_difference, params_digest
-from hushfleet.wire.messages import BASE_BYTES, DifferenceRef, RoundPlan
+from hushfleet.edge_client.net.fetch import FIRST_WAIT_S
+from hushfleet.edge_client.net.global_model import MOST_ASKS
+from hushfleet.wire.format.chunks import split
+from hushfleet.wire.format.difference import encode_difference, params_digest
+from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan
 
 MakeBench = Callable[..., Bench]
 

@@ -24,18 +24,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.config import LimitsSection
-from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
-from edge_client.trainer import FieldRandomness, Trainer
+from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.edge_client.trainer import FieldRandomness, Trainer
 from hushfleet.methods.base import PublicState
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise
-from hushfleet.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from hushfleet.wire.messages import RoundPlan
-from hushfleet.wire.update import decode_update
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import decode_update
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED = tuple(f"{ROOT / package}{os.sep}" for package in ("edge_client", "hushfleet"))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from edge_bench import DEVICE, Bench
 
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import NotEnrolled
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import NotEnrolled
 
 
 def refuse(bench: Bench, *, key: bytes | None = None, device: str = DEVICE, reason: str = "ask your operator") -> None:

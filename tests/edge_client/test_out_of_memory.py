@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from edge_bench import Package
 
-from edge_client.refusals import Declined, refusal_of
+from hushfleet.edge_client.refusals import Declined, refusal_of
 from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, StoreError
 
 # What native code raises depends on where the last byte was missing, so it is really made to miss some.
 AT_ITS_LIMIT = """
 import pickle, resource, sys
 import numpy as np
-import edge_client.agent
-from edge_client.refusals import refusal_of
-from hushfleet.graphs import GradientGraph
+import hushfleet.edge_client.agent
+from hushfleet.edge_client.refusals import refusal_of
+from hushfleet.graphs.session import GradientGraph
 
 graph, layout, shape, params = pickle.load(sys.stdin.buffer)
 

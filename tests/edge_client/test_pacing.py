@@ -14,17 +14,17 @@ from edge_bench import DEVICE, Bench, Clock, Package, ScriptedAggregator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.agent import Agent
-from edge_client.config import DeviceConfig, SimulationSection, load_config
-from edge_client.metrics import MetricsFile
-from edge_client.pacing import LEAST_WAIT_S, SLICE_S, PacedStore, Pacer, open_store
-from edge_client.rounds import Stopped
-from edge_client.store import DeviceStore, RoundCommit
+from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.config import DeviceConfig, SimulationSection, load_config
+from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.board.pacing import LEAST_WAIT_S, SLICE_S, PacedStore, Pacer, open_store
+from hushfleet.edge_client.rounds import Stopped
+from hushfleet.edge_client.storage.store import DeviceStore, RoundCommit
 from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge
-from hushfleet.wire.local import LocalHub
-from hushfleet.wire.update import payload_digest
+from hushfleet.wire.format.update import payload_digest
+from hushfleet.wire.link.local import LocalHub
 
 MakePaced = Callable[..., tuple[Bench, "Time"]]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hushfleet.data.samples import Samples
-from hushfleet.evaluation import EVALUATION_BATCH, evaluate
+from hushfleet.model.evaluation import EVALUATION_BATCH, evaluate
 
 CLASSES = 5
 

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graph_safety import (
-    ALLOWED_OPERATORS,
-    MAX_INITIALIZER_BYTES,
-    MAX_NODES,
-    ValueFacts,
-    check_graph,
-)
+from hushfleet.graphs.safety import ALLOWED_OPERATORS, MAX_INITIALIZER_BYTES, MAX_NODES, ValueFacts, check_graph
 
 FLOAT = TensorProto.FLOAT
 

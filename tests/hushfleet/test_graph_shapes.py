@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graph_operators import OPERATORS
-from hushfleet.graph_safety import check_graph
-from hushfleet.graph_shapes import graph_cost, shapes
-from hushfleet.graph_sizes import BATCH, Open, at, divide, fixed
+from hushfleet.graphs.operators import OPERATORS
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.shapes import graph_cost, shapes
+from hushfleet.graphs.sizes import BATCH, Open, at, divide, fixed
 
 FLOAT = TensorProto.FLOAT
 UNARY = [

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graph_safety import check_graph
-from hushfleet.graphs import GradientGraph, InferenceGraph, PerSampleGraph
-from hushfleet.params import ParamLayout
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph, PerSampleGraph
+from hushfleet.model.params import ParamLayout
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 LAYOUT = ParamLayout(("fc.weight", "fc.bias"), ((3, 2), (3,)))
@@ -261,7 +261,7 @@ def test_onnx_runtimes_own_format_is_never_read():
 def test_a_device_imports_neither_pytorch_nor_onnx():
     code = """
 import sys
-import hushfleet.graphs, hushfleet.graph_safety
+import hushfleet.graphs.session, hushfleet.graphs.safety
 print(sorted({"torch", "onnx", "onnxscript", "models", "sklearn"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.evaluation import Evaluation
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import RoundOutcome, RoundTerms
-from hushfleet.objectives import Objective
-from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.model.objectives import Objective
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2, 3), (4,)))
 ZEROS = np.zeros(10, np.float32)

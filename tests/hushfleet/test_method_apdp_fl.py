@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import APDPFL, score_of
 from hushfleet.methods.base import RoundOutcome, RoundTerms
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight",), ((4,),))
 RECORD = PrivacySpec("record", "as-published", 1.0, 5.0, 1e-5, sample_rate=0.5, batches=10)

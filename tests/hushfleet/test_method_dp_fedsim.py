@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.fisher import PERSONAL, normalised
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 LAYERS = [slice(0, 6), slice(6, 10)]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.fisher import GLOBAL, PERSONAL
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # 3 tensors, 2 layers
 GLOBAL_PARAMS = np.array([2, 2, 2, 2, 0, 0, 3, 0, 0, 0], np.float32)  # layers of norm 4 and 3

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.fisher import GLOBAL, MOVED, PERSONAL
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # tensors of 4, 2 and 4
 GLOBAL_PARAMS = np.full(10, -1, np.float32)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
-from hushfleet.params import ParamLayout
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=2.0, delta=0.1)
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))

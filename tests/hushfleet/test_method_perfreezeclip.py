@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.base import Method, RoundTerms
-from hushfleet.params import ParamLayout
-from hushfleet.parts import BoundOf, Part, mean_of_clipped
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally
+from hushfleet.training.parts import BoundOf, Part, mean_of_clipped
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (2,)))  # the head is the last two entries
 PAIR = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.evaluation import Evaluation
 from hushfleet.methods import make_method
 from hushfleet.methods.base import RoundTerms
-from hushfleet.objectives import Objective
-from hushfleet.params import ParamLayout
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_round
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.model.objectives import Objective
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))
 

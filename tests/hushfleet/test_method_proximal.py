@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.methods.proximal import add_pull
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import Trained, train_round
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import Trained, train_round
 
 LAYOUT = ParamLayout(("w",), ((1,),))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1, "local_epochs": 2}

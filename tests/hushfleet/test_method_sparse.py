@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
 from hushfleet.methods.base import Method, RoundTerms
 from hushfleet.methods.sparsify import keep_largest
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1}

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
-from hushfleet.params import ParamLayout
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 GRID = 2.0**-10  # to how many standard deviations of its noise a value is rounded

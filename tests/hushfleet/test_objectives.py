@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from hushfleet.objectives import Objective
-from hushfleet.strict import from_plain, to_plain
-from models.losses import distilled_losses
+from hushfleet.config.strict import from_plain, to_plain
+from hushfleet.model.objectives import Objective
+from hushfleet.models.losses import distilled_losses
 
 PLAIN, DISTILLED = Objective(), Objective("distillation", 3.0)
 DECOUPLED = Objective("decoupled-distillation", 2.0, 0.25)

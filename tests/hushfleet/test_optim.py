@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hushfleet.blocks import BLOCK, blocks
-from hushfleet.optim import SGD, Adam, make_optimizer
+from hushfleet.training.optim import SGD, Adam, make_optimizer
 
 STEPS = 20
 SIZES = [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 5]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
-from hushfleet.params import MAX_PARAMS, MAX_TENSORS, ParamLayout
+from hushfleet.model.params import MAX_PARAMS, MAX_TENSORS, ParamLayout
 
 LAYOUT = ParamLayout(
     ("conv.weight", "conv.bias", "scale", "block.fc.weight"), ((2, 1, 3), (2,), (), (4, 2))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.params import ParamLayout
-from hushfleet.parts import WHOLE, Part, mean_of_clipped
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.parts import WHOLE, Part, mean_of_clipped
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight", "c.weight"), ((2,), (1,), (3,), (2,)))
 

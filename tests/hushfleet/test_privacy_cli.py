@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.commands.privacy import register
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting import Step, epsilon
-from hushfleet.privacy.cli import register
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import msgpack
 import pytest
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.ledger import Ledger, LedgerEntry
 from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge, GaussianMechanism
 

@@ -12,18 +12,18 @@ import torch
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.base import Method, RoundTerms
-from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting import Step, epsilon
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally, train_round
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally, train_round
 
 CLASSES = 3
 LAYOUT = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((2, 4), (2,), (3, 2), (3,)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.errors import BadInput
-from hushfleet.task import Task, parse_task
 
 EVERYTHING: dict[str, Any] = {
     "late": [{"devices": 2, "at_s": 10.0}, {"devices": ["device-3"], "at_round": 3}],

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.errors import Malformed, TooLarge
-from hushfleet.params import ParamLayout
-from hushfleet.spec import (
+from hushfleet.config.spec import (
     MAX_GRAPH_BYTES,
     MAX_SPEC_BYTES,
     BlobRef,
@@ -24,6 +22,8 @@ from hushfleet.spec import (
     TaskSpec,
     WireSpec,
 )
+from hushfleet.errors import Malformed, TooLarge
+from hushfleet.model.params import ParamLayout
 
 SPEC = TaskSpec(
     task="digits-0a1b2c3d",

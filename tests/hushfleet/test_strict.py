@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushfleet.config.spec import TaskSpec
+from hushfleet.config.strict import from_plain, to_plain
 from hushfleet.errors import Malformed
-from hushfleet.params import ParamLayout
-from hushfleet.spec import TaskSpec
-from hushfleet.strict import from_plain, to_plain
+from hushfleet.model.params import ParamLayout
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import hushfleet
+from hushfleet.aggregator.config.task import DATA_SETS, PARTITIONS, Task, load_task, parse_task
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, make_method
-from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting import Step, epsilon
-from hushfleet.task import DATA_SETS, PARTITIONS, Task, load_task, parse_task
-from models import get_model
+from hushfleet.model.params import ParamLayout
+from hushfleet.models import get_model
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
 TASKS = sorted((Path(hushfleet.__file__).parent.parent / "tasks").glob("*.toml"))
 SHAPES = {

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.batches import Recipe, draw_dropout, samples_trained, shuffled_batches
+from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
 from hushfleet.methods.base import PublicState
 from hushfleet.methods.fedavg import FedAvg
-from hushfleet.params import ParamLayout
-from hushfleet.spec import DropoutSpec, PrivacySpec
-from hushfleet.training import train_locally
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.batches import Recipe, draw_dropout, samples_trained, shuffled_batches
+from hushfleet.training.local_round import train_locally
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
 LAYOUT = ParamLayout(("w",), ((1,),))

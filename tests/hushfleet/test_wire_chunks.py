@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.chunks import (
+from hushfleet.wire.format.chunks import (
     FRAME_OVERHEAD,
     MAX_BLOB_BYTES,
     Assembler,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
-from hushfleet.wire.codec import MIN_STEP, decode_values, dither, encode_values, max_coded_bytes
-from hushfleet.wire.symbols import BLOCK, MAX_LEVEL
+from hushfleet.wire.format.codec import MIN_STEP, decode_values, dither, encode_values, max_coded_bytes
+from hushfleet.wire.format.symbols import BLOCK, MAX_LEVEL
 
 KEY = bytes(range(16))
 ALPHABETS = {1: 255, 2: 16, 3: 6, 4: 4, 5: 3}

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed, TooLarge, WireError
-from hushfleet.wire.difference import (
+from hushfleet.wire.format.difference import (
     MAX_HEADER_BYTES,
     apply_difference,
     encode_difference,
@@ -25,7 +25,7 @@ from hushfleet.wire.difference import (
     params_digest,
     read_difference_header,
 )
-from hushfleet.wire.messages import DifferenceRef, RoundPlan
+from hushfleet.wire.format.messages import DifferenceRef, RoundPlan
 
 COUNTS = [150, 0, 40, 10]
 

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hushfleet.wire import messages
-from hushfleet.wire.chunks import parse_frame, split
-from hushfleet.wire.difference import apply_difference, encode_difference
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.messages import (
+from hushfleet.wire.format import messages
+from hushfleet.wire.format.chunks import parse_frame, split
+from hushfleet.wire.format.difference import apply_difference, encode_difference
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
     Ack,
     Ask,
     Birth,
@@ -33,7 +33,7 @@ from hushfleet.wire.messages import (
     TaskNotice,
     Want,
 )
-from hushfleet.wire.update import UpdateHeader, decode_update, encode_update
+from hushfleet.wire.format.update import UpdateHeader, decode_update, encode_update
 
 encode_message = partial(messages.encode_message, federation="demo")
 decode_message = partial(messages.decode_message, federation="demo")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
-from hushfleet.wire import messages
-from hushfleet.wire.identity import Identity, verify
-from hushfleet.wire.messages import (
+from hushfleet.wire.format import messages
+from hushfleet.wire.format.identity import Identity, verify
+from hushfleet.wire.format.messages import (
     KINDS,
     MAX_MESSAGE_BYTES,
     Ack,

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker import Broker, start_broker
+from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.errors import BadInput, LinkLost, TooLarge
-from hushfleet.wire import mailbox as mailbox_module
-from hushfleet.wire.address import BrokerAddress
-from hushfleet.wire.chunks import Assembler, expand, split
-from hushfleet.wire.connection import Connection, Timing
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.link import Delivery, LinkDown, LinkEvent, LinkUp, publish_packet_bytes
-from hushfleet.wire.messages import Ack, Missing, Offer, decode_message, encode_message
-from hushfleet.wire.mqtt import MqttLink
-from hushfleet.wire.topics import Topics
+from hushfleet.wire.format.chunks import Assembler, expand, split
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Ack, Missing, Offer, decode_message, encode_message
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link import mailbox as mailbox_module
+from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.connection import Connection, Timing
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp, publish_packet_bytes
+from hushfleet.wire.link.mqtt import MqttLink
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2, answer_s=5.0, publish_s=10.0)
 WAIT_S = 30.0
@@ -125,7 +125,7 @@ def test_after_unsubscribing_nothing_more_comes(broker: Broker, links: Links) ->
 CLIENT = """
 import sys, time
 from hushfleet.wire.mqtt import MqttLink
-from hushfleet.wire.link import Will
+from hushfleet.wire.link.interface import Will
 link = MqttLink(sys.argv[1], client_id="victim", will=Will("victim/state", b"lost"))
 link.open()
 print(type(link.receive(30.0)).__name__, flush=True)

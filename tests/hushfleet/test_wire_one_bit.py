@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hushfleet.config.spec import WireSpec
 from hushfleet.errors import Malformed, NotFinite, PrivacyError
-from hushfleet.spec import WireSpec
-from hushfleet.wire.forms import added_variance, steps_for
-from hushfleet.wire.one_bit import VARIANCE_FACTOR, decode_signs, encode_signs, magnitude
+from hushfleet.wire.format.forms import added_variance, steps_for
+from hushfleet.wire.format.one_bit import VARIANCE_FACTOR, decode_signs, encode_signs, magnitude
 
 
 @given(

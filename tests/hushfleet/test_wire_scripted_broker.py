@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from hushfleet.errors import LinkLost
-from hushfleet.wire.connection import Timing
-from hushfleet.wire.link import Delivery, LinkDown, LinkEvent, LinkUp, Will
-from hushfleet.wire.mqtt import MqttLink
+from hushfleet.wire.link.connection import Timing
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp, Will
+from hushfleet.wire.link.mqtt import MqttLink
 
 QUICK = Timing(backoff_base_s=0.02, backoff_cap_s=0.05, answer_s=1.0, publish_s=0.3, close_s=2.0)
 CONNACK = b"\x20\x02\x00\x00"

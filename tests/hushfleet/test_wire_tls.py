@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from aggregator.broker import Broker, BrokerTls, start_broker
-from hushfleet.wire.connection import Timing
-from hushfleet.wire.link import Delivery, LinkDown, LinkEvent, LinkUp
-from hushfleet.wire.mqtt import MqttLink
-from hushfleet.wire.topics import Topics
+from hushfleet.aggregator.broker.process import Broker, BrokerTls, start_broker
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.connection import Timing
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
+from hushfleet.wire.link.mqtt import MqttLink
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.1)
 NOW = datetime.datetime.now(datetime.UTC)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, Malformed
-from hushfleet.wire.topics import ParsedTopic, Topics
+from hushfleet.wire.format.topics import ParsedTopic, Topics
 
 TOPICS = Topics("plant-7")
 DIGEST = bytes(range(32))

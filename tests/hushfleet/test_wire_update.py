@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hushfleet.config.strict import to_plain
 from hushfleet.errors import BadSignature, Malformed, TooLarge
-from hushfleet.strict import to_plain
-from hushfleet.wire.forms import Form
-from hushfleet.wire.identity import Identity
-from hushfleet.wire.one_bit import magnitude
-from hushfleet.wire.update import (
+from hushfleet.wire.format.forms import Form
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.one_bit import magnitude
+from hushfleet.wire.format.update import (
     MAX_HEADER_BYTES,
     UpdateHeader,
     attach_public,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import get_model, native
-from models.export import Graphs, export_graphs
-from models.native.build import COMPILERS
+from hushfleet.models import get_model, native
+from hushfleet.models.export import Graphs, export_graphs
+from hushfleet.models.native.build import COMPILERS
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,15 +10,15 @@ import torch
 from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graph_safety import check_graph
-from hushfleet.graphs import GradientGraph, PerSampleGraph
-from hushfleet.objectives import Objective
-from models import checks, get_model, graph_cache, native
-from models.export import Graphs, export_graphs
-from models.layers import Conv, Dropout, Layered, Linear, Pool
-from models.model import Model
-from models.torch_gradient import TorchGradient
-from simulator.runtimes import make_gradient
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph, PerSampleGraph
+from hushfleet.model.objectives import Objective
+from hushfleet.models import checks, get_model, graph_cache, native
+from hushfleet.models.export import Graphs, export_graphs
+from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
+from hushfleet.models.model import Model
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.simulator.engines.fast.runtimes import make_gradient
 
 pytestmark = pytest.mark.slow
 

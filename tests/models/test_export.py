@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graph_safety import check_graph
-from hushfleet.graphs import GradientGraph, InferenceGraph, PerSampleGraph
-from hushfleet.params import ParamLayout
-from models import checks, get_model, graph_cache, model_names
-from models.compact import digits_cnn
-from models.export import bake, export_graphs
-from models.model import Model
-from models.torch_gradient import TorchGradient
-from models.tracing import export_gradient, export_inference
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph, PerSampleGraph
+from hushfleet.model.params import ParamLayout
+from hushfleet.models import checks, get_model, graph_cache, model_names
+from hushfleet.models.compact import digits_cnn
+from hushfleet.models.export import bake, export_graphs
+from hushfleet.models.model import Model
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.models.tracing import export_gradient, export_inference
 
 pytestmark = pytest.mark.slow
 
@@ -209,7 +209,7 @@ def test_the_second_export_is_read_from_the_cache(tmp_path, monkeypatch):
     model = get_model("digits-cnn", classes=4)
     first = export_graphs(model, cache_dir=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    monkeypatch.setattr("models.tracing.export_gradient", lambda *_: pytest.fail("exported again"))
+    monkeypatch.setattr("hushfleet.models.tracing.export_gradient", lambda *_: pytest.fail("exported again"))
     assert export_graphs(model, cache_dir=tmp_path) == first
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models import get_model, graph_cache
-from models.layers import Conv, Dropout, Layered, Linear, Pool
-from models.model import Model
+from hushfleet.models import get_model, graph_cache
+from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
+from hushfleet.models.model import Model
 
 
 def test_shapes_and_names_by_hand():

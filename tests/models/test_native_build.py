@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.errors import HushfleetError
-from models import get_model, native
-from models.native.build import COMPILERS, default_cache_dir, find_compiler, load_library
+from hushfleet.models import get_model, native
+from hushfleet.models.native.build import COMPILERS, default_cache_dir, find_compiler, load_library
 
 SEVEN = "int seven(void) { return 7; }\n"
 

@@ -9,21 +9,21 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import make_method
 from hushfleet.methods.base import PublicState
-from hushfleet.objectives import Objective
-from hushfleet.optim import SGD
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally
-from models import checks, get_model, native
-from models.layers import Conv, Dropout, Layered, Linear, Pool
-from models.model import Model
-from models.native.build import find_compiler
-from models.native.gradient import LOGITS_BATCH, NativeGradient
-from models.torch_gradient import TorchGradient
+from hushfleet.model.objectives import Objective
+from hushfleet.models import checks, get_model, native
+from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
+from hushfleet.models.model import Model
+from hushfleet.models.native.build import find_compiler
+from hushfleet.models.native.gradient import LOGITS_BATCH, NativeGradient
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally
+from hushfleet.training.optim import SGD
 
 pytestmark = pytest.mark.slow
 

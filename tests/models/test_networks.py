@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hushfleet.errors import BadInput
-from models import get_model, model_names
+from hushfleet.models import get_model, model_names
 
 
 def test_every_name_gives_its_model():

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models import get_model
-from models.checks import random_batch
-from models.torch_gradient import TorchGradient
+from hushfleet.models import get_model
+from hushfleet.models.checks import random_batch
+from hushfleet.models.torch_gradient import TorchGradient
 
 
 @pytest.fixture(params=["digits-cnn", "fashion-mnist-cnn"])

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aggregator.events import EventLog, read_events
-from hushfleet.task import Task, parse_task
-from models.native.build import COMPILERS
-from simulator.chaos.audit import check_stores, check_tap, ledger_of, logs_of, models_of
-from simulator.chaos.machine import build_library
-from simulator.chaos.tap import Tap
-from simulator.director import Director
-from simulator.fast import run_rounds
-from simulator.live import LiveFleet
-from simulator.run_folder import RunFolder, Simulation, begin, go_on
-from simulator.workers import Workers
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.models.native.build import COMPILERS
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+from hushfleet.simulator.studies.chaos.audit import check_stores, check_tap, ledger_of, logs_of, models_of
+from hushfleet.simulator.studies.chaos.machine import build_library
+from hushfleet.simulator.studies.chaos.tap import Tap
 
 DEVICES = 8
 ROUNDS = 3
@@ -124,7 +124,7 @@ def tap() -> Iterator[Tap]:
 
 
 class Audit:
-    """`simulator.chaos.audit`, as assertions."""
+    """`hushfleet.simulator.studies.chaos.audit`, as assertions."""
 
     logs = staticmethod(logs_of)
     models = staticmethod(models_of)

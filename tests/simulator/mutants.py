@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from edge_client.__main__ import main as client
-from edge_client.standing import Standing
-from edge_client.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.edge_client.__main__ import main as client
+from hushfleet.edge_client.net.store_copies import Standing
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.privacy.ledger import Ledger
-from hushfleet.wire.messages import Known
+from hushfleet.wire.format.messages import Known
 
 
 def _trust_itself() -> None:
@@ -102,8 +102,8 @@ def does_not_sync() -> int:
 
 def adds_twice() -> int:
     """An aggregator that adds the first update of each round twice."""
-    from aggregator.collected import Collected
-    from hushfleet.cli import main
+    from hushfleet.aggregator.commands.main import main
+    from hushfleet.aggregator.rounds.aggregate import Collected
 
     add = Collected.add
     seen: set[int] = set()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.errors import PrivacyError
-from simulator.cohort import CohortTrainer
-from simulator.run_folder import begin
+from hushfleet.simulator.engines.vmap.training import CohortTrainer
+from hushfleet.simulator.run_folder import begin
 
 
 def test_one_device_whose_training_fails_does_not_take_the_cohort_with_it(

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edge_client.store import DeviceStore, OutboxEntry
-from hushfleet.cli import build_app
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.methods import METHODS, base
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
-from simulator.audit import device
-from simulator.audit.device import Subject
-from simulator.audit.finding import Finding
-from simulator.audit.games import Effort, device_findings, record_findings
+from hushfleet.simulator.studies.audit import device
+from hushfleet.simulator.studies.audit.device import Subject
+from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.games import Effort, device_findings, record_findings
 
 pytestmark = pytest.mark.slow
 

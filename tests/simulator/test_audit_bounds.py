@@ -10,15 +10,15 @@ import pytest
 from scipy import stats
 
 from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
-from simulator.audit.bounds import (
+from hushfleet.simulator.studies.audit.bounds import (
     ErrorRates,
     epsilon_at_least,
     one_run_epsilon,
     rate_at_most,
     separation_at_least,
 )
-from simulator.audit.claims import Claim
-from simulator.audit.record import log_ratio
+from hushfleet.simulator.studies.audit.claims import Claim
+from hushfleet.simulator.studies.audit.record import log_ratio
 
 
 @pytest.mark.parametrize("trials", [1, 7, 400, 5000])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firmware_profiles import board_names, load_board
 from hushfleet.errors import BadInput
-from simulator.boards import BoardKind, FleetMix, LinkFigures, parse_mix, read_boards
+from hushfleet.firmware_profiles import board_names, load_board
+from hushfleet.simulator.boards import BoardKind, FleetMix, LinkFigures, parse_mix, read_boards
 
 ZERO, ORIN, PI5 = "raspberry-pi-zero-2-w", "jetson-orin-nano", "raspberry-pi-5-8gb"
 

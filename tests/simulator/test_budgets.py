@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.events import EventLog
-from aggregator.store import AggregatorStore
-from edge_client.config import load_config
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.sets import load
+from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods.base import RoundTerms
-from hushfleet.privacy.accounting import Step, epsilon
-from simulator.fast import ALL_SPENT, deliver, run_rounds
-from simulator.fleet import make_fleet
-from simulator.live import device_toml
-from simulator.model_files import write_models
-from simulator.results import assemble, read_metrics
-from simulator.run_folder import begin
-from simulator.workers import Workers
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.engines.fast.engine import ALL_SPENT, deliver, run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.live.engine import device_toml
+from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.results import assemble, read_metrics
+from hushfleet.simulator.run_folder import begin
 
 ROUNDS = 8
 DEVICES = 4
@@ -99,7 +99,7 @@ def test_a_resumed_run_knows_who_declined(
         deliver(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("simulator.fast.deliver", dies)
+        patch.setattr("hushfleet.simulator.engines.fast.engine.deliver", dies)
         with pytest.raises(KeyboardInterrupt):
             runs.fast(simulation)
     runs.fast(runs.again(simulation))

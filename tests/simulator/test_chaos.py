@@ -13,12 +13,12 @@ from typing import get_args
 
 import pytest
 
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.errors import BadInput
-from hushfleet.task import load_task
-from simulator.chaos.campaign import Campaign, chaos_task, parse_seeds, summary
-from simulator.chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, draw_plan, tempting
-from simulator.chaos.trial import Bench
-from simulator.run_folder import Simulation, begin
+from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.studies.chaos.campaign import Campaign, chaos_task, parse_seeds, summary
+from hushfleet.simulator.studies.chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, draw_plan, tempting
+from hushfleet.simulator.studies.chaos.trial import Bench
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.chaos.machine import Machine
+from hushfleet.simulator.studies.chaos.machine import Machine
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ print(*sqlite3.connect(sys.argv[1] + "/store.sqlite").execute("SELECT COUNT(*) F
 WHOLE_FILE = """
 import os, sys
 from pathlib import Path
-from aggregator.whole_file import write_whole
+from hushfleet.aggregator.storage.atomic_file import write_whole
 write_whole(Path(sys.argv[1]) / "model", b"old" * 1000, durable=True)
 write_whole(Path(sys.argv[1]) / "model", b"new" * 2000, durable=sys.argv[2] == "synced")
 """
@@ -57,20 +57,20 @@ KEYS = {
     "the aggregator's key": """
 import sys
 from pathlib import Path
-from aggregator.identity_file import load_or_create
+from hushfleet.aggregator.storage.identity_file import load_or_create
 print(load_or_create(Path(sys.argv[1]) / "key").public_key.hex())
 """,
     "a device's key": """
 import sys
 from pathlib import Path
-from edge_client.store import DeviceStore
+from hushfleet.edge_client.storage.store import DeviceStore
 store = DeviceStore(Path(sys.argv[1]) / "store.sqlite", device="one")
 print(store.identity.public_key.hex())
 """,
     "the run's id": """
 import os, sys
 from pathlib import Path
-from aggregator.store import AggregatorStore
+from hushfleet.aggregator.storage.store import AggregatorStore
 store = AggregatorStore(Path(sys.argv[1]))
 if store.get("run_id") is None:
     store.put("run_id", os.urandom(8))

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.prepare import PreparedTask, prepare
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
-from edge_client.config import LimitsSection
-from edge_client.store import DeviceStore
-from edge_client.trainer import SeededRandomness, Trainer
-from firmware_profiles import load_board
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.errors import BadInput
-from hushfleet.graphs import GradientGraph
-from hushfleet.task import Task
-from hushfleet.wire.chunks import split
-from hushfleet.wire.link import publish_packet_bytes
-from hushfleet.wire.topics import Topics
-from simulator.boards import BoardKind
-from simulator.clock.broadcast import Broadcasts
-from simulator.clock.device_time import Costs, device_times
-from simulator.clock.measure import measure_costs
-from simulator.clock.sizes import Sizes, sizes_of
+from hushfleet.firmware_profiles import load_board
+from hushfleet.graphs.session import GradientGraph
+from hushfleet.simulator.boards import BoardKind
+from hushfleet.simulator.engines.clock.broadcast import Broadcasts
+from hushfleet.simulator.engines.clock.device_time import Costs, device_times
+from hushfleet.simulator.engines.clock.measure import measure_costs
+from hushfleet.simulator.engines.clock.sizes import Sizes, sizes_of
+from hushfleet.wire.format.chunks import split
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import publish_packet_bytes
 
 SIZES = Sizes(
     parameters=250_000,

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.errors import HushfleetError
-from hushfleet.scenario import ScenarioSection
-from hushfleet.task import RoundSection
-from simulator.clock.device import Device
-from simulator.clock.device_time import Costs, DeviceTimes
-from simulator.clock.engine import FleetClock
-from simulator.clock.links import LinkOptions
-from simulator.clock.outcome import RoundOutcome
-from simulator.clock.sizes import Sizes
-from simulator.schedule import make_schedule
+from hushfleet.simulator.engines.clock.device import Device
+from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
+from hushfleet.simulator.engines.clock.engine import FleetClock
+from hushfleet.simulator.engines.clock.links import LinkOptions
+from hushfleet.simulator.engines.clock.outcome import RoundOutcome
+from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.schedule import make_schedule
 
 SIZES = Sizes(
     parameters=1000,

@@ -16,19 +16,19 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from aggregator.prepare import PreparedTask, prepare
+from hushfleet.aggregator.config.task import RoundSection, Task
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting import Step, epsilon
-from hushfleet.task import RoundSection, Task
-from simulator.boards import FleetMix, parse_mix
-from simulator.clock.cli import print_forecasts, register, shown_bytes, shown_time
-from simulator.clock.device import Spent
-from simulator.clock.device_time import Costs
-from simulator.clock.fleet import device_names, sample_counts
-from simulator.clock.forecast import Forecast, epsilon_unused, forecast
-from simulator.clock.policies import AS_IN_TASK, read_policies
-from simulator.clock.sizes import sizes_of
-from simulator.fleet import make_fleet
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.boards import FleetMix, parse_mix
+from hushfleet.simulator.engines.clock.cli import print_forecasts, register, shown_bytes, shown_time
+from hushfleet.simulator.engines.clock.device import Spent
+from hushfleet.simulator.engines.clock.device_time import Costs
+from hushfleet.simulator.engines.clock.fleet import device_names, sample_counts
+from hushfleet.simulator.engines.clock.forecast import Forecast, epsilon_unused, forecast
+from hushfleet.simulator.engines.clock.policies import AS_IN_TASK, read_policies
+from hushfleet.simulator.engines.clock.sizes import sizes_of
+from hushfleet.simulator.fleet import make_fleet
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)

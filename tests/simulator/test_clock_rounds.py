@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from aggregator.events import EventLog, read_events
-from aggregator.rounds import RoundEngine
-from aggregator.store import AggregatorStore
-from aggregator.timeline import read_timeline
-from edge_client.store import DeviceStore
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.timeline import read_timeline
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
-from hushfleet.task import Task
-from simulator.boards import FleetMix
-from simulator.clock.outcome import RoundOutcome
-from simulator.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
-from simulator.fast import run_rounds, train_cohort
-from simulator.run_folder import RunFolder, Simulation, begin
-from simulator.workers import Workers
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.clock.outcome import RoundOutcome
+from hushfleet.simulator.engines.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
+from hushfleet.simulator.engines.fast.engine import run_rounds, train_cohort
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = {

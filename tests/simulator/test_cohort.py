@@ -13,19 +13,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edge_client.trainer import SeededRandomness
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
 from hushfleet.methods.base import DeviceState, Method, RoundTerms, TrainingConfig
 from hushfleet.methods.fedavg import FedAvg
+from hushfleet.models import get_model
+from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.spec import PrivacySpec
-from hushfleet.training import train_locally
-from models import get_model
-from models.torch_gradient import TorchGradient
-from simulator.cohort import CohortTrainer, Member, Trained, train_cohort
+from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member, Trained, train_cohort
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)
 BY_RECORD = replace(PRIVACY, unit="record", clip_norm=1.0, sample_rate=0.3, batches=3)

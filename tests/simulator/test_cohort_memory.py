@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.base import TrainingConfig
 from hushfleet.methods.fedavg import FedAvg
-from hushfleet.objectives import Objective
+from hushfleet.model.objectives import Objective
+from hushfleet.models import get_model
+from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.spec import PrivacySpec
-from models import get_model
-from models.torch_gradient import TorchGradient
-from simulator.cohort_memory import AliveBytes, Asked, bytes_per_client, pass_bytes, what_is_asked
+from hushfleet.simulator.engines.vmap.memory import AliveBytes, Asked, bytes_per_client, pass_bytes, what_is_asked
 
 
 def test_the_peak_of_a_few_lines_by_hand() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hushfleet.methods.base import TrainingConfig
-from hushfleet.optim import make_optimizer
-from simulator.cohort_optim import make_cohort_optimizer
+from hushfleet.simulator.engines.vmap.optim import make_cohort_optimizer
+from hushfleet.training.optim import make_optimizer
 
 CLIENTS_AT = [3, 3, 3, 2, 2, 1, 1, 1]
 

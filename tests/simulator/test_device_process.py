@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from simulator.live import LiveFleet
-from simulator.run_folder import begin
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import begin
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ class Guard:
 
 
 sys.meta_path.insert(0, Guard())
-from edge_client.__main__ import main
+from hushfleet.edge_client.__main__ import main
 
 status = main(sys.argv[2:])
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aggregator.events import EventLog, read_events
-from hushfleet.scenario import ScenarioSection
-from hushfleet.task import Task, parse_task
-from simulator.director import Director
-from simulator.live import LiveFleet
-from simulator.run_folder import RunFolder, Simulation, begin
-from simulator.schedule import Day, Schedule, make_schedule, schedule_of
+from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
+from hushfleet.simulator.schedule import Day, Schedule, make_schedule, schedule_of
 
 pytestmark = pytest.mark.slow
 

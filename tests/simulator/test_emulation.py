@@ -12,11 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from firmware_profiles import Quantity, board_names, load_board
-from simulator import emulation
-from simulator.emulation import SERVICE_MEMORY, emulation_of, machine_speed, shown
-from simulator.link_model import LinkConditions
-from simulator.memory_limit import START_MIB, ClientMemory, address_space_bytes, client_memory, limited
+from hushfleet.firmware_profiles import Quantity, board_names, load_board
+from hushfleet.simulator.engines.live import emulation
+from hushfleet.simulator.engines.live.emulation import SERVICE_MEMORY, emulation_of, machine_speed, shown
+from hushfleet.simulator.engines.live.link_model import LinkConditions
+from hushfleet.simulator.engines.live.memory_limit import (
+    START_MIB,
+    ClientMemory,
+    address_space_bytes,
+    client_memory,
+    limited,
+)
 
 UNIT = Path(__file__).parents[2] / "examples" / "hushfleet-client.service"
 

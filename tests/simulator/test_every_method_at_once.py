@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_client.trainer import SeededRandomness
-from hushfleet.batches import Recipe
+from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.graphs import GradientGraph, InferenceGraph
+from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.methods.heads import HeadFirst
-from hushfleet.objectives import Objective
-from hushfleet.spec import DropoutSpec, PrivacySpec
-from hushfleet.training import Trained, train_round
-from models.model import Model, layout_of
-from models.torch_gradient import TorchGradient
-from models.tracing import export_gradient, export_inference
-from simulator.cohort import CohortTrainer, Member
+from hushfleet.model.objectives import Objective
+from hushfleet.models.model import Model, layout_of
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.models.tracing import export_gradient, export_inference
+from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import Trained, train_round
 
 pytestmark = pytest.mark.slow
 

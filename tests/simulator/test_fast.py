@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from simulator.fast import deliver
-from simulator.jobs import Answer
-from simulator.run_folder import begin
-from simulator.runtimes import RUNTIMES, unavailable
+from hushfleet.simulator.engines.fast.engine import deliver
+from hushfleet.simulator.engines.fast.jobs import Answer
+from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
+from hushfleet.simulator.run_folder import begin
 
 pytestmark = pytest.mark.slow
 
@@ -29,17 +29,17 @@ import json, os, random, signal, sys
 from pathlib import Path
 
 import torch
-from aggregator.events import EventLog
-from simulator.fast import run_rounds
-from simulator.run_folder import go_on
-from simulator.workers import Workers
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.run_folder import go_on
+from hushfleet.simulator.engines.fast.workers import Workers
 
 torch.set_num_threads(1)
 folders = [Path(name) for name in sys.argv[1:]]
 simulations = [go_on(folder, data_dir=None) for folder in folders]
-WATCHED = ("simulator/fast.py", "simulator/jobs.py", "edge_client/store.py", "edge_client/trainer.py",
-           "edge_client/metrics.py",
-           "aggregator/rounds.py", "aggregator/store.py", "aggregator/checkpoints.py", "aggregator/events.py")
+WATCHED = ("simulator/engines/fast/engine.py", "simulator/engines/fast/jobs.py", "edge_client/storage/store.py",
+           "edge_client/trainer.py", "edge_client/board/metrics.py", "aggregator/rounds/engine.py",
+           "aggregator/storage/store.py", "aggregator/storage/checkpoints.py", "aggregator/observe/events.py")
 
 
 def play(simulation, kill_at=-1):
@@ -149,7 +149,7 @@ def test_a_cohort_trained_at_once_goes_on_with_what_was_committed(
             raise KeyboardInterrupt
         deliver(answer, *arguments)
 
-    monkeypatch.setattr("simulator.fast.deliver", dies)
+    monkeypatch.setattr("hushfleet.simulator.engines.fast.engine.deliver", dies)
     with pytest.raises(KeyboardInterrupt):
         runs.fast(simulation, runtime="vmap")
     runs.fast(simulation, runtime="vmap", workers=2)
@@ -182,7 +182,8 @@ def test_the_workers_of_a_killed_simulation_end_too(
     runs: Any, calm: Any, audit: Any, wait: Any, tmp_path: Path
 ) -> None:
     simulation = runs.copy(tmp_path / "run")
-    command = [sys.executable, "-c", "from hushfleet.cli import main; main()", "simulate", simulation.folder.task]
+    main = "from hushfleet.aggregator.commands.main import main; main()"
+    command = [sys.executable, "-c", main, "simulate", simulation.folder.task]
     options = ["--engine", "fast", "--workers", "2", "--no-local-only", "--out", simulation.folder.path, "--resume"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*command, *options], stdout=log, stderr=log)

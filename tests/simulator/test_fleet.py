@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.data.folder import save_folder
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
-from hushfleet.task import Task, load_task, parse_task
-from simulator.bench import Bench
-from simulator.fleet import Fleet, Part, make_fleet, save_samples
-from simulator.run_folder import begin, go_on
+from hushfleet.simulator.engines.fast.worker_context import Bench
+from hushfleet.simulator.fleet import Fleet, Part, make_fleet, save_samples
+from hushfleet.simulator.run_folder import begin, go_on
 
 DIGITS = load("digits")
 

@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from aggregator.result import Result
+from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import HushfleetError
-from simulator.live import LiveFleet
-from simulator.run import RunOptions, run
-from simulator.run_folder import Simulation, begin
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run import RunOptions, run
+from hushfleet.simulator.run_folder import Simulation, begin
 
 pytestmark = pytest.mark.slow
 
 BROKERS = ["mosquitto", "amqtt"]
-COMMAND = [sys.executable, "-c", "from hushfleet.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from edge_client.config import load_config
+from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
-from simulator.boards import FleetMix
-from simulator.emulation import emulation_of, machine_speed
-from simulator.link_model import LinkConditions
-from simulator.live import LiveFleet
-from simulator.memory_limit import address_space_bytes, client_memory
-from simulator.run_folder import Simulation, begin
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.live.emulation import emulation_of, machine_speed
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.engines.live.link_model import LinkConditions
+from hushfleet.simulator.engines.live.memory_limit import address_space_bytes, client_memory
+from hushfleet.simulator.run_folder import Simulation, begin
 
 pytestmark = pytest.mark.slow
 

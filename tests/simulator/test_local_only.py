@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.trainer import SeededRandomness
-from hushfleet.graphs import GradientGraph, InferenceGraph
-from simulator.local_only import Alone, train_alone
-from simulator.run_folder import Simulation, begin
-from simulator.workers import Workers
+from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import Simulation, begin
 
 
 @pytest.fixture(scope="module")

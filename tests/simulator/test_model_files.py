@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file
 
-from edge_client.store import DeviceStore
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
-from hushfleet.graphs import InferenceGraph
-from simulator.model_files import write_models
-from simulator.run_folder import RunFolder, Simulation
+from hushfleet.graphs.session import InferenceGraph
+from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.run_folder import RunFolder, Simulation
 
 
 @pytest.fixture(scope="module")

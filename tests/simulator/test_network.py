@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, HushfleetError
-from simulator.link_model import BURST_S, Direction, LinkConditions, jitters, resets, stalls
-from simulator.network import EmulatedNetwork, Traffic
+from hushfleet.simulator.engines.live.link_model import BURST_S, Direction, LinkConditions, jitters, resets, stalls
+from hushfleet.simulator.engines.live.network import EmulatedNetwork, Traffic
 
 NOTHING_S = 0.25  # how long we look that nothing comes
 PATIENCE_S = 30.0

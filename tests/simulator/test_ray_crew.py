@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.events import EventLog
-from edge_client.store_file import StoreLock
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.edge_client.storage.store_file import StoreLock
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, StoreError
-from simulator import ray_crew, ray_node
-from simulator.fast import run_rounds
-from simulator.fingerprint import code_digest, differences, fingerprint
-from simulator.job_files import JobFiles, moved, replace_file, travels, whole
-from simulator.local_only import train_alone
-from simulator.ray_crew import RayCrew
-from simulator.ray_node import Luggage, Scratch, Version, work
-from simulator.results import read_metrics
-from simulator.runtimes import RUNTIMES
-from simulator.workers import Workers
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.fingerprint import code_digest, differences, fingerprint
+from hushfleet.simulator.engines.fast.job_files import JobFiles, moved, replace_file, travels, whole
+from hushfleet.simulator.engines.fast.local_only import train_alone
+from hushfleet.simulator.engines.fast.runtimes import RUNTIMES
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.ray import node as ray_node
+from hushfleet.simulator.engines.ray import pool as ray_crew
+from hushfleet.simulator.engines.ray.node import Luggage, Scratch, Version, work
+from hushfleet.simulator.engines.ray.pool import RayCrew
+from hushfleet.simulator.results import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +46,10 @@ DRIVER = r"""
 import os, signal, sys
 from pathlib import Path
 
-from aggregator.events import EventLog
-from simulator.fast import run_rounds
-from simulator.ray_crew import RayCrew
-from simulator.run_folder import go_on
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.ray.pool import RayCrew
+from hushfleet.simulator.run_folder import go_on
 
 address, folder, workers, dies_at = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 written = 0
@@ -397,7 +398,7 @@ def test_the_compiler_counts_where_nodes_compile() -> None:
 
 
 def test_the_digest_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.fingerprint.PACKAGES", ("dig_here",))
+    monkeypatch.setattr("hushfleet.simulator.engines.fast.fingerprint.PACKAGES", ("dig_here",))
     monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "dig_here"
     (package / "deep").mkdir(parents=True)

@@ -11,19 +11,19 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import simulator.fast
 from hushfleet.errors import BadInput
-from simulator.reproduce import recipe as recipes
-from simulator.reproduce.cells import Cell, cells_of
-from simulator.reproduce.cli import register, to_run
-from simulator.reproduce.crew import jobs_here
-from simulator.reproduce.estimate import Estimator, expected_work
-from simulator.reproduce.kept import Kept, KeptCell, cell_path
-from simulator.reproduce.page import render_page
-from simulator.reproduce.recipe import load_entry, load_paper
-from simulator.reproduce.run_cell import RUN, run_cell
-from simulator.reproduce.shown import epsilons
-from simulator.reproduce.table import kendall, make_table
+from hushfleet.simulator.engines.fast import engine as fast_engine
+from hushfleet.simulator.studies.reproduce import recipe as recipes
+from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
+from hushfleet.simulator.studies.reproduce.cli import register, to_run
+from hushfleet.simulator.studies.reproduce.crew import jobs_here
+from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
+from hushfleet.simulator.studies.reproduce.page import render_page
+from hushfleet.simulator.studies.reproduce.recipe import load_entry, load_paper
+from hushfleet.simulator.studies.reproduce.run_cell import RUN, run_cell
+from hushfleet.simulator.studies.reproduce.shown import epsilons
+from hushfleet.simulator.studies.reproduce.table import kendall, make_table
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "own" / "table-1.toml").write_text(TABLE)
     (folder / "own" / "figure-2.toml").write_text('title = "Curves"\nopen = "curves only"\n')
     monkeypatch.setattr(recipes, "recipes_folder", lambda: folder)
-    monkeypatch.setattr("simulator.reproduce.estimate.measured_rate", lambda model, batch: 1000.0)
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.measured_rate", lambda model, batch: 1000.0)
     return folder
 
 
@@ -143,7 +143,7 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
 ) -> None:
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     whole = run_cell(cell, tmp_path / "whole", data_dir=None, runtime="onnx")
-    train_cohort, rounds = simulator.fast.train_cohort, []
+    train_cohort, rounds = fast_engine.train_cohort, []
 
     def until_the_second(simulation, workers, plan, *rest, **options):
         rounds.append(plan.round)
@@ -151,7 +151,7 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
             raise KeyboardInterrupt
         return train_cohort(simulation, workers, plan, *rest, **options)
 
-    monkeypatch.setattr(simulator.fast, "train_cohort", until_the_second)
+    monkeypatch.setattr(fast_engine, "train_cohort", until_the_second)
     folder = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         run_cell(cell, folder, data_dir=None, runtime="onnx")
@@ -201,7 +201,7 @@ def test_an_interruption_says_how_to_go_on(book: Path, tmp_path: Path, monkeypat
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.reproduce.cli.run_cells", interrupted)
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.cli.run_cells", interrupted)
     monkeypatch.setattr("sys.argv", ["hushfleet", "reproduce", "own", "--table", "1"])
     code, said = typed("own", "--table", "1", "--out", str(tmp_path / "out"), "--results", str(book))
     assert code == 130
@@ -312,7 +312,7 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
     trained, tested = expected_work(cell.task(), evaluate_last=10)
     assert (trained, tested) == (2 * 240, 2 * 2 * (360 + 30) + 2 * 360)
     assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx((480 + 2280 / 3) / 100)
-    monkeypatch.setattr("simulator.reproduce.estimate.processor", lambda: "nobody's")
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.processor", lambda: "nobody's")
     known = Estimator([pretended(cell, [0.1, 0.2], epsilon=1.0)])
     assert known.seconds(cell) == pytest.approx((480 + 2280 / 3) / ((480 + 60 / 3) / 2.0))
     assert Estimator([]).seconds(cells(methods=["named"])[0]) is None

@@ -11,11 +11,11 @@ from scipy.io import savemat
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
-from models import get_model
-from simulator.fleet import make_fleet
-from simulator.reproduce.at_hand import missing_data
-from simulator.reproduce.cells import cells_of
-from simulator.reproduce.recipe import Entry, load_entries, load_entry, load_recipe, paper_names
+from hushfleet.models import get_model
+from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.studies.reproduce.at_hand import missing_data
+from hushfleet.simulator.studies.reproduce.cells import cells_of
+from hushfleet.simulator.studies.reproduce.recipe import Entry, load_entries, load_entry, load_recipe, paper_names
 
 PAPERS = ["acdp-pfsd", "apdp-fl", "dp-fedsim", "fedglp-adp", "perfreezeclip"]
 ENTRIES = [entry for paper in paper_names() for entry in load_entries(paper)]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.batches import Recipe, draw_dropout, drawn_inputs, shuffled_batches
+from hushfleet.config.spec import Augment, DropoutSpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods.base import Teacher, TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.spec import Augment, DropoutSpec
-from simulator.resident import GroupBatches, ResidentSamples, step_count
+from hushfleet.simulator.engines.vmap.device_data import GroupBatches, ResidentSamples, step_count
+from hushfleet.training.batches import Recipe, draw_dropout, drawn_inputs, shuffled_batches
 
 pytestmark = pytest.mark.slow
 

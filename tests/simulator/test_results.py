@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from aggregator.result import Result, SweepPoint
-from simulator.local_only import Alone
-from simulator.results import assemble, read_metrics
-from simulator.run_folder import RunFolder, Simulation
+from hushfleet.aggregator.results.result import Result, SweepPoint
+from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.results import assemble, read_metrics
+from hushfleet.simulator.run_folder import RunFolder, Simulation
 
 NAMES = [f"device-{number}" for number in range(8)]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from aggregator.events import read_events
-from hushfleet.task import parse_task
-from simulator.boards import FleetMix
-from simulator.director import Director
-from simulator.live import LiveFleet
-from simulator.run_folder import begin
-from simulator.schedule import schedule_of
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.observe.events import read_events
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.run_folder import begin
+from hushfleet.simulator.schedule import schedule_of
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from aggregator.result import Result
-from hushfleet.cli import build_app, main
+from hushfleet.aggregator.commands.main import build_app, main
+from hushfleet.aggregator.results.result import Result
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +147,7 @@ def test_an_interrupted_run_says_what_to_type(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.run.run_rounds", interrupted)
+    monkeypatch.setattr("hushfleet.simulator.run.run_rounds", interrupted)
     words = ["simulate", str(task_file), "--workers", "1", "--set", "data.class_names=[]", "--no-local-only"]
     code, out, _ = typed(capsys, monkeypatch, *words)
     assert code == 130
@@ -183,7 +183,7 @@ def test_help_teaches_by_example(name: str, capfd: pytest.CaptureFixture[str]) -
     assert result.exit_code == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", result.output + capfd.readouterr().out)
     below_usage = text.split("\n", 2)[2]
-    example = "python -m edge_client device.toml" if name == "client" else f"hushfleet {name}"
+    example = "hushfleet-edge device.toml" if name == "client" else f"hushfleet {name}"
     assert example in below_usage
 
 

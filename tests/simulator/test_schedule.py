@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hushfleet
+from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.errors import BadInput
-from hushfleet.scenario import ScenarioSection
-from hushfleet.task import Task, load_task, parse_task
-from simulator.schedule import Action, Playback, Schedule, make_schedule, schedule_of
+from hushfleet.simulator.schedule import Action, Playback, Schedule, make_schedule, schedule_of
 
 NAMES = [f"device-{number}" for number in range(4)]
 ALL = [*NAMES, "aggregator", "broker"]

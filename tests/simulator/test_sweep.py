@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from aggregator.result import Result, SweepPoint, WireInfo
+from hushfleet.aggregator.results.result import Result, SweepPoint, WireInfo
 from hushfleet.errors import BadInput
-from simulator.local_only import Alone
-from simulator.run_folder import Simulation, begin, go_on
-from simulator.sweep import sweep_noise, sweep_wire, with_wire
-from simulator.workers import Workers
+from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import Simulation, begin, go_on
+from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_wire
 
 pytestmark = pytest.mark.slow
 

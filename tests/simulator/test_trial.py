@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from simulator.run_folder import begin
-from simulator.runtimes import RUNTIMES, unavailable
-from simulator.trial import Trial, choose_runtime
-from simulator.workers import Workers
+from hushfleet.simulator.engines.fast.runtime_choice import Trial, choose_runtime
+from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import begin
 
 
 def test_a_short_run_takes_the_devices_own_graphs(calm: Any) -> None:

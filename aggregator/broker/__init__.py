@@ -1,0 +1,1 @@
+"""A broker as a child process, for laptops, tests and small fields."""

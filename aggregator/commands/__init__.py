@@ -1,0 +1,1 @@
+"""The command `hushfleet` and the sub-commands of the aggregator."""

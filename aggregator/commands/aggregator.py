@@ -1,0 +1,283 @@
+"""`hushfleet aggregator`: the side beside the GPU, until the task is finished or it is stopped."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.devices.devices_file import read_devices
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.ingest import robust
+from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.results.record import record
+from hushfleet.aggregator.results.report import write_report
+from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
+from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.topics import check_name
+from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.interface import Link, Will
+from hushfleet.wire.link.mqtt import MqttLink
+
+INTERRUPTED = 130
+_FILE = {"exists": True, "dir_okay": False}
+
+
+class DeviceName(StrEnum):
+    """Where the sums are held; `auto` is cuda where torch sees one. The result has the same bits on either."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class EnrolmentMode(StrEnum):
+    """`closed` accepts known devices only; `open` accepts whoever reaches the broker."""
+
+    closed = "closed"
+    open = "open"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command `aggregator` to the application."""
+
+    @app.command("aggregator")
+    def aggregator(
+        task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
+        broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
+        federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
+        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
+        enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
+        device: Annotated[DeviceName, typer.Option(help="Where sums are held.")] = DeviceName.auto,
+        out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
+        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+        data_dir: Annotated[Path | None, typer.Option(help="Where the test set's files are.")] = None,
+        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")] = None,
+        identity: Annotated[Path | None, typer.Option(help="This aggregator's key, which devices pin; default: one for each federation in the user's configuration folder.")] = None,
+        run_id: Annotated[str | None, typer.Option(help="Last part of the task's id; default: random.")] = None,
+        ca_file: Annotated[Path | None, typer.Option(help="CA that signed the broker's certificate.", **_FILE)] = None,
+        cert_file: Annotated[Path | None, typer.Option(help="This aggregator's certificate.", **_FILE)] = None,
+        key_file: Annotated[Path | None, typer.Option(help="Its key.", **_FILE)] = None,
+        username: Annotated[str | None, typer.Option(help="For the broker.")] = None,
+        password_file: Annotated[Path | None, typer.Option(help="A file with the password.", **_FILE)] = None,
+    ) -> None:  # fmt: skip
+        """Run a task with the devices behind a broker. Safe to kill at any time; `--resume` goes on.
+
+        Examples:
+
+        `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883 --enrolment open`
+
+        `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a --resume`
+        """
+        task = load_task(task_file, tuple(settings or ()))
+        folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        connect = _connector(
+            broker,
+            federation=federation,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            username=username,
+            password=_password(password_file),
+        )
+        if not resume:
+            refuse_used(folder)
+        console = Console()
+        closed = enrolment is EnrolmentMode.closed
+        listed = [] if devices is None else read_devices(devices)
+        if closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
+            raise _nobody_is_known(folder)
+        with AggregatorStore(folder) as store, DeviceRegister(folder) as known:
+            policy = _enrolment(store, known, listed, closed=closed, console=console)
+            with console.status("loading data, exporting and checking the model's graphs"):
+                prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
+            engine = RoundEngine(store, prepared, device=torch_device(device.value))
+            key_path = identity or default_path(federation)
+            key = load_or_create(key_path)
+            epoch = next_epoch(key_path)
+            connected = partial(connect, key)
+            finished = _run(engine, connected, key, policy, epoch=epoch, federation=federation, console=console)
+            if finished:
+                _write_results(store, prepared, console)
+        if not finished:
+            again = resume_command(
+                task_file, broker, folder, settings or [], federation=federation, device=device.value,
+                devices=devices, enrolment=enrolment.value,
+                data_dir=data_dir, identity=identity, ca_file=ca_file, cert_file=cert_file, key_file=key_file, username=username,
+                password_file=password_file,
+            )  # fmt: skip
+            console.print(f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {again}", highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED)
+
+
+def torch_device(name: str) -> str:
+    """`auto` resolved. Raises `BadInput` where cuda is asked for and not there."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
+    return name
+
+
+def resume_command(
+    task_file: Path, broker: str, folder: Path, settings: list[str], **options: Path | str | None
+) -> str:
+    """What to type to go on with a run; options that have their defaults are left out."""
+    words = ["hushfleet", "aggregator", str(task_file), "--broker", broker, "--out", str(folder), "--resume"]
+    for setting in settings:
+        words += ["--set", setting]
+    for name, value in options.items():
+        if value not in (None, "auto", "default", "closed"):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Identity, Will], Link]:
+    """Makes the link later; what is wrong with URL, files or names is said now."""
+    check_name(federation, "the federation's name")
+    BrokerAddress.parse(url, **options)
+    return lambda identity, will: MqttLink(
+        url, client_id=identity.client_id(f"aggregator-{federation}"), will=will, **options
+    )
+
+
+def _nobody_is_known(folder: Path) -> BadInput:
+    return BadInput(
+        "no device is known, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
+        f"add each device: hushfleet devices add {folder} ID --key KEY (`hushfleet-edge status DEVICE.toml` "
+        f"prints a board's key), then start again with --out {folder}. In a lab: --enrolment open"
+    )
+
+
+def _enrolment(
+    store: AggregatorStore, known: DeviceRegister, listed: list[KnownDevice], *, closed: bool, console: Console
+) -> Enrolment:
+    """Says who may take part. Raises `BadInput` where nobody could."""
+    known.add(listed)
+    enrolment = Enrolment(store, known, closed=closed)
+    if closed and not enrolment.count:
+        raise _nobody_is_known(store.folder)
+    if closed:
+        text = f"{enrolment.count} devices may take part; see: hushfleet devices list {store.folder}"
+    else:
+        text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
+    console.print(text, highlight=False, soft_wrap=True)
+    return enrolment
+
+
+def _password(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"the password file {path} cannot be read: {error}") from error
+
+
+def _prepared(task: Task, store: AggregatorStore, *, data_dir: Path | None, run_id: str | None) -> PreparedTask:
+    """The task under the id that the run began with, since devices know it by that."""
+    stored = store.get("run_id")
+    known = None if stored is None else stored.decode()
+    if known is not None and run_id not in (None, known):
+        raise BadInput(f"--run-id {run_id!r}: the run in {store.folder} has the id {known!r}")
+    chosen = known or run_id or os.urandom(4).hex()
+    prepared = prepare(task, data_dir=data_dir, run_id=chosen)
+    store.put("run_id", chosen.encode())
+    return prepared
+
+
+def _run(
+    engine: RoundEngine,
+    connect: Callable[[Will], Link],
+    identity: Identity,
+    enrolment: Enrolment,
+    *,
+    epoch: int,
+    federation: str,
+    console: Console,
+) -> bool:
+    """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
+    path = engine.store.folder / "events.jsonl"
+    display = FleetDisplay(
+        console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant
+    )
+    earlier, _ = read_events(path)
+    with _ShownLog(path, display) as events, _stop_on_signals() as stop:
+        coordinator = Coordinator(
+            engine,
+            connect,
+            identity=identity,
+            epoch=epoch,
+            enrolment=enrolment,
+            federation=federation,
+            events=events,
+        )
+        console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        task, size = engine.prepared.task, engine.layout.size
+        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
+            console.print(line, highlight=False)
+        with display:
+            for event in earlier:
+                display.state.apply(event)
+            coordinator.run(stop)
+    return engine.finished
+
+
+class _ShownLog(EventLog):
+    """The event log, shown as it is written."""
+
+    def __init__(self, path: Path, display: FleetDisplay) -> None:
+        super().__init__(path)
+        self._display = display
+
+    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+        event = super().write(kind, **fields)
+        self._display.apply(event)
+        return event
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM end the loop between two steps; a second one ends it at once."""
+    stop = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_results(store: AggregatorStore, prepared: PreparedTask, console: Console) -> None:
+    result = record(store, prepared, engine="field", seed=None)
+    result.save(store.folder / "result.json")
+    write_report(result, store.folder / "report.html")
+    console.print(summary_table(result))
+    console.print(f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}", highlight=False)

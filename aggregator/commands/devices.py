@@ -1,0 +1,129 @@
+"""`hushfleet devices`: who may take part in a run. Works while the aggregator runs, which follows within a second."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hushfleet.aggregator.devices.devices_file import parse_key
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.topics import check_name
+
+WIDTH = 160  # a key stays on one line, to be copied
+
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder: `--out` of `hushfleet aggregator`.")]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="The device's id.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command `devices` with its own sub-commands to the application."""
+    devices = typer.Typer(
+        no_args_is_help=True,
+        help="""List, add, forget and block the devices that an aggregator accepts. It may run meanwhile.
+
+        Examples:
+
+        `hushfleet devices list runs/field`
+
+        `hushfleet devices add runs/field greenhouse-07 --key 64-HEX-DIGITS`
+
+        `hushfleet devices block runs/field greenhouse-07 --reason stolen`
+        """,
+    )
+    devices.command("list")(_list)
+    devices.command("add")(_add)
+    devices.command("forget")(_forget)
+    devices.command("block")(_block)
+    app.add_typer(devices, name="devices")
+
+
+def _list(run: _Run) -> None:
+    """Show the known devices, and who knocked without being known.
+
+    A device is `known` by a key that you gave, `pinned` by the first key that was seen of it, `expected` before that,
+    or `blocked`.
+    """
+    with _opened(run) as register:
+        known, knocks = register.devices(), register.knocks()
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
+    for row in known:
+        key = "" if row.public_key is None else row.public_key.hex()
+        state = row.state if row.blocked is None else f"blocked: {row.blocked}"
+        table.add_row(row.device, state, row.board, str(row.rounds), _ago(row.last_seen), key)
+    console.print(table if known else "no device is known")
+    if knocks:
+        console.print("\nnot accepted; a key to add should be compared with what `status` prints on the board:")
+        table = Table("device", "times", "last seen", "key", box=None, header_style="bold")
+        for knock in knocks:
+            table.add_row(knock.device, str(knock.count), _ago(knock.last_seen), knock.public_key.hex())
+        console.print(table)
+
+
+def _add(
+    run: _Run,
+    device: _Id,
+    key: Annotated[
+        str | None, typer.Option(help="Its public key, 64 hex digits. Without: the first key that is seen.")
+    ] = None,
+) -> None:
+    """Accept a device; also one that was blocked.
+
+    Leave the key away only where the broker's access list binds a device's topics to the name in its certificate.
+    """
+    check_name(device, "the device id")
+    with _opened(run, may_create=True) as register:
+        given = None if key is None else parse_key(key, "--key")
+        register.add([KnownDevice(device, given, pinned=given is None)])
+        again = register.unblock(device)
+        row = register.device(device)
+    of_key = "the first key that is seen" if row is None or row.public_key is None else row.public_key.hex()
+    print(f"{device} is {'accepted again' if again else 'accepted'}, with {of_key}")
+
+
+def _forget(run: _Run, device: _Id) -> None:
+    """Forget a device and its key, say because its card was flashed anew. Add it again with its new key.
+
+    The new card's privacy ledger is empty: count what the former one has spent as spent by the same data.
+    """
+    with _opened(run) as register:
+        if not register.forget(device):
+            raise BadInput(f"{device} is no known device of {run}; see: hushfleet devices list {run}")
+    print(f"{device} is forgotten; to accept it with another key: hushfleet devices add {run} {device} --key KEY")
+
+
+def _block(
+    run: _Run,
+    device: _Id,
+    reason: Annotated[str, typer.Option(help="For the list, and for the device's log.")] = "by its operator",
+) -> None:
+    """Ignore all messages of a device and refuse its updates from now on, in the open round, too."""
+    check_name(device, "the device id")
+    with _opened(run, may_create=True) as register:
+        register.block(device, reason)
+    print(f"{device} is blocked; to lift it: hushfleet devices add {run} {device}")
+
+
+def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
+    if not (may_create or DeviceRegister.exists(run)):
+        hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
+        raise BadInput(f"{run} has no list of devices: {hint}")
+    return DeviceRegister(run)
+
+
+def _ago(at: float | None) -> str:
+    if at is None:
+        return "never"
+    seconds = max(0.0, time.time() - at)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,1 @@
+"""The task file and its scenario, as an operator writes them."""

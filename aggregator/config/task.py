@@ -1,0 +1,428 @@
+"""The task file: what a person writes in TOML, validated into typed configuration.
+
+Used by the aggregator and the simulator; devices get the resolved `hushfleet.config.spec.TaskSpec` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.config.spec import Augment, PrivacySpec, WireSpec
+from hushfleet.config.strict import from_plain
+from hushfleet.errors import BadInput, HushfleetError, PrivacyError
+from hushfleet.methods import method_class
+from hushfleet.methods.base import Method, TrainingConfig
+from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
+from hushfleet.privacy.record import gradients_factor
+
+DATA_SETS = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder")
+RECORD_DELTA = 1e-5
+PARTITIONS = ("iid", "dirichlet-class", "dirichlet-device", "pathological")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
+
+
+class ModelSection(_Section):
+    """`[model]`: one of the compact networks."""
+
+    name: str
+
+
+class MethodSection(BaseModel):
+    """`[method]`: its name and its own settings, which the method's configuration class checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known_settings(self) -> MethodSection:
+        try:
+            self.config()
+        except HushfleetError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def config(self) -> TrainingConfig:
+        return from_plain(method_class(self.name).config_class, self.settings, where="method")
+
+
+class PrivacySection(_Section):
+    """`[privacy]`: what is promised, and the noise that it takes.
+
+    Give `noise_multiplier`, or `epsilon` to have it found. With `as-published`, `epsilon` is the papers' number:
+    against whoever sees the aggregate only (epsilon_release); with `strict` it is against the server as well.
+    `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
+
+    `accountant` turns noise into epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
+
+    `reading` says what `epsilon` counts: `user-level` counts rounds with every device taking
+    part; `client-sampling` counts the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), though
+    the broker does; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
+    records although that is not what is run.
+
+    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch takes
+    a record with probability `sample_rate` (by default the batch size over an even share of the training records),
+    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` is against the server, over all
+    rounds.
+
+    In the field a device's budget and preference are its owner's (DEVICE.toml, `[limits]`). In a simulation each
+    device allows `budget` against the server, and where the method lets devices choose their noise each wants it
+    1 plus a normal deviation of `preference_std` times the standard, within 0.2 to 5.
+    """
+
+    unit: Literal["device", "record"] = "device"
+    accounting: Literal["as-published", "strict"] = "as-published"
+    clip_norm: Annotated[float, Field(gt=0)] = 0.5
+    noise_multiplier: Annotated[float, Field(ge=0, le=1000)] | None = None
+    epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    sample_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    accountant: Accountant = "exact"
+    reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
+    budget: Annotated[float, Field(gt=0)] = math.inf
+    preference_std: Annotated[float, Field(ge=0, le=10)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PrivacySection:
+        if self.noise_multiplier is not None and self.epsilon is not None:
+            raise ValueError("give noise_multiplier or epsilon, not both")
+        if self.sample_rate is not None and self.unit != "record":
+            raise ValueError("sample_rate belongs to unit = 'record'")
+        if self.reading != "user-level" and self.unit == "record":
+            raise ValueError("reading belongs to unit = 'device'; a record's epsilon has one accountant")
+        if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
+            raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
+        return self
+
+
+class DataSection(_Section):
+    """`[data]`: the data set, and how a simulation divides it among devices.
+
+    For `folder`, `class_names` and `input_shape` say what the devices' class folders hold; `path` is where a
+    simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
+    relative path starts at the task file's folder (in an override: at the working directory).
+
+    `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
+
+    With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
+    the common test set by its label shares.
+    """
+
+    name: Literal[DATA_SETS]  # type: ignore[valid-type]
+    devices: Annotated[int, Field(ge=1, le=100_000)] = 10
+    partition: Literal[PARTITIONS] = "iid"  # type: ignore[valid-type]
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    classes_per_device: Annotated[int, Field(ge=1)] | None = None
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    min_samples: Annotated[int, Field(ge=2)] = 10
+    limit: Annotated[int, Field(ge=1)] | None = None
+    augment: Augment = "none"
+    path: Path | None = None
+    class_names: tuple[str, ...] = ()
+    input_shape: tuple[int, int, int] | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        """A run is resumed from a copy of the task, from wherever."""
+        return value if value is None else value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _partition_settings(self) -> DataSection:
+        if self.partition.startswith("dirichlet") and self.alpha is None:
+            raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
+        if self.partition == "pathological" and self.classes_per_device is None:
+            raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
+        if len(set(self.class_names)) != len(self.class_names):
+            raise ValueError(f"class_names = {list(self.class_names)}: each name may stand there once")
+        if self.name == "folder" and (not self.class_names or self.input_shape is None):
+            raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
+        if self.name != "folder" and self.path is not None:
+            raise ValueError(f"path belongs to name = 'folder'; where {self.name!r} lies is said by --data-dir")
+        return self
+
+
+class RoundSection(_Section):
+    """`[round]`: how many rounds, who takes part, when a round closes.
+
+    A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
+    `deadline_s` with at least `min_updates`; with fewer it is extended.
+
+    `aggregation` is what is made of the updates, parameter by parameter, of those that sent it: their `mean`; their
+    `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
+    not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
+    lies").
+    """
+
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    cohort_size: Annotated[int, Field(ge=0)] = 0
+    min_devices: Annotated[int, Field(ge=1)] | None = None
+    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_updates: Annotated[int, Field(ge=1)] = 1
+    deadline_s: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
+    aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
+    trim: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+
+    @model_validator(mode="after")
+    def _trim_share(self) -> RoundSection:
+        if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
+            raise ValueError(
+                "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
+                "out at either end, for example 0.1"
+            )
+        return self
+
+
+class WireSection(_Section):
+    """`[wire]`: see `hushfleet.config.spec.WireSpec`, whose ranges hold. Two keys are the aggregator's own.
+
+    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, coded, with a step of
+    `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
+    square of a layer's change where there is no noise); or `full`, exactly as it was computed. Left out, it is
+    `full` where `codec` rounds no more than a float does, since exact averages are then what is asked for.
+    """
+
+    codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
+    step: Annotated[float, Field(gt=0, le=16)] = 1.0
+    relative_step: Annotated[float, Field(gt=0, le=1)] = 0.05
+    chunk_bytes: Annotated[int, Field(ge=1024, le=1 << 19)] = 60 * 1024
+    downlink: Literal["difference", "full"] = "difference"
+    downlink_step: Annotated[float, Field(gt=0, le=16)] = 0.5
+
+    @model_validator(mode="before")
+    @classmethod
+    def _downlink_follows_codec(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("codec") in ("float32", "float16"):
+            return {"downlink": "full", **data}
+        return data
+
+    def spec(self) -> WireSpec:
+        return WireSpec(**self.model_dump(exclude={"downlink", "downlink_step"}))
+
+
+class Task(_Section):
+    """A whole task file."""
+
+    name: str
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    model: ModelSection
+    method: MethodSection
+    privacy: PrivacySection = PrivacySection()
+    data: DataSection
+    round: RoundSection = RoundSection()
+    wire: WireSection = WireSection()
+    scenario: ScenarioSection = ScenarioSection()
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", value):
+            raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 63")
+        return value
+
+    @model_validator(mode="after")
+    def _may_choose(self) -> Task:
+        if self.privacy.preference_std > 0 and not method_class(self.method.name).personal_noise:
+            raise ValueError(
+                f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
+                "all devices add the same noise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _signs_need_noise(self) -> Task:
+        privacy, method = self.privacy, method_class(self.method.name)
+        noisy = privacy.unit == "device" and method.clips and bool(privacy.noise_multiplier or privacy.epsilon)
+        if self.wire.codec == "one-bit" and not noisy:
+            raise ValueError(
+                'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
+                '"quantized", or privacy.unit = "device" with noise'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_plain_mean(self) -> Task:
+        """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
+        method, rules = method_class(self.method.name), self.round
+        if rules.aggregation == "mean":
+            return self
+        if method.aggregate is not Method.aggregate:
+            raise ValueError(
+                f"round.aggregation = {rules.aggregation!r}: method.name = {method.name!r} aggregates in its own way"
+            )
+        if method.weighs(self.method.config()):
+            raise ValueError(
+                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {method.name!r} "
+                "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _delta_is_small(self) -> Task:
+        if self.privacy.unit == "record":
+            return self  # how many records a device has is known once the data are
+        published = self.privacy.accounting == "as-published"
+        try:
+            check_delta(self.delta, max(self.data.devices, 2), as_published=published)
+        except PrivacyError as error:
+            raise ValueError(f"privacy.delta = {self.delta:g}: {error}") from error
+        return self
+
+    @property
+    def delta(self) -> float:
+        """What the file says, or else what `PrivacySection` promises."""
+        if self.privacy.delta is not None:
+            return self.privacy.delta
+        if self.privacy.unit == "record":
+            return RECORD_DELTA
+        return (1.0 if self.privacy.accounting == "as-published" else 0.1) / max(self.data.devices, 2)
+
+    @property
+    def partition_label(self) -> str:
+        if self.data.partition.startswith("dirichlet"):
+            return f"{self.data.partition}(alpha={self.data.alpha:g})"
+        if self.data.partition == "pathological":
+            return f"{self.data.partition}({self.data.classes_per_device} classes)"
+        return self.data.partition
+
+    def privacy_spec(self, *, train_samples: int | None = None) -> PrivacySpec:
+        """The privacy section with its noise multiplier found.
+
+        :param train_samples: records of all devices together; `reading = "pooled-sampling"` needs it.
+        """
+        section = self.privacy
+        rate, batches = self._record_batches(train_samples) if section.unit == "record" else (1.0, 1)
+        return PrivacySpec(
+            unit=section.unit,
+            accounting=section.accounting,
+            clip_norm=section.clip_norm,
+            noise_multiplier=self._noise_multiplier(train_samples, rate, batches),
+            delta=self.delta,
+            sample_rate=rate,
+            batches=batches,
+            accountant=section.accountant,
+            noise_split=self.noise_split,
+        )
+
+    @property
+    def noise_split(self) -> int:
+        """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
+        if self.privacy.unit == "record" or self.privacy.accounting == "strict":
+            return 1
+        return min(self.round.cohort_size or self.data.devices, self.data.devices)
+
+    def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
+        """Sample rate and batches of a round, the same for all devices whatever they hold."""
+        config, rate = self.method.config(), self.privacy.sample_rate
+        if train_samples is not None:
+            share = train_samples * (1 - self.data.test_fraction) / self.data.devices
+            check_delta(self.delta, max(1, round(share)))
+            rate = rate or min(1.0, config.batch_size / share)
+        if rate is None:
+            raise BadInput(
+                "privacy.unit = 'record' needs to know how many records a device has, about; in the field give "
+                "privacy.sample_rate, the batch size over that number"
+            )
+        return rate, config.local_steps or max(1, round(config.local_epochs / rate))
+
+    def _noise_multiplier(self, train_samples: int | None, rate: float, batches: int) -> float:
+        section, method = self.privacy, method_class(self.method.name)
+        if section.noise_multiplier is not None:
+            return section.noise_multiplier
+        if section.epsilon is None:
+            return 0.0
+        find = partial(
+            noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant
+        )
+        if section.unit == "record":
+            factor = gradients_factor(method.gradients_per_batch(self.method.config()))
+            return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
+        if section.reading == "user-level":
+            return find(steps=self.round.rounds)
+        if section.reading == "client-sampling":
+            cohort = min(self.round.cohort_size or self.data.devices, self.data.devices)
+            return find(steps=self.round.rounds, sample_rate=cohort / self.data.devices)
+        if train_samples is None:
+            raise BadInput(
+                "privacy.reading = 'pooled-sampling' needs to know how many records the devices have together; "
+                "in the field give privacy.noise_multiplier instead"
+            )
+        config = self.method.config()
+        per_device = math.ceil(train_samples / self.data.devices / config.batch_size)
+        return find(
+            steps=self.round.rounds * self.data.devices * (config.local_steps or per_device * config.local_epochs),
+            sample_rate=config.batch_size / train_samples,
+        )
+
+
+def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
+    """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
+    try:
+        text = path.read_text("utf-8")
+        plain = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise BadInput(f"cannot read the task file {path}: {error.strerror}") from error
+    except ValueError as error:  # not TOML, not UTF-8, or an integer of thousands of digits
+        raise BadInput(f"{path} does not parse: {error}") from error
+    data = plain.get("data") if isinstance(plain, dict) else None
+    if isinstance(data, dict) and isinstance(data.get("path"), str):
+        data["path"] = path.absolute().parent / Path(data["path"]).expanduser()
+    return parse_task(plain, overrides, where=str(path))
+
+
+def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where: str = "the task") -> Task:
+    if not isinstance(plain, dict):
+        raise BadInput(f"{where}: a task has sections such as [model] and [data], not a list or a single value")
+    for override in overrides:
+        _apply(plain, override)
+    try:
+        return Task.model_validate(plain)
+    except ValidationError as error:
+        lines = [_explained(problem) for problem in error.errors()]
+        raise BadInput(f"{where}: " + "; ".join(lines)) from error
+
+
+def _explained(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if key and message.startswith(key):
+        return message
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: there is no such key"
+    if problem["type"] == "missing":
+        return f"{key}: is missing"
+    given = problem["input"]
+    shown = "" if isinstance(given, (dict, BaseModel)) else f" = {given!r}"
+    return f"{key}{shown}: {message}" if key else message
+
+
+def _apply(plain: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(f"--set {override!r}: write section.key=value, for example round.rounds=5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *sections, last = key.strip().split(".")
+    table = plain
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise BadInput(f"--set {override!r}: {section!r} is not a section")
+    table[last] = value

@@ -1,0 +1,57 @@
+"""The list of known devices that an operator keeps: a TOML file, or the folder of an earlier run.
+
+[devices]
+greenhouse-01 = "certificate"
+greenhouse-02 = "5f0c...64 hex digits"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.identity import KEY_BYTES
+from hushfleet.wire.format.topics import check_name
+
+BY_CERTIFICATE = "certificate"
+
+
+def read_devices(path: Path) -> list[KnownDevice]:
+    """The devices of a file, or of an earlier run with the keys that it has pinned and with what it has blocked.
+
+    Raises `BadInput`.
+    """
+    if path.is_dir():
+        if not DeviceRegister.exists(path):
+            raise BadInput(f"--devices {path}: the folder has no {DeviceRegister.file_of(path).name}, so no devices")
+        with DeviceRegister(path) as register:
+            return register.devices()
+    try:
+        listed = tomllib.loads(path.read_text("utf-8")).get("devices")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"the list of devices {path} cannot be read: {error}") from error
+    if not isinstance(listed, dict) or not listed:
+        raise BadInput(f'{path} needs a section [devices] with lines like: greenhouse-01 = "{BY_CERTIFICATE}"')
+    return [_device(path, name, value) for name, value in listed.items()]
+
+
+def parse_key(text: str, what: str) -> bytes:
+    """A public key. Raises `BadInput` that names `what`."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise BadInput(f"{what} must be {2 * KEY_BYTES} hex digits, as `status` prints them on the board, not {text!r}")
+    return key
+
+
+def _device(path: Path, name: str, value: object) -> KnownDevice:
+    check_name(name, f"the device id in {path}")
+    if value == BY_CERTIFICATE:
+        return KnownDevice(name, pinned=True)
+    if not isinstance(value, str):
+        raise BadInput(f'{path}: {name} needs its key in quotes, or "{BY_CERTIFICATE}"')
+    return KnownDevice(name, parse_key(value, f"{path}: the key of {name}"))

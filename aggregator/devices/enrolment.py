@@ -1,0 +1,314 @@
+"""Who may take part: births of devices, held to the register of known devices.
+
+Closed enrolment, the default, accepts the devices of the register only. Open enrolment adds whoever comes, with the
+first key that is seen of an id. In both a key belongs to one id, and a blocked device stays out.
+
+A birth of a device that is not accepted is dropped unread once a token bucket is empty. Of all others the signature
+is checked, and what many births change is committed in one transaction (`settle`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from hushfleet.aggregator.devices.register import DeviceRegister, Knock, KnownDevice
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import BadSignature, Malformed, StoreError
+from hushfleet.wire.format.messages import Birth, decode_message
+
+MAX_DEVICES = 100_000
+STRANGERS_A_SECOND = 20.0
+STRANGERS_AT_ONCE = 200
+MAX_KNOCKS = 256
+MAX_BATCH = 1000
+BATCH_S = 0.05
+REFRESH_S = 1.0
+NOTE_S = 5.0
+
+log = logging.getLogger("hushfleet.aggregator")
+
+
+class NotAccepted(BadSignature):
+    """A birth that is sound in itself, of a device that may not take part; its text is for the device's log.
+
+    :param public_key: the key that the device announced.
+    """
+
+    def __init__(self, public_key: bytes, reason: str) -> None:
+        super().__init__(reason)
+        self.public_key = public_key
+
+
+class Changes(NamedTuple):
+    """What has become of devices since the last look.
+
+    :param out: key and reason of those that were put out.
+    :param accepted: ids that are accepted now, or have come with another key.
+    """
+
+    out: dict[str, tuple[bytes, str]]
+    accepted: set[str]
+
+
+class TokenBucket:
+    """:param rate: tokens a second; :param most: how many it holds, as it does at first."""
+
+    def __init__(self, rate: float, most: int, *, now: float) -> None:
+        self._rate, self._most = rate, most
+        self._tokens, self._at = float(most), now
+
+    def take(self, now: float) -> bool:
+        """Takes a token, if there is one."""
+        self._tokens = min(self._most, self._tokens + self._rate * max(0.0, now - self._at))
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Enrolment:
+    """:param store: of the run; devices of a run from before there were registers are known.
+    :param register: opened by the caller, who also closes it.
+    :param closed: False accepts whoever comes.
+    :param clock: monotonic seconds; :param wall: unix seconds.
+    """
+
+    def __init__(
+        self,
+        store: AggregatorStore,
+        register: DeviceRegister,
+        *,
+        closed: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.register = register
+        self.closed = closed
+        self._store = store
+        self._clock, self._wall = clock, wall
+        if store.get("register") is None:
+            register.take_over(KnownDevice(row.device, row.public_key, pinned=True) for row in store.devices())
+            store.put("register", b"1")
+        self._known: dict[str, KnownDevice] = {}
+        self._owners: dict[bytes, str] = {}
+        self._out: dict[str, tuple[bytes, str]] = {}
+        self._accepted: set[str] = set()
+        self._sessions: dict[str, tuple[bytes, int]] = {}
+        self._load()
+        self._accepted.clear()  # the broker sends the births of all at the start
+        self._taken: list[Birth] = []
+        self._unsaved: dict[str, Birth] = {}
+        self._replaced: set[str] = set()
+        self._taken_at = 0.0
+        self._bucket = TokenBucket(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, now=clock())
+        self._knocks = {(knock.device, knock.public_key): knock for knock in reversed(register.knocks())}
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._count_rounds = self._has_news = self._is_stale = False
+        self._refreshed_at = self._noted_at = clock()
+
+    # who is who
+
+    def key(self, device: str) -> bytes | None:
+        """What an accepted device signs with; None for all others, blocked ones among them."""
+        row = self._known.get(device)
+        return row.public_key if row is not None and row.blocked is None else None
+
+    def session(self, device: str) -> int:
+        """The newest of the device with its present key; 0 before the first."""
+        key, session = self._sessions.get(device, (None, 0))
+        return max(session, 0) if key == self.key(device) else 0
+
+    def is_listed(self, device: str) -> bool:
+        """Whether the device is in the register, also as a blocked one."""
+        return device in self._known
+
+    @property
+    def count(self) -> int:
+        """How many devices may take part."""
+        return sum(row.blocked is None for row in self._known.values())
+
+    @property
+    def blocked(self) -> int:
+        """How many devices of the register may not."""
+        return len(self._known) - self.count
+
+    def block(self, device: str, reason: str) -> None:
+        """From now on its messages are ignored and its updates refused, in the open round, too. Raises `StoreError`.
+
+        The coordinator acts on it in its next step, as it does on `hushfleet devices block`.
+        """
+        self.register.block(device, reason)
+        key, row = self.key(device), self._known.get(device, KnownDevice(device))
+        self._known[device] = replace(row, blocked=reason)
+        if key is not None:
+            self._out[device] = key, self._reason(device)
+
+    def take_changes(self) -> Changes:
+        """Looks once a second whether the operator has changed the register, and says what has changed."""
+        now = self._clock()
+        if now - self._refreshed_at >= REFRESH_S and not self._taken:
+            self._refreshed_at = now
+            self._refresh()
+        changes = Changes(self._out, self._accepted)
+        self._out, self._accepted = {}, set()
+        return changes
+
+    def _refresh(self) -> None:
+        """A register that cannot be read must not end the run: what was known of it holds until it can."""
+        try:
+            self._is_stale |= self.register.was_changed()
+            if self._is_stale:
+                self._load()
+                self._is_stale = False
+        except StoreError as error:
+            log.warning("%s", error)
+
+    def _load(self) -> None:
+        before, rows = self._known, self.register.devices()
+        self._known = {row.device: row for row in rows}
+        self._owners = {row.public_key: row.device for row in self._known.values() if row.public_key is not None}
+        self._sessions = {row.device: (row.public_key, row.last_session) for row in self._store.devices()}
+        for device, row in before.items():
+            if row.blocked is None and row.public_key is not None and self.key(device) != row.public_key:
+                self._out[device] = row.public_key, self._reason(device)
+        for device, row in self._known.items():
+            if row.blocked is None and (device not in before or before[device].blocked is not None):
+                self._accepted.add(device)
+
+    # births
+
+    @property
+    def due_at(self) -> float:
+        """When the births that were taken have waited for others long enough."""
+        if not self._taken:
+            return float("inf")
+        is_enough = not self._unsaved or len(self._taken) >= MAX_BATCH
+        return self._taken_at + (0.0 if is_enough else BATCH_S)
+
+    def take(self, device: str, payload: bytes, *, federation: str) -> None:
+        """Takes a birth that came on the topic of `device`; it counts when `settle` has committed it.
+
+        Raises `NotAccepted` for a device that is to be told why, and `BadSignature` or `Malformed` for what is only
+        counted.
+        """
+        row, now = self._known.get(device), self._clock()
+        if not self._may_be_accepted(row, payload) and not self._bucket.take(now):
+            raise BadSignature("births of devices that are not accepted come too fast to be read")
+        birth = decode_message(payload, federation=federation)
+        if not isinstance(birth, Birth):
+            raise Malformed(f"a {type(birth).__name__} came where a device's state belongs")
+        if birth.device != device:
+            raise BadSignature(f"the state of {birth.device} came on the topic of {device}")
+        self._check(birth, row)
+        key, session = self._sessions.get(device, (birth.public_key, -1))
+        if key == birth.public_key and birth.session < session:
+            return  # a will that was overtaken by the next start
+        if not self._taken:
+            self._taken_at = now
+        self._taken.append(birth)
+        if key != birth.public_key:
+            self._replaced.add(device)
+        if (key, session) != (birth.public_key, birth.session):
+            self._unsaved[device] = birth
+            self._sessions[device] = birth.public_key, birth.session
+        if row is None or row.public_key is None:
+            self._known[device] = KnownDevice(device, birth.public_key, pinned=True)
+            self._owners[birth.public_key] = device
+
+    def settle(self) -> list[Birth]:
+        """Commits what the births change, all together, and gives them in their order. Raises `StoreError`.
+
+        Births that cannot be committed are forgotten: their devices announce themselves again.
+        """
+        births, unsaved, replaced = self._taken, self._unsaved, self._replaced
+        self._taken, self._unsaved, self._replaced = [], {}, set()
+        try:
+            if unsaved:
+                keys = {device: birth.public_key for device, birth in unsaved.items()}
+                self.register.pin(keys, may_add=not self.closed)
+                self._store.add_devices(
+                    (device, birth.public_key, birth.board, birth.session) for device, birth in unsaved.items()
+                )
+        except StoreError:
+            self._load()
+            raise
+        self._accepted |= replaced
+        for birth in births:
+            self._seen[birth.device] = birth.board, self._wall()
+        self._has_news |= bool(births)
+        return [birth for birth in births if self.key(birth.device) == birth.public_key]
+
+    def _may_be_accepted(self, row: KnownDevice | None, payload: bytes) -> bool:
+        """Before anything is parsed: a birth holds the key that it announces."""
+        if row is None:
+            return not self.closed
+        return row.blocked is None and (row.public_key is None or row.public_key in payload)
+
+    def _check(self, birth: Birth, row: KnownDevice | None) -> None:
+        device, key = birth.device, birth.public_key
+        owner = self._owners.get(key, device)
+        if row is None and not self.closed and len(self._known) >= MAX_DEVICES:
+            reason = f"this aggregator knows {MAX_DEVICES} devices already and accepts no more"
+        elif owner != device:
+            reason = f"{device} came with the key of {owner}; no two devices may share a store"
+        elif row is None or row.blocked is not None or row.public_key not in (None, key):
+            if row is None and not self.closed:
+                return
+            reason = self._reason(device, key)
+        elif self._sessions.get(device, (key,))[0] != key and self._store.has_open_update(device):
+            reason = "the open round has an update with the former key of this device; it is accepted after the round"
+        else:
+            return
+        self._knock(birth)
+        raise NotAccepted(key, reason)
+
+    def _reason(self, device: str, key: bytes | None = None) -> str:
+        """Why `device`, with `key`, may not take part."""
+        row = self._known.get(device)
+        if row is not None and row.blocked is not None:
+            return f"this aggregator has blocked {device}: {row.blocked}"
+        if row is not None and row.public_key is not None:
+            return (
+                f"this aggregator knows {device} by another key: two boards have one id, or a state directory was "
+                "lost. Give the newer board an id of its own"
+            )
+        command = f"hushfleet devices add RUN {device}" + ("" if key is None else f" --key {key.hex()}")
+        return f"this aggregator does not know {device}; its operator can accept it with: {command}"
+
+    # what the operator sees
+
+    def saw(self, device: str) -> None:
+        """A message that this accepted device signed has come."""
+        self._seen[device] = self._seen.get(device, ("",))[0], self._wall()
+        self._has_news = True
+
+    def round_closed(self) -> None:
+        self._count_rounds = self._has_news = True
+
+    def note(self, *, force: bool = False) -> None:
+        """Writes for `hushfleet devices list` who was seen and who knocked, every few seconds at most."""
+        now = self._clock()
+        if not self._has_news or (now - self._noted_at < NOTE_S and not force):
+            return
+        self._noted_at = now
+        try:
+            rounds = self._store.accepted_rounds() if self._count_rounds else {}
+            self.register.note(seen=self._seen, rounds=rounds, knocks=self._knocks.values())
+        except StoreError as error:
+            log.warning("%s", error)
+            return
+        self._seen = {}
+        self._count_rounds = self._has_news = False
+
+    def _knock(self, birth: Birth) -> None:
+        name = birth.device, birth.public_key
+        before = self._knocks.pop(name, None)  # to the end: the first is the one that was silent longest
+        if before is None and len(self._knocks) >= MAX_KNOCKS:
+            del self._knocks[next(iter(self._knocks))]
+        self._knocks[name] = Knock(*name, 1 if before is None else before.count + 1, self._wall())
+        self._has_news = True

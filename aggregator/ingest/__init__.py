@@ -1,0 +1,1 @@
+"""The way of an update from an offer to the exact sums."""

@@ -1,0 +1,107 @@
+"""The trimmed mean and the median of a round's updates, parameter by parameter, whatever the order they came in.
+
+Of the m values that were sent of a parameter, g at either end are left out, and the others' exact mean is taken: g is
+a share of m, rounded down, or (m - 1) // 2 for the median, which leaves the middle one or two. (Yin, Chen, Ramchandran,
+Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.)
+
+Nothing is kept while updates arrive: their bytes are in the store until the round closes, and are decoded once more
+then. What is computed depends on these bytes alone, so a restarted aggregator has the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.ingest.exact_sum import ExactSum
+
+BLOCK_BYTES = 1 << 29
+"""Of the updates' values that are held at once; for more the updates are decoded several times, each for a part."""
+_SORTED_BYTES = 1 << 20
+
+
+class Sent(NamedTuple):
+    """One accepted update: `values` float32 `[k]`, the entries where `shared`, bool `[d]`, is True."""
+
+    values: np.ndarray
+    shared: np.ndarray
+
+
+def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
+    """How many values are left out at either end, for numbers of senders `[d]`."""
+    if rules.aggregation == "median":
+        return np.maximum(senders - 1, 0) // 2
+    return np.floor(senders * rules.trim + 1e-9).astype(np.int64)
+
+
+def memory_bytes(devices: int, size: int) -> int:
+    """About the most that `robust_sums` takes for the updates of so many devices with `size` parameters."""
+    return min(4 * devices * size, max(BLOCK_BYTES, 4 * devices)) + 24 * size
+
+
+def passes(devices: int, size: int) -> int:
+    """How often each update is decoded for it."""
+    return math.ceil(size / _block_entries(devices))
+
+
+def shown(rules: RoundSection, *, devices: int, size: int) -> str | None:
+    """For people, in one line, what the aggregation takes beside a mean's; None for the mean itself."""
+    if rules.aggregation == "mean":
+        return None
+    cohort = rules.cohort_size or devices
+    mib, times = memory_bytes(cohort, size) / 2**20, passes(cohort, size)
+    again = "once more" if times == 1 else f"{times} times more"
+    return f"{rules.aggregation} of {cohort:,} updates: up to {mib:,.0f} MiB as a round closes; each is decoded {again}"
+
+
+def robust_sums(
+    rules: RoundSection, updates: Callable[[], Iterator[Sent]], *, devices: int, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums float64 `[d]` of the values that are not left out, correctly rounded, and how many these are, int32 `[d]`.
+
+    :param updates: gives the round's updates, anew each time; :param devices: how many there are.
+    """
+    sums, counts = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.int32)
+    width = _block_entries(devices)
+    for start in range(0, size, width):
+        stop = min(start + width, size)
+        block = np.full((devices, stop - start), np.inf, np.float32)  # inf: not sent, and sorted to the end
+        for row, sent in enumerate(updates()):
+            _place(sent, start, stop, out=block[row])
+        narrow = max(1, _SORTED_BYTES // (4 * devices))
+        for first in range(0, stop - start, narrow):
+            part = slice(start + first, min(start + first + narrow, stop))
+            sums[part], counts[part] = _sums(rules, block[:, first : first + narrow])
+    return sums, counts
+
+
+def _block_entries(devices: int) -> int:
+    return max(1, BLOCK_BYTES // (4 * devices))
+
+
+def _place(sent: Sent, start: int, stop: int, *, out: np.ndarray) -> None:
+    if sent.values.size == sent.shared.size:
+        out[:] = sent.values[start:stop]
+        return
+    before = int(np.count_nonzero(sent.shared[:start]))
+    here = sent.shared[start:stop]
+    out[here] = sent.values[before : before + int(np.count_nonzero(here))]
+
+
+def _sums(rules: RoundSection, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """:param values: float32 `[devices, entries]`, inf where nothing was sent."""
+    ordered = np.sort(np.ascontiguousarray(values.T), axis=1).T
+    senders = np.count_nonzero(ordered != np.inf, axis=0)
+    first = left_out(rules, senders)
+    last = senders - first
+    total = ExactSum(values.shape[1])
+    for rank in range(int(first.min(initial=0)), int(last.max(initial=0))):
+        kept = (first <= rank) & (rank < last)
+        if kept.any():
+            total.add(ordered[rank][kept], kept)
+    return total.sums, total.counts

@@ -1,0 +1,139 @@
+"""Updates on their way in: one open transfer a device, bounded in size and together, resumed by what is missing.
+
+A device sends its offer and then all chunks unasked. Where chunks stop coming before the blob is whole,
+the device is told what is missing; how long a pause counts as a stop follows the pace of that device's link, since
+asking a slow one too early makes it send twice what is still on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hushfleet.errors import Malformed, TooLarge
+from hushfleet.wire.format.chunks import Assembler, Chunk, Ranges
+from hushfleet.wire.format.messages import Offer
+
+IDLE_S = 1.0
+LONGEST_IDLE_S = 60.0
+EXPIRE_S = 300.0
+MAX_OPEN_BYTES = 256 << 20
+_PACES = 4.0
+
+
+class Gap(NamedTuple):
+    """What a device should be told it has not delivered."""
+
+    device: str
+    offer: Offer
+    missing: Ranges
+
+
+@dataclass
+class _Transfer:
+    offer: Offer
+    assembler: Assembler
+    heard_at: float
+    due_at: float
+    wait_s: float
+
+
+class Transfers:
+    """All open transfers; times are monotonic seconds.
+
+    :param max_bytes: the largest update that can be; a larger offer is refused.
+    :param max_open_bytes: of all open transfers together; further offers wait for their turn.
+    """
+
+    def __init__(self, *, max_bytes: int, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.max_open_bytes = max_open_bytes
+        self._open: dict[str, _Transfer] = {}
+        self._queue: dict[str, Offer] = {}
+        self._reserved = 0
+        self._pace_s: dict[str, float] = {}
+
+    def offer(self, device: str, offer: Offer, *, now: float) -> None:
+        """Opens the transfer of an offered update, goes on with it, or puts it into the queue.
+
+        Raises `TooLarge`, before anything is allocated.
+        """
+        if offer.size > self.max_bytes:
+            raise TooLarge(f"an update of {offer.size} bytes is offered; at most {self.max_bytes} can be")
+        current = self._open.get(device)
+        if current is not None and current.offer == offer:
+            # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.
+            current.due_at = min(current.due_at, max(now, current.heard_at + IDLE_S))
+            return
+        self.drop(device)
+        if self._reserved and self._reserved + offer.size > self.max_open_bytes:
+            self._queue[device] = offer
+        else:
+            self._begin(device, offer, now, due_at=now + self._idle_s(device))
+
+    def chunk(self, device: str, chunk: Chunk, *, now: float) -> bytes | None:
+        """Takes a chunk; the whole update once it is complete, its digest verified.
+
+        Raises `Malformed` for a chunk of another update than the offered one, or of wrong content.
+        """
+        transfer = self._open.get(device)
+        if device in self._queue:
+            return None  # there is no room yet; it is asked for again in its turn
+        if transfer is None:
+            raise Malformed(f"{device} sent a chunk of an update that it has not offered")
+        if transfer.assembler.add(chunk):
+            if transfer.assembler.received > 1:
+                pause = now - transfer.heard_at
+                self._pace_s[device] = max(pause, 0.8 * self._pace_s.get(device, 0.0))
+            transfer.heard_at = now
+            transfer.wait_s = self._idle_s(device)
+            transfer.due_at = now + transfer.wait_s
+        if not transfer.assembler.complete:
+            return None
+        data = transfer.assembler.blob()
+        self.drop(device)
+        return data
+
+    @property
+    def due_at(self) -> float:
+        """When `gaps` may have something to say; inf without transfers."""
+        return min((each.due_at for each in self._open.values()), default=float("inf"))
+
+    def gaps(self, *, now: float) -> list[Gap]:
+        """Whom to tell what is missing; each is told later and later until something comes."""
+        told = []
+        for device, transfer in list(self._open.items()):
+            if now - transfer.heard_at > EXPIRE_S:
+                self.drop(device)
+            elif now >= transfer.due_at:
+                told.append(Gap(device, transfer.offer, transfer.assembler.missing()))
+                transfer.wait_s = min(2 * transfer.wait_s, LONGEST_IDLE_S)
+                transfer.due_at = now + transfer.wait_s
+        for device, offer in list(self._queue.items()):
+            if self._reserved and self._reserved + offer.size > self.max_open_bytes:
+                break
+            del self._queue[device]
+            # what it sent while it waited was dropped, so it is asked for everything
+            self._begin(device, offer, now, due_at=now + IDLE_S)
+            told.append(Gap(device, offer, ()))
+        return told
+
+    def drop(self, device: str) -> None:
+        """Forgets a device's transfer and its place in the queue."""
+        transfer = self._open.pop(device, None)
+        if transfer is not None:
+            self._reserved -= transfer.offer.size
+        self._queue.pop(device, None)
+
+    def clear(self) -> None:
+        self._open.clear()
+        self._queue.clear()
+        self._reserved = 0
+
+    def _begin(self, device: str, offer: Offer, now: float, *, due_at: float) -> None:
+        assembler = Assembler(offer.digest, offer.size, max_blob_bytes=self.max_bytes)
+        self._open[device] = _Transfer(offer, assembler, now, due_at, self._idle_s(device))
+        self._reserved += offer.size
+
+    def _idle_s(self, device: str) -> float:
+        return min(max(IDLE_S, _PACES * self._pace_s.get(device, 0.0)), LONGEST_IDLE_S)

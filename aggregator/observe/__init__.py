@@ -1,0 +1,1 @@
+"""Events, metrics and the live display of a run."""

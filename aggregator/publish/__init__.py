@@ -1,0 +1,1 @@
+"""What is given to devices: the task package, blobs, new global models."""

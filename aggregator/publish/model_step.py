@@ -1,0 +1,116 @@
+"""How precisely a new global model is given to devices: by a step that is tied to the noise that it carries."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.aggregator.config.task import WireSection
+from hushfleet.errors import Malformed
+from hushfleet.wire.format.codec import MAX_STEP, MIN_STEP
+from hushfleet.wire.format.difference import EncodedDifference, encode_difference
+from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan
+from hushfleet.wire.format.symbols import MAX_LEVEL
+
+log = logging.getLogger("hushfleet.aggregator")
+
+
+class Noise(NamedTuple):
+    """Of one accepted update: its weight in the mean, and the noise's standard deviation in each layer."""
+
+    weight: float
+    stds: tuple[float, ...]
+
+
+def aggregate_noise_stds(updates: Collection[Noise], *, layers: int) -> list[float]:
+    """The standard deviation of the noise in each layer of the weighted mean: sqrt(sum w^2 std^2) / sum w.
+
+    An entry that fewer devices shared carries more. The sums are correctly rounded, so that the order in which
+    updates came changes nothing.
+    """
+    total = math.fsum(update.weight for update in updates)
+    return [
+        math.sqrt(math.fsum((update.weight * update.stds[layer]) ** 2 for update in updates)) / total
+        for layer in range(layers)
+    ]
+
+
+def least_noise_stds(updates: Collection[Noise], *, layers: int) -> list[float]:
+    """What the standard deviation of the noise in each layer of a trimmed mean or a median is at least.
+
+    No unbiased estimate of what the updates have in common is quieter than 1 / sqrt(sum 1 / std^2) (Cramér and Rao):
+    for equal noise that is the mean's, and a device that names more than the others changes it hardly at all.
+    """
+    if any(std == 0 for update in updates for std in update.stds):
+        return [0.0] * layers
+    return [1 / math.sqrt(math.fsum(update.stds[layer] ** -2 for update in updates)) for layer in range(layers)]
+
+
+def make_difference(
+    before: np.ndarray,
+    target: np.ndarray,
+    *,
+    task: str,
+    round: int,
+    counts: Sequence[int],
+    noise_stds: Sequence[float],
+    wire: WireSection,
+) -> EncodedDifference | None:
+    """The difference from the model `before` to (about) `target`, both float32 `[d]`.
+
+    :param counts: how many values each layer has, in order.
+    :param noise_stds: of the noise in each layer of `target`; 0 where there is none.
+
+    None where it cannot be coded: the new model is then `target`, and everyone fetches it whole.
+    """
+    steps = _steps(before, target, counts=counts, noise_stds=noise_stds, wire=wire)
+    try:
+        return encode_difference(before, target, task=task, round=round, counts=counts, steps=steps)
+    except Malformed as error:
+        log.warning("round %d: the new global model is offered whole only, since %s", round, error)
+        return None
+
+
+def worth_offering(differences: tuple[DifferenceRef, ...], held: Iterable[bytes]) -> tuple[DifferenceRef, ...]:
+    """The last of `differences`, as far back as one of the models `held` reaches; the last one in any case.
+
+    :param held: SHA-256 of the models that the cohort is known to have; a plan need not name what nobody applies.
+    """
+    bases = {digest[:BASE_BYTES] for digest in held}
+    first = next((place for place, each in enumerate(differences) if each.base in bases), len(differences) - 1)
+    return differences[first:] if differences else ()
+
+
+def download_bytes(plan: RoundPlan, held: bytes | None) -> int:
+    """What a device must fetch for the plan's global model: the differences that lead to it, or all of it.
+
+    :param held: SHA-256 of the global model that it trained on in the last round in which it was accepted; None for a
+        newcomer. A device that has fetched a later one in vain needs less; one that had to replace its store, more.
+    """
+    chain = plan.differences_from(() if held is None else (held,))
+    return plan.global_bytes if chain is None else sum(difference.size for difference in chain)
+
+
+def _steps(
+    before: np.ndarray, target: np.ndarray, *, counts: Sequence[int], noise_stds: Sequence[float], wire: WireSection
+) -> list[float]:
+    steps, start = [], 0
+    for count, std in zip(counts, noise_stds, strict=True):
+        span = slice(start, start + count)
+        start += count
+        change = target[span].astype(np.float64) - before[span]
+        step = wire.downlink_step * std or wire.relative_step * _rms(change)
+        largest = float(np.abs(change).max(initial=0.0))
+        # half of the levels, so that no rounding leads above the highest
+        steps.append(min(max(step, 2 * largest / MAX_LEVEL, MIN_STEP), MAX_STEP))
+    return steps
+
+
+def _rms(change: np.ndarray) -> float:
+    """Root mean square of the entries that changed."""
+    moved = np.count_nonzero(change)
+    return math.sqrt(float(np.square(change).sum()) / moved) if moved else 0.0

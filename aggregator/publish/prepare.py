@@ -1,0 +1,137 @@
+"""From the task file to all that a run needs: the package for the devices, the graphs, the first model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet.aggregator.config.task import Task
+from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
+from hushfleet.data.folder import load_folder_set
+from hushfleet.data.samples import DataSet
+from hushfleet.data.sets import load
+from hushfleet.errors import BadInput
+from hushfleet.graphs.session import InferenceGraph
+from hushfleet.methods import make_method
+from hushfleet.methods.base import Method
+from hushfleet.model.evaluation import Evaluation, evaluate
+from hushfleet.models import Model, get_model
+from hushfleet.models.export import export_graphs
+
+FOLDER_MEAN = 0.5
+FOLDER_STD = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedTask:
+    """A task, ready to run.
+
+    :param spec: what devices get; `spec_ref` addresses its bytes.
+    :param blobs: the task package and the graphs, by SHA-256.
+    :param initial: float32 `[d]`, the first global model.
+    :param dataset: the simulation's data, or the aggregator's public test set; None where there is none.
+    :param inference: logits of a flat vector on images, by ONNX Runtime.
+    :param evaluate_global: accuracy and loss of a global vector on the common test set, or None without one.
+    """
+
+    task: Task
+    model: Model
+    spec: TaskSpec
+    spec_ref: BlobRef
+    blobs: dict[bytes, bytes]
+    initial: np.ndarray
+    method: Method
+    dataset: DataSet | None
+    inference: InferenceGraph
+    evaluate_global: Callable[[np.ndarray], Evaluation] | None
+
+
+def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = None) -> PreparedTask:
+    """Loads data, exports and checks the graphs, resolves the noise.
+
+    :param run_id: makes the task's id; drawn at random by default, since devices answer a round of an id
+        that they know with the bytes that they sent before. A simulation or a resumed run gives its own.
+    """
+    dataset = _load_data(task, data_dir)
+    class_names = dataset.class_names if dataset else task.data.class_names
+    model = get_model(task.model.name, classes=len(class_names))
+    _check_shapes(task, model, dataset)
+    train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
+    privacy = task.privacy_spec(train_samples=train_samples or None)
+    method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
+    graphs = export_graphs(model, objective=method.objective)
+    channels = model.input_shape[0]
+    spec = TaskSpec(
+        task=f"{task.name}-{run_id or os.urandom(4).hex()}",
+        rounds=task.round.rounds,
+        method=task.method.name,
+        method_config=task.method.settings,
+        privacy=privacy,
+        wire=task.wire.spec(),
+        model=ModelSpec(
+            name=model.name,
+            layout=model.layout,
+            input_shape=model.input_shape,
+            class_names=tuple(class_names),
+            mean=dataset.mean if dataset else (FOLDER_MEAN,) * channels,
+            std=dataset.std if dataset else (FOLDER_STD,) * channels,
+            dropout=tuple(DropoutSpec(tuple(d.shape), d.rate) for d in model.dropout),
+            gradient=BlobRef.of(graphs.gradient),
+            inference=BlobRef.of(graphs.inference),
+        ),
+        memory_mib=_memory_mib(model),
+        augment=task.data.augment,
+    )
+    package = spec.to_bytes()
+    inference = InferenceGraph(graphs.inference, model.layout)
+    return PreparedTask(
+        task=task,
+        model=model,
+        spec=spec,
+        spec_ref=BlobRef.of(package),
+        blobs={hashlib.sha256(b).digest(): b for b in (package, graphs.gradient, graphs.inference)},
+        initial=model.init(task.seed),
+        method=method,
+        dataset=dataset,
+        inference=inference,
+        evaluate_global=(lambda params: evaluate(inference, params, dataset.test)) if dataset else None,
+    )
+
+
+def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
+    section = task.data
+    if section.name != "folder":
+        return load(section.name, data_dir=data_dir)
+    if section.path is None:
+        return None
+    channels = section.input_shape[0]
+    return load_folder_set(
+        section.path,
+        input_shape=section.input_shape,
+        class_names=section.class_names,
+        mean=(FOLDER_MEAN,) * channels,
+        std=(FOLDER_STD,) * channels,
+    )
+
+
+def _check_shapes(task: Task, model: Model, dataset: DataSet | None) -> None:
+    shape = dataset.input_shape if dataset else task.data.input_shape
+    if tuple(shape) != tuple(model.input_shape):
+        raise BadInput(
+            f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
+            f"data.name = {task.data.name!r} has {_shown(shape)}; choose a model for that shape"
+        )
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(n) for n in shape)
+
+
+def _memory_mib(model: Model) -> int:
+    """Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the model's size."""
+    return 64 + model.layout.size * 4 * 10 // (1 << 20)

@@ -1,5 +1,0 @@
-"""The report of a run: `write_report(result, path)` makes one self-contained HTML file."""
-
-from aggregator.report.page import render_report, write_report
-
-__all__ = ["render_report", "write_report"]

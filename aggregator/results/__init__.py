@@ -1,0 +1,1 @@
+"""What a run is worth afterwards: `result.json` and its report."""

@@ -1,0 +1,154 @@
+"""The aggregator's part of `result.json`, from its store: so it is the same after any crash.
+
+Only the fleet's timeline comes from the event log, which nothing else depends on: a log that lost lines costs
+detail there, while what came of each round is still the store's.
+What only a simulation knows (own accuracies, label counts, the local-only baseline) is added by the simulator.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import hushfleet
+from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
+from hushfleet.aggregator.observe.timeline import read_timeline
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow, WireInfo
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import WireSpec
+from hushfleet.methods.base import RoundTerms
+
+EVENTS_NAME = "events.jsonl"
+_PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
+
+
+def record(
+    store: AggregatorStore,
+    prepared: PreparedTask,
+    *,
+    engine: str,
+    seed: int | None,
+    fleet: Sequence[str] = (),
+    scenario: Path | None = None,
+) -> Result:
+    """The result of all rounds that are closed.
+
+    :param engine: `fast`, `live` or `field`.
+    :param seed: None in the field, where nothing is seeded.
+    :param fleet: all devices, where they are known beforehand: some may never have appeared.
+    :param scenario: the log of what was done to a simulated fleet.
+    """
+    task, spec = prepared.task, prepared.spec
+    closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
+    summaries = [RoundSummary.from_dict(row.metrics) for row in closed]
+    began_at = closed[0].opened_at if closed else 0.0
+    delta, accountant = spec.privacy.delta, spec.privacy.accountant
+    privacy = privacy_table(store, delta=delta, accountant=accountant)
+    names = [row.device for row in privacy]
+    rows_by_device = [store.updates(row.round) for row in closed]
+    accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
+    uplink = dict.fromkeys(names, 0)
+    accepted = dict.fromkeys(names, 0)
+    for rows in rows_by_device:
+        for row in rows:
+            uplink[row.device] += row.size
+            accepted[row.device] += 1
+    spent = [
+        {row.device: row for row in privacy_table(store, delta=delta, accountant=accountant, until=summary.round)}
+        for summary in summaries
+    ]
+    declines: dict[str, dict[str, int]] = {}
+    declined_in: dict[int, set[str]] = {}
+    for round, device, code, _ in store.declines():
+        declined_in.setdefault(round, set()).add(device)
+        counts = declines.setdefault(device, {})
+        counts[code] = counts.get(code, 0) + 1
+    noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
+    return Result(
+        task=spec.task,
+        method=spec.method,
+        dataset=task.data.name,
+        partition=task.partition_label,
+        devices=max(len(names), 1),
+        seed=seed,
+        engine=engine,
+        model=ModelInfo(
+            name=spec.model.name,
+            parameters=spec.model.layout.size,
+            layers=[(layer.name, layer.size) for layer in spec.model.layout.layers],
+        ),
+        accounting=spec.privacy.accounting,
+        accountant=accountant,
+        clip_norm=spec.privacy.clip_norm,
+        noise_multiplier=noise_multiplier,
+        wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
+        boards={row.device: row.board for row in store.devices() if row.board},
+        rounds=[_round_row(summary) for summary in summaries],
+        local_only=LocalOnly(),
+        privacy=privacy,
+        details=Details(
+            devices=names,
+            class_names=list(spec.model.class_names),
+            eq20_bytes=[summary.eq20_bytes for summary in summaries],
+            float32_bytes=[summary.float32_bytes for summary in summaries],
+            values_sent=[sum(row.shared for row in rows) for rows in rows_by_device],
+            epsilon_server=[_column(table, names, "epsilon_server") for table in spent],
+            epsilon_release=[_column(table, names, "epsilon_release") for table in spent],
+            rounds_accepted=list(accepted.values()),
+            uplink_bytes=list(uplink.values()),
+            refusals=store.refusals(),
+            declines=declines,
+            faults=store.faults(),
+            timeline=[
+                TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
+                for row in closed
+            ],
+            fleet_timeline=read_timeline(
+                store.folder / EVENTS_NAME,
+                scenario=scenario,
+                devices=fleet,
+                accepted=accepted_in,
+                declined=declined_in,
+            ),
+        ),
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    found = {"hushfleet": hushfleet.__version__, "python": platform.python_version(), "platform": sys.platform}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
+    """:param noised: whether updates carry noise of their own, which the step then follows."""
+    step = wire.step if noised else wire.relative_step
+    unit = "noise" if noised else "rms"
+    return WireInfo(codec=wire.codec, step=step if wire.codec == "quantized" else None, step_unit=unit)
+
+
+def _round_row(summary: RoundSummary) -> RoundRow:
+    return RoundRow(
+        round=summary.round,
+        participants=summary.participants,
+        accuracy_global=summary.accuracy_global,
+        loss=summary.loss,
+        uplink_bytes=summary.uplink_bytes,
+        downlink_bytes=summary.downlink_bytes,
+        snr_db=summary.snr_db,
+        wall_s=summary.wall_s,
+    )
+
+
+def _column(table: dict, names: list[str], field: str) -> list[float]:
+    return [getattr(table[name], field) if name in table else 0.0 for name in names]

@@ -1,0 +1,416 @@
+"""`result.json`: all that a run is worth afterwards, as one documented and versioned value.
+
+The simulator and the aggregator write it, the report and the summary table are made from it alone, and
+scripts read it. `docs/result.md` describes every key. Accuracies are fractions of 1; bytes are totals over
+the devices that took part in the round. What was not measured is null, never zero.
+
+An epsilon is infinite where no noise was added, and JSON has no infinity: it is written as the string
+`"inf"` and read back as the number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from hushfleet.errors import BadInput, StoreError
+from hushfleet.privacy.accounting.epsilon import Accountant
+
+SCHEMA = 1
+_encode = json.JSONEncoder(allow_nan=False).encode
+PER_DEVICE = ("local_only_common", "local_only_local", "rounds_accepted", "uplink_bytes", "label_counts")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, str) and value in ("inf", "-inf"):
+        return float(value)
+    if hasattr(value, "tolist"):  # a NumPy scalar
+        value = value.tolist()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value
+
+
+def _write(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "inf" if value > 0 else "-inf"
+
+
+_json = PlainSerializer(_write, when_used="json")
+Number = Annotated[float, BeforeValidator(_read), _json]
+"""A number that may be infinite."""
+Measured = Annotated[float | None, BeforeValidator(_read), _json]
+"""A number, or null where it was not measured or is not a number."""
+Fraction = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_read)]
+"""An accuracy or a share in [0, 1], or null."""
+Count = Annotated[int, BeforeValidator(_read), Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _arrays_are_lists(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: v.tolist() if hasattr(v, "tolist") else v for name, v in data.items()}
+        return data
+
+
+class ModelInfo(_Part):
+    """The trained network: `layers` are (name, number of parameters) in the order of the flat vector."""
+
+    name: str
+    parameters: Count
+    layers: list[tuple[str, int]]
+
+
+class RoundRow(_Part):
+    """One round. The three accuracies are means over devices, defined in `docs/result.md`."""
+
+    round: Count
+    participants: Count
+    accuracy_own_common: Fraction = None
+    accuracy_own_local: Fraction = None
+    accuracy_global: Fraction = None
+    loss: Measured = None
+    uplink_bytes: Count
+    downlink_bytes: Count
+    snr_db: Measured = None
+    wall_s: Measured = None
+
+
+class LocalOnly(_Part):
+    """The same networks trained by each device alone: means over devices."""
+
+    accuracy_own_common: Fraction = None
+    accuracy_own_local: Fraction = None
+
+
+class PrivacyRow(_Part):
+    """What one device has spent at the end of the run, against each adversary.
+
+    :param raw_values: what the method sends without noise, in words. Where there are any, both epsilons are infinite.
+    :param noised_server: epsilon_server of the noised values alone, which is what a paper's accounting covers; likewise
+        `noised_release`. Null where there are no raw values.
+    """
+
+    device: str
+    unit: str
+    adjacency: str
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon_server: Annotated[Number, Field(ge=0)]
+    epsilon_release: Annotated[Number, Field(ge=0)]
+    rounds_charged: Count
+    raw_values: list[str] = []
+    noised_server: Measured = None
+    noised_release: Measured = None
+
+
+class WireInfo(_Part):
+    """How updates are coded.
+
+    :param step: of `quantized`, else null: the quantisation step in units of what `step_unit` names, the standard
+        deviation of a layer's noise, or a layer's root mean square where updates carry no noise of their own.
+    """
+
+    codec: Literal["quantized", "one-bit", "float16", "float32"]
+    step: Annotated[float, Field(gt=0)] | None = None
+    step_unit: Literal["noise", "rms"]
+
+
+class _Repeated(_Part):
+    """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's."""
+
+    accuracy_own_common: Fraction = None
+    accuracy_own_local: Fraction = None
+    accuracy_global: Fraction = None
+    gain_over_local_only: Measured = None
+
+
+class SweepPoint(_Repeated):
+    """The run repeated at another noise."""
+
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    epsilon_server: Annotated[Number, Field(ge=0)]
+    epsilon_release: Annotated[Number, Field(ge=0)]
+
+
+class WirePoint(_Repeated):
+    """The run repeated with another codec or step, at the same noise.
+
+    :param uplink_bytes: of all rounds; `bits_per_value` are these bytes for each parameter that was sent.
+    """
+
+    wire: WireInfo
+    uplink_bytes: Count
+    bits_per_value: Measured = None
+
+
+class TimelineRow(_Part):
+    """When a round ran, in seconds since the run began."""
+
+    round: Count
+    opened_s: float
+    closed_s: float
+
+
+DeviceState = Literal[
+    "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
+]
+DEVICE_STATES: tuple[DeviceState, ...] = get_args(DeviceState)
+OUTCOMES = {
+    "a": "accepted",
+    "l": "late",
+    "d": "declined",
+    "r": "refused",
+    "x": "lost",
+    ".": "not asked",
+    "-": "not there",
+}
+"""What became of a device in a round, as `FleetTimeline.outcomes` writes it."""
+Seconds = Annotated[float, BeforeValidator(_read)]
+
+
+class FleetRound(_Part):
+    """A round in the timeline; `device_seconds` go until the next one opens, the other numbers until it closes.
+
+    :param median_s: from the opening to the accepted update, the median over the devices that were there.
+    :param slowest_tenth_s: the mean of the slowest tenth of these devices, at least one.
+    """
+
+    round: Count
+    opened_s: Seconds
+    closed_s: Seconds
+    median_s: Measured = None
+    slowest_tenth_s: Measured = None
+    device_seconds: dict[DeviceState, Seconds] = {}
+
+
+class TimelineMark(_Part):
+    """Something that happened to the fleet: `what` (`down`, `cut`, `kill`, `stop`, `start`, ...) to `target`."""
+
+    start_s: Seconds
+    end_s: Seconds
+    what: str
+    target: str
+
+
+class FleetTimeline(_Part):
+    """Who was in which state when, in seconds since the run's first event; lists follow `devices`.
+
+    :param timed: whether the log tells of training and sending; else only `rounds` and `outcomes` mean something.
+    :param outcomes: a letter of `OUTCOMES` for each of `rounds`.
+    :param seconds: how long each device was in each state, from the opening of the first round to the end.
+    :param spans: `(start_s, end_s, state)`, without a gap from 0 to `end_s`; empty where there are too many.
+    """
+
+    timed: bool
+    end_s: Seconds
+    devices: list[str]
+    rounds: list[FleetRound]
+    outcomes: list[str]
+    seconds: list[dict[DeviceState, Seconds]] = []
+    spans: list[list[tuple[Seconds, Seconds, DeviceState]]] = []
+    spans_left_out: Count = 0
+    marks: list[TimelineMark] = []
+
+    @model_validator(mode="after")
+    def _lists_fit_together(self) -> Self:
+        for name in ("outcomes", "seconds", "spans"):
+            values = getattr(self, name)
+            if (values or name == "outcomes") and len(values) != len(self.devices):
+                raise ValueError(f"{name} has {len(values)} entries for {len(self.devices)} devices")
+        for device, letters in zip(self.devices, self.outcomes, strict=True):
+            if len(letters) != len(self.rounds) or not OUTCOMES.keys() >= set(letters):
+                raise ValueError(
+                    f"the outcomes of {device} are {letters!r}; there must be one of {''.join(OUTCOMES)!r} "
+                    f"for each of {len(self.rounds)} rounds"
+                )
+        return self
+
+
+PerRound = list[Measured]
+Grid = list[list[Measured]]
+
+
+class Details(_Part):
+    """What the plots are made of. Every list may be empty: then it was not recorded.
+
+    Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
+    """
+
+    devices: list[str] = []
+    accuracy_own_common: list[list[Fraction]] = []
+    accuracy_own_local: list[list[Fraction]] = []
+    local_only_common: list[Fraction] = []
+    local_only_local: list[Fraction] = []
+    personal_share: list[list[Fraction]] = []
+    clip_weights: Grid = []
+    label_counts: list[list[Count]] = []
+    class_names: list[str] = []
+    eq20_bytes: PerRound = []
+    float32_bytes: PerRound = []
+    values_sent: list[Count] = []
+    epsilon_server: Grid = []
+    epsilon_release: Grid = []
+    rounds_accepted: list[Count] = []
+    uplink_bytes: list[Count] = []
+    refusals: dict[str, dict[str, Count]] = {}
+    declines: dict[str, dict[str, Count]] = {}
+    faults: dict[str, Count] = {}
+    timeline: list[TimelineRow] = []
+    fleet_timeline: FleetTimeline | None = None
+    privacy_sweep: list[SweepPoint] = []
+    wire_sweep: list[WirePoint] = []
+
+
+class Result(_Part):
+    """One run. `schema_version` is the key `schema` in the file."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
+    task: str
+    method: str
+    dataset: str
+    partition: str
+    devices: Annotated[int, Field(gt=0)]
+    seed: int | None
+    engine: str
+    model: ModelInfo
+    accounting: Literal["as-published", "strict"]
+    accountant: Accountant = "rdp"  # what files without it were made with
+    clip_norm: Annotated[Number, Field(gt=0)]
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    wire: WireInfo | None = None
+    boards: dict[str, str] = {}
+    rounds: list[RoundRow]
+    local_only: LocalOnly
+    privacy: list[PrivacyRow]
+    details: Details = Details()
+    versions: dict[str, str]
+
+    @property
+    def uplink_bytes(self) -> int:
+        """Of all rounds."""
+        return sum(row.uplink_bytes for row in self.rounds)
+
+    @property
+    def bits_per_value(self) -> float | None:
+        """What an update takes for each parameter that is sent, header and signature included; None: not recorded."""
+        values = sum(self.details.values_sent)
+        return 8 * self.uplink_bytes / values if values else None
+
+    @model_validator(mode="after")
+    def _lists_fit_together(self) -> Self:
+        rounds, devices, layers = len(self.rounds), len(self.details.devices), len(self.model.layers)
+        detail = self.details
+        for name in ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release"):
+            _check_grid(name, getattr(detail, name), rounds, devices)
+        for name in ("personal_share", "clip_weights"):
+            _check_grid(name, getattr(detail, name), rounds, layers)
+        for name in ("eq20_bytes", "float32_bytes", "values_sent", "timeline"):
+            _check_length(name, getattr(detail, name), rounds, "round")
+        for name in PER_DEVICE:
+            _check_length(name, getattr(detail, name), devices, "device")
+        if detail.label_counts:
+            classes = len(detail.class_names) or len(detail.label_counts[0])
+            _check_grid("label_counts", detail.label_counts, devices, classes)
+        if sum(size for _, size in self.model.layers) != self.model.parameters:
+            raise ValueError("the sizes of model.layers do not add up to model.parameters")
+        return self
+
+    def save(self, path: Path) -> None:
+        """Writes the file whole or not at all. Raises `StoreError`."""
+        write_whole(path, _laid_out(self.model_dump(mode="json", by_alias=True), 1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Reads a file of this schema; keys it does not know are left out. Raises `BadInput`."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path} is no readable JSON file: {error}") from error
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != SCHEMA:
+            raise BadInput(
+                f"{path} has schema {schema!r}, and this Hushfleet reads schema {SCHEMA}: "
+                "open it with the version that wrote it (key `versions`)"
+            )
+        try:
+            return cls.model_validate(data, extra="ignore")
+        except ValidationError as error:
+            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {_in_words(error)}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file so that a reader sees the old text or the new one, even after a power cut."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StoreError(f"{path} cannot be written: {error}") from error
+
+
+def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:
+    """The newest value that was measured; None if there is none."""
+    return next((v for row in reversed(rows) if (v := value(row)) is not None), None)
+
+
+def _laid_out(value: Any, depth: int) -> str:
+    """JSON with an indent of one, but lists of numbers and texts on one line: a fifth of the lines, easier to read."""
+    has_parts = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    if not value or not (isinstance(value, dict) or has_parts):
+        return _encode(value)
+    gap = "\n" + " " * depth
+    if isinstance(value, list):
+        parts, ends = [_laid_out(item, depth + 1) for item in value], "[]"
+    else:
+        parts, ends = [f"{_encode(name)}: {_laid_out(item, depth + 1)}" for name, item in value.items()], "{}"
+    return ends[0] + gap + f",{gap}".join(parts) + gap[:-1] + ends[1]
+
+
+def _check_length(name: str, values: Sequence[Any], expected: int, axis: str) -> None:
+    if values and len(values) != expected:
+        raise ValueError(f"details.{name} has {len(values)} entries, one per {axis} makes {expected}")
+
+
+def _check_grid(name: str, grid: Sequence[Sequence[Any]], rows: int, columns: int) -> None:
+    if grid and (len(grid) != rows or any(len(row) != columns for row in grid)):
+        widths = sorted({len(row) for row in grid})
+        raise ValueError(f"details.{name} is {len(grid)} x {widths}, expected {rows} x {columns}")
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(step) for step in first["loc"]) or "the whole"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{place}: {first['msg']}{more}"

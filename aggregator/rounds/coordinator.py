@@ -1,0 +1,452 @@
+"""The aggregator's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
+
+`step` takes one event, then does whatever is due: chunks that devices want, gaps in what they send, closing
+and opening rounds. What must survive is in the engine's store; everything here can be lost at any moment,
+because devices ask again. A message is acted upon only if it is signed with the key of an accepted device
+(`hushfleet.aggregator.devices.enrolment`); whatever else comes is counted and forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
+from hushfleet.aggregator.ingest.checks import Verdict
+from hushfleet.aggregator.ingest.refusals import Refusals
+from hushfleet.aggregator.ingest.uploads import Uplink
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.metrics import RoundSummary
+from hushfleet.aggregator.observe.round_events import run_fields
+from hushfleet.aggregator.publish.blobs import ChunkServer
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.errors import BadSignature, HushfleetError, LinkLost, Malformed, OtherVersion, StoreError, TooLarge
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
+    Ask,
+    Decline,
+    Known,
+    Message,
+    NotEnrolled,
+    Offer,
+    ServerState,
+    TaskNotice,
+    Want,
+    decode_message,
+    encode_message,
+)
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
+
+QUARANTINE_AFTER = 3
+"""Rounds in which an update that the device itself signed was refused."""
+LONGEST_SLEEP_S = 0.2
+LINGER_S = 2.0
+RETRY_CLOSE_S = 5.0
+FRAMES_A_STEP = 8
+MAX_WARNED = 100
+
+log = logging.getLogger("hushfleet.aggregator")
+
+
+class Coordinator:
+    """Runs the rounds of an engine with the devices behind a broker.
+
+    :param connect: makes the link, given the will that the broker must publish when the link dies.
+    :param identity: the key that devices have pinned, the same for every run of a federation.
+    :param epoch: the number of this start of the key (`identity_file.next_epoch`), above all before it.
+    :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
+    :param events: the run's event log; None writes none.
+    :param kind: how the run is called in the log: `field` or `live`.
+    :param clock: monotonic seconds, the same that the engine has.
+    """
+
+    def __init__(
+        self,
+        engine: RoundEngine,
+        connect: Callable[[Will], Link],
+        *,
+        identity: Identity,
+        epoch: int,
+        enrolment: Enrolment,
+        federation: str = "default",
+        events: EventLog | None = None,
+        kind: str = "field",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.store = engine.store
+        self.topics = Topics(federation)
+        self.identity = identity
+        self.enrolment = enrolment
+        self.present: dict[str, str] = {}
+        self.epoch = epoch
+        self._events, self._kind, self._clock = events, kind, clock
+        self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
+        self._other_versions: set[str] = set()
+        self._refusals = Refusals(self.store, self._note, now=clock())
+        self._blobs = ChunkServer(self._find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
+        self._uplink = Uplink(
+            engine, self._refusals, say=self._say, note=self._note, fault=self._on_fault, clock=clock
+        )
+        self._global: tuple[bytes, bytes] | None = None
+        self._up = False
+        self._broker_lost = False
+        self._noted_states: dict[str, str] = {}
+        self._retry_close_at = 0.0
+        self._idle_since = clock()
+        self._finished_at: float | None = None
+        self.link = connect(Will(self.topics.server, self._encoded(self._server_state("lost"))))
+
+    # the loop
+
+    def run(self, stop: threading.Event | None = None, *, linger_s: float = LINGER_S) -> None:
+        """Until devices were told that the task has finished, and `linger_s` longer, or until `stop` is set."""
+        self.start()
+        try:
+            while not (stop is not None and stop.is_set()):
+                self.step(LONGEST_SLEEP_S)
+                if self._finished_at is not None and self._clock() - self._finished_at >= linger_s:
+                    break
+        finally:
+            self.close()
+
+    def start(self) -> None:
+        """Opens the link; everything else follows from its events."""
+        cohort = self.engine.plan.cohort if self.engine.plan is not None else ()
+        self.engine.exclude(*(device for device in cohort if self.enrolment.key(device) is None))
+        self._note("run", **run_fields(self.engine.spec, engine=self._kind, devices=self.engine.min_devices))
+        self._complete_log()
+        for topic_filter in (self.topics.all_states, self.topics.all_msgs, self.topics.all_chunks):
+            self.link.subscribe(topic_filter)
+        self.link.open()
+
+    def step(self, longest_s: float) -> None:
+        """Waits for one event, at most `longest_s` seconds, and does what is due then."""
+        now = self._clock()
+        due_at = min(self._blobs.due_at, self._uplink.due_at, self.enrolment.due_at) if self._up else now + longest_s
+        event = self.link.receive(min(longest_s, max(0.0, due_at - now)))
+        try:
+            if event is not None:
+                self._on_event(event)
+            if event is None or self._clock() >= self.enrolment.due_at:
+                self._settle_births()
+            self._advance()
+        except LinkLost as error:
+            log.debug("nothing was sent: %s", error)
+            self._up = False
+
+    def close(self) -> None:
+        """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
+        self._uplink.close()
+        self.enrolment.note(force=True)
+        self._refusals.flush(now=self._clock(), force=True)
+        try:
+            self._publish(self.topics.server, self._server_state("lost"), retain=True)
+        except LinkLost as error:
+            log.debug("no goodbye was sent: %s", error)
+        self.link.close()
+
+    def _complete_log(self) -> None:
+        """A kill between a transaction and its line in the log: the store knows what is missing."""
+        if self._events is None:
+            return
+        logged = {(event["event"], event.get("round")) for event in read_events(self._events.path)[0]}
+        for row in self.store.rounds():
+            if row.metrics is not None and ("round_close", row.round) not in logged:
+                self._note("round_close", **row.metrics)
+        plan = self.engine.plan
+        if plan is not None and ("round_open", plan.round) not in logged:
+            self._note("round_open", round=plan.round, cohort=sorted(plan.cohort))
+
+    # what comes in
+
+    def _on_event(self, event: LinkEvent) -> None:
+        if isinstance(event, LinkUp):
+            self._up = True
+            log.info("connected to the broker")
+            if self._broker_lost:
+                self._broker_lost = False
+                self._note("link", state="up")
+            self._publish(self.topics.server, self._server_state("ready"), retain=True)
+            ref = self.engine.prepared.spec_ref
+            notice = TaskNotice(self.engine.spec.task, ref.digest, ref.size, self.epoch)
+            self._publish(self.topics.task, notice, retain=True)
+            self._announce()
+        elif isinstance(event, LinkDown):
+            self._up = False
+            self._blobs.clear()
+            log.warning("the connection to the broker was lost: %s", event.reason)
+            if not self._broker_lost:
+                self._broker_lost = True
+                self._note("link", state="down")
+        else:
+            self._on_delivery(event)
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        topic: ParsedTopic | None = None
+        try:
+            topic = self.topics.parse(delivery.topic)
+            if topic.device is None or not delivery.payload:
+                return
+            if topic.kind == "state":
+                self.enrolment.take(topic.device, delivery.payload, federation=self.topics.federation)
+            elif topic.kind == "msg":
+                self._on_message(topic.device, self._verified(topic.device, delivery.payload))
+            elif topic.kind == "chunk":
+                self._key(topic.device)
+                self._uplink.chunk(topic.device, delivery.payload)
+        except NotAccepted as error:
+            self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
+            self._say(topic.device, NotEnrolled(topic.device, error.public_key, str(error)))
+        except BadSignature as error:
+            self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
+        except (Malformed, TooLarge) as error:
+            if isinstance(error, OtherVersion):
+                self._warn_of_version(topic, error)
+            self._refuse(topic, "malformed", error)
+        except StoreError as error:
+            self._refuse(topic, "store-full", error)
+
+    def _is_known(self, topic: ParsedTopic | None) -> bool:
+        return topic is not None and topic.device is not None and self.enrolment.key(topic.device) is not None
+
+    def _refuse(self, topic: ParsedTopic | None, code: str, error: HushfleetError) -> None:
+        listed = topic is not None and topic.device is not None and self.enrolment.is_listed(topic.device)
+        self._refusals.add(topic.device if listed else None, code, str(error))
+
+    def _warn_of_version(self, topic: ParsedTopic | None, error: OtherVersion) -> None:
+        """Once for each name, and for so many of them as anyone may invent."""
+        name = "?" if topic is None or topic.device is None else topic.device
+        if name not in self._other_versions and len(self._other_versions) < MAX_WARNED:
+            self._other_versions.add(name)
+            log.warning("%s cannot take part: %s", name, error)
+
+    def _verified(self, device: str, payload: bytes) -> Message:
+        message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
+        self.enrolment.saw(device)
+        return message
+
+    def _key(self, device: str) -> bytes:
+        key = self.enrolment.key(device)
+        if key is None:
+            raise BadSignature(f"{device} is no accepted device, or has not announced itself")
+        return key
+
+    def _settle_births(self) -> None:
+        """Presence, of accepted devices only."""
+        try:
+            births = self.enrolment.settle()
+        except StoreError as error:
+            self._refusals.add(None, "store-full", str(error))
+            return
+        for birth in births:
+            device = birth.device
+            self.engine.include(device)
+            if birth.state in ("ready", "training"):
+                self.present[device] = birth.state
+                self.engine.back(device)
+            else:
+                self.present.pop(device, None)
+                self.engine.lost(device)
+            if self._noted_states.get(device) != birth.state:
+                self._noted_states[device] = birth.state
+                self._note("presence", device=device, state=birth.state, board=birth.board)
+
+    def _apply_changes(self) -> None:
+        """What the operator has changed in the register, or a policy has blocked, also in the middle of a round."""
+        changes = self.enrolment.take_changes()
+        for device, (_, reason) in changes.out.items():
+            log.warning("%s is put out: %s", device, reason)
+            self.engine.exclude(device)
+            self._uplink.drop(device)
+            self._asked.pop(device, None)
+            if self.present.pop(device, None) is not None:
+                self._noted_states[device] = "lost"
+                self._note("presence", device=device, state="lost", board="")
+        if changes.out or changes.accepted:
+            self._uplink.recall_latest()  # a name may belong to another board by now
+        for device in changes.accepted:
+            # its birth is retained: the broker sends it again to who subscribes again
+            self.link.subscribe(self.topics.state(device))
+            self.link.unsubscribe(self.topics.state(device))
+        for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
+            self._say(device, NotEnrolled(device, key, reason))
+
+    def _on_message(self, device: str, message: Message) -> None:
+        if isinstance(message, Want):
+            if not self._blobs.want(device, message, now=self._clock()):
+                log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
+        elif isinstance(message, Offer):
+            self._uplink.offer(device, message)
+        elif isinstance(message, Decline):
+            self._on_decline(device, message)
+        elif isinstance(message, Ask):
+            self._on_ask(device, message)
+        else:
+            raise Malformed(f"a {type(message).__name__} came where a device's message belongs")
+
+    def _on_decline(self, device: str, message: Decline) -> None:
+        if message.task != self.engine.spec.task:
+            return
+        if self.engine.decline(device, message.code, message.reason, round=message.round):
+            self._uplink.drop(device)
+            self._note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
+
+    def _on_fault(self, device: str, verdict: Verdict) -> None:
+        """Quarantine: a device whose own updates were refused in several rounds is blocked for the rest of the run.
+
+        `hushfleet devices add` lifts it; after as many faults more it is blocked again.
+        """
+        if verdict.faults % QUARANTINE_AFTER:
+            return
+        reason = f"its updates were refused in {verdict.faults} rounds, the last as {verdict.code}: {verdict.reason}"
+        try:
+            self.enrolment.block(device, reason)
+        except StoreError as error:
+            log.warning("%s could not be blocked: %s", device, error)
+            return
+        self._note("quarantine", device=device, reason=reason)
+
+    def _on_ask(self, device: str, ask: Ask) -> None:
+        """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
+        newest = max(self.enrolment.session(device), ask.session)
+        before = self._asked.get(device)
+        if ask.session == newest and (before is None or before.session < newest):
+            before = self._asked[device] = ask
+        plan = self.engine.announcement
+        last_round, last_digest = self._uplink.latest(device)
+        known = Known(
+            epoch=self.epoch,
+            nonce=ask.nonce,
+            session=newest,
+            yours=ask.session == newest and ask == before,
+            task=plan.task,
+            round=plan.round,
+            phase=plan.phase,
+            last_round=last_round,
+            last_digest=last_digest,
+        )
+        if not known.yours:
+            self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
+        self._say(device, known)
+
+    # what is due
+
+    def _advance(self) -> None:
+        now = self._clock()
+        self._refusals.flush(now=now)
+        self.enrolment.note()
+        self._apply_changes()
+        if self._up:
+            for frame in self._blobs.frames(now=now, limit=FRAMES_A_STEP):
+                self.link.publish(self.topics.blob(frame.digest), frame.data)
+            self._uplink.tell_gaps(now=now)
+        self._uplink.settle()
+        self._close_round(now)
+        self._open_round(now)
+
+    def _close_round(self, now: float) -> None:
+        engine = self.engine
+        if engine.plan is None or now < self._retry_close_at:
+            return
+        if now >= engine.deadline:
+            self._uplink.finish()  # what came whole in time counts, before it is seen who is missing
+        extensions = engine.extensions
+        if not engine.should_close(now, ready=len(self.present)):
+            if engine.extensions > extensions:
+                self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
+                self._announce()
+            return
+        self._uplink.finish()
+        old = {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}
+        try:
+            summary: RoundSummary = engine.close()
+        except StoreError as error:
+            log.error("the round cannot be closed yet: %s", error)
+            self._retry_close_at = now + RETRY_CLOSE_S
+            return
+        self._refusals.flush(now=now, force=True)
+        self._note("round_close", **summary.to_dict())
+        self.enrolment.round_closed()
+        if engine.finished:
+            self._note("finished")
+        for digest in old - {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}:
+            self._blobs.forget(digest)
+        self._uplink.end_round()
+        self._idle_since = now
+        if not self._open_round(now):
+            self._announce()
+
+    def _open_round(self, now: float) -> bool:
+        """Opens the next round if enough devices are there; True if it did."""
+        engine = self.engine
+        if engine.finished or engine.plan is not None or not self._up or not self._enough_present(now):
+            return False
+        try:
+            plan = engine.open_round(self.present)
+        except StoreError as error:
+            log.error("the next round cannot be opened yet: %s", error)
+            self._idle_since = now
+            return False
+        self._note("round_open", round=plan.round, cohort=sorted(plan.cohort))
+        self._announce()
+        return True
+
+    def _least_devices(self) -> int:
+        """Where a task asks for its whole fleet, it asks for none that is blocked."""
+        rules, least = self.engine.prepared.task.round, self.engine.min_devices
+        is_whole_fleet = not (rules.min_devices or rules.cohort_size)
+        return max(1, least - self.enrolment.blocked) if is_whole_fleet else least
+
+    def _enough_present(self, now: float) -> bool:
+        engine = self.engine
+        return may_open(
+            engine.prepared.task.round,
+            len(self.present),
+            least=self._least_devices(),
+            closed_rounds=engine.closed_rounds,
+            waited_s=now - self._idle_since,
+        )
+
+    # helpers
+
+    def _find_blob(self, digest: bytes) -> bytes | None:
+        """The task package, a graph, a difference between the last global models, or the current one."""
+        blob = self.engine.prepared.blobs.get(digest) or self.engine.differences.find(digest)
+        if blob is not None or digest != self.engine.global_digest:
+            return blob
+        if self._global is None or self._global[0] != digest:
+            self._global = (digest, self.engine.global_params.astype("<f4").tobytes())
+        return self._global[1]
+
+    def _announce(self) -> None:
+        self._publish(self.topics.round, replace(self.engine.announcement, epoch=self.epoch), retain=True)
+        if self.engine.finished and self._finished_at is None:
+            self._finished_at = self._clock()
+
+    def _server_state(self, state: Any) -> ServerState:
+        return ServerState(self.epoch, state, self.identity.public_key)
+
+    def _encoded(self, message: Message) -> bytes:
+        return encode_message(message, self.identity, federation=self.topics.federation)
+
+    def _say(self, device: str, message: Message) -> None:
+        self._publish(self.topics.down(device), message)
+
+    def _publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        self.link.publish(topic, self._encoded(message), retain=retain)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        """Writes an event; a full disk must not end the run."""
+        if self._events is None:
+            return
+        try:
+            self._events.write(kind, **fields)
+        except StoreError as error:
+            log.warning("%s", error)

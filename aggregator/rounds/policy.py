@@ -1,0 +1,118 @@
+"""When a round opens and when it is over: the rules alone, without models, stores or messages.
+
+The aggregator asks them in real time, and the simulator's virtual clock asks the same ones about fleets that are
+only computed, so that a policy that is compared there is the policy that the field will have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Literal
+
+from hushfleet.aggregator.config.task import RoundSection
+
+LONGEST_GRACE_S = 60.0
+
+Decision = Literal["wait", "extend", "close"]
+
+
+class ClosingRule:
+    """Who is still expected in the open round, and whether waiting for them is worth it.
+
+    :param rules: of the task; :param least_ready: how many devices a next round needs, see `least_devices`.
+
+    Times are seconds of one monotonic clock. `begin` starts a round; who is lost is remembered between rounds.
+    """
+
+    def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
+        self._rules = rules
+        self._least_ready = least_ready
+        self._waiting: set[str] = set()
+        self._gone: dict[str, float] = {}
+        self._quorum = 0
+        self.accepted = 0
+        self.extensions = 0
+        self.deadline = 0.0
+
+    def begin(self, cohort: Collection[str], *, now: float) -> None:
+        self._waiting = set(cohort)
+        self.accepted = self.extensions = 0
+        self.deadline = now + self._rules.deadline_s
+        wanted = math.ceil(self._rules.quorum * len(cohort) - 1e-9)
+        # never fewer than `min_updates` can close a round at once
+        self._quorum = max(wanted, min(self._rules.min_updates, len(cohort)))
+
+    @property
+    def grace_s(self) -> float:
+        """How long a lost device is waited for: a quarter of the deadline, at most a minute."""
+        return min(LONGEST_GRACE_S, self._rules.deadline_s / 4)
+
+    @property
+    def announced_deadline_s(self) -> float:
+        """Of the plan: another number after each extension, so that devices see that it has changed."""
+        return self._rules.deadline_s * (1 + self.extensions)
+
+    def expects(self, device: str) -> bool:
+        """Whether this cohort member has neither been accepted nor given another final answer."""
+        return device in self._waiting
+
+    def accept(self, device: str) -> None:
+        self.accepted += 1
+        self._waiting.discard(device)
+
+    def answer(self, *devices: str) -> None:
+        """They gave a final answer that is no update."""
+        self._waiting.difference_update(devices)
+
+    def lost(self, device: str, *, now: float) -> None:
+        """Its connection died. Unless it is `back` within the grace period, nothing is expected of it.
+
+        A board that reboots after a power cut sends what it has committed, and closing without it would waste the
+        privacy that it spent.
+        """
+        self._gone.setdefault(device, now)
+
+    def back(self, device: str) -> None:
+        self._gone.pop(device, None)
+
+    def decide(self, now: float, *, ready: int) -> Decision:
+        """`extend` is given at a deadline with too few updates; the deadline is then a new one already.
+
+        :param ready: how many devices are present for a next round.
+
+        A round with too few updates is given up only at a deadline, and only if waiting is pointless: all of the
+        cohort has answered, or after one extension all that are present have, and others are ready.
+        """
+        enough, silent = self.accepted >= self._rules.min_updates, self._is_silent(now)
+        if self.accepted >= self._quorum or (enough and silent):
+            return "close"
+        if now < self.deadline:
+            return "wait"
+        given_up = not self._waiting or (silent and self.extensions > 0 and ready >= self._least_ready)
+        if enough or given_up:
+            return "close"
+        self.extensions += 1
+        self.deadline = now + self._rules.deadline_s
+        return "extend"
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether nobody who may still answer is left: all others have answered or are lost for good."""
+        longest_ago = now - self.grace_s
+        return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
+
+
+def least_devices(rules: RoundSection, *, devices: int) -> int:
+    """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
+    return rules.min_devices or rules.cohort_size or devices
+
+
+def may_open(rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float) -> bool:
+    """All that are asked for; or, where the task asks for no number, some after a deadline's wait.
+
+    :param least: of `least_devices`; :param waited_s: since the last round closed.
+    """
+    if present >= least:
+        return True
+    waited = waited_s >= rules.deadline_s
+    return rules.min_devices is None and closed_rounds > 0 and waited and present >= max(1, rules.min_updates)

@@ -1,0 +1,82 @@
+"""A round that closes, as a `RoundSummary`: counted, accounted for against readers of the model, and tested."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.observe.metrics import RoundSummary, eq20_bytes, snr_db
+from hushfleet.aggregator.publish.model_step import download_bytes
+from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
+from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.wire.format.messages import RoundPlan
+
+
+def summarise(
+    plan: RoundPlan,
+    updates: Sequence[UpdateRow],
+    params: np.ndarray,
+    *,
+    changed: bool,
+    method: Method,
+    rules: RoundSection,
+    store: AggregatorStore,
+    held: Mapping[str, bytes],
+    evaluate: Callable[[np.ndarray], Evaluation] | None,
+    wall_s: float,
+) -> RoundSummary:
+    """:param updates: the accepted ones.
+    :param params: the new global vector float32 `[d]`.
+    :param changed: whether the updates went into it; they do not where too few came.
+    :param held: of each device, SHA-256 of the model that it trained on when it was last accepted before.
+    """
+    terms = RoundTerms(plan.noise_split, plan.controls)
+    charge = method.charge(terms)
+    participants = len(updates) if changed else 0
+    accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
+    return RoundSummary(
+        round=plan.round,
+        cohort_size=len(plan.cohort),
+        participants=participants,
+        uplink_bytes=sum(update.size for update in updates),
+        downlink_bytes=sum(download_bytes(plan, held.get(update.device)) for update in updates),
+        snr_db=snr_db(updates),
+        wall_s=wall_s,
+        accuracy_global=accuracy,
+        loss=loss,
+        multiplier_release=_multiplier_release(method, rules, terms, store, plan.round, participants),
+        eq20_bytes=eq20_bytes([update.shared for update in updates], params.size),
+        float32_bytes=4 * params.size * len(updates),
+        sample_rate=charge.sample_rate,
+        steps=charge.steps,
+    )
+
+
+def _multiplier_release(
+    method: Method, rules: RoundSection, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
+) -> float | None:
+    """Of the aggregate; None without one.
+
+    Where devices choose their own noise, what they say of it is added up, and of nobody more than the standard one:
+    it is only said, and the others' epsilon must not rest on it. A median may be the very value that one device sent,
+    so with robust aggregation no device is promised more than the quietest one's own noise gives.
+    """
+    if not participants:
+        return None
+    charge, robust = method.charge(terms), rules.aggregation != "mean"
+    if not method.personal_noise:
+        return charge.noise_multiplier if robust else method.multiplier_release(terms, participants=participants)
+    claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges() if row.round == round]
+    if robust:
+        return min(claimed)
+    if charge.unit == "device":
+        return math.hypot(*claimed)
+    return method.multiplier_release(terms, participants=participants)
+
+
+def _measured(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

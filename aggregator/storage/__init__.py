@@ -1,0 +1,1 @@
+"""What the aggregator must not forget."""

@@ -1,0 +1,37 @@
+"""A file that is there whole or not at all, whenever the process or the machine dies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hushfleet.aggregator.storage.store import StoreFull
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
+    """Writes beside the place, syncs, renames, and syncs the folder. Raises `StoreFull`, having left nothing.
+
+    :param durable: False leaves syncing to the operating system: for simulations only.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(part, path)
+        if durable:
+            sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StoreFull(f"{path} cannot be written: {error.strerror}; free some space") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """What was made, renamed or deleted in it survives a power cut from now on. Raises `OSError`."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,66 @@
+"""The global model on disk: one safetensors file per round, whole or not there.
+
+A file is written beside its place, synced, renamed, and the folder synced, before the transaction that
+names it. A crash in between leaves a file that nothing names; the repeated close replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from hushfleet.aggregator.storage.atomic_file import write_whole
+from hushfleet.errors import StoreError
+from hushfleet.model.params import ParamLayout
+
+KEPT = 3
+
+
+class Checkpoints:
+    """The checkpoints in a folder.
+
+    :param durable: False leaves syncing to the operating system: for simulations only.
+    """
+
+    def __init__(self, folder: Path, layout: ParamLayout, *, durable: bool = True) -> None:
+        self.folder = Path(folder)
+        self.layout = layout
+        self.durable = durable
+
+    def path(self, round: int) -> Path:
+        """The global model after `round` rounds; 0 is the first one."""
+        return self.folder / f"global-{round}.safetensors"
+
+    def write(self, round: int, params: np.ndarray) -> None:
+        """Writes `params` float32 `[d]`, replacing what a crashed close may have left."""
+        tensors = {name: np.ascontiguousarray(view) for name, view in self.layout.unflatten(params).items()}
+        # one key only: safetensors writes several in an order that changes from run to run
+        about = json.dumps({"round": round, "layout": self.layout.digest})
+        data = safetensors.numpy.save(tensors, {"hushfleet": about})
+        write_whole(self.path(round), data, durable=self.durable)
+
+    def read(self, round: int) -> np.ndarray:
+        """The global model float32 `[d]`. Raises `StoreError` if it is gone, damaged or another model's."""
+        path = self.path(round)
+        params = np.empty(self.layout.size, np.float32)
+        try:
+            tensors = safetensors.numpy.load(path.read_bytes())
+        except OSError as error:
+            raise StoreError(f"the checkpoint {path} cannot be read: {error.strerror}") from error
+        except safetensors.SafetensorError as error:
+            raise StoreError(f"the checkpoint {path} is damaged: {error}") from error
+        for name, view in self.layout.unflatten(params).items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.shape != view.shape or tensor.dtype != np.float32:
+                raise StoreError(f"the checkpoint {path} is of another model: {name!r} does not fit")
+            view[...] = tensor
+        return params
+
+    def drop_old(self, newest: int) -> None:
+        """Keeps the first model and the last `KEPT`, now that round `newest` is closed."""
+        if newest - KEPT > 0:
+            self.path(newest - KEPT).unlink(missing_ok=True)

@@ -1,0 +1,209 @@
+"""DEVICE.toml: who this device is, where its broker and its data are, and what its owner allows.
+
+Every error names the file, the key, the value and what is accepted, since the person who reads it may be
+standing beside the board.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hushfleet.config.spec import require
+from hushfleet.config.strict import from_plain
+from hushfleet.errors import BadInput, Malformed
+from hushfleet.firmware_profiles import load_board
+from hushfleet.wire.format.topics import NAME_RULE, is_name
+
+USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
+
+
+@dataclass(frozen=True)
+class DeviceSection:
+    """:param state_dir: holds the store; one folder for each device, never shared or copied."""
+
+    id: str
+    state_dir: str
+    federation: str = "default"
+    board: str = "generic-x86"
+
+    def __post_init__(self) -> None:
+        require(is_name(self.id), "id", self.id, NAME_RULE)
+        require(is_name(self.federation), "federation", self.federation, NAME_RULE)
+
+
+@dataclass(frozen=True)
+class BrokerSection:
+    """:param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned."""
+
+    url: str
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    username: str | None = None
+    password_file: str | None = None
+    server_key: str | None = None
+
+    def __post_init__(self) -> None:
+        url_ok = self.url.startswith(("mqtt://", "mqtts://"))
+        require(url_ok, "url", self.url.rpartition("@")[2], "mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
+        if self.server_key is not None:
+            try:
+                valid = len(bytes.fromhex(self.server_key)) == 32
+            except ValueError:
+                valid = False
+            require(valid, "server_key", self.server_key, "64 hex digits")
+        paired = (self.cert_file is None) == (self.key_file is None)
+        require(paired, "key_file", self.key_file, "given together with cert_file")
+
+    @property
+    def password(self) -> str | None:
+        """The first line of `password_file`. Raises `BadInput` when it cannot be read."""
+        if self.password_file is None:
+            return None
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"broker.password_file = {self.password_file!r} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """:param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels."""
+
+    kind: Literal["folder", "arrays"]
+    path: str
+
+
+@dataclass(frozen=True)
+class LimitsSection:
+    """What the device's owner allows.
+
+    :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
+    :param delta: the delta of that epsilon.
+    :param memory_mib: for training; 0 takes a share of the board's memory.
+    :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
+        (APDP-FL).
+    :param accounting: `strict` declines tasks that send functions of the data which no noise covers
+        (`Method.raw_values`); `as-published` takes them, and the ledger charges infinity.
+    :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
+    :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
+    :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
+        the unit `record`, outside of simulations.
+    """
+
+    epsilon_server: float
+    delta: float = 1e-5
+    memory_mib: int = 0
+    noise_preference: float = 1.0
+    accounting: Literal["strict", "as-published"] = "strict"
+    min_noise_multiplier: float = 0.0
+    noise_split: int = 0
+    constant_time: bool | None = None
+
+    def __post_init__(self) -> None:
+        require(self.epsilon_server > 0, "epsilon_server", self.epsilon_server, "positive (inf: no limit)")
+        require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
+        require(self.memory_mib >= 0, "memory_mib", self.memory_mib, "0 (from the board) or more")
+        wish = self.noise_preference
+        require(0 < wish <= 1000, "noise_preference", wish, "in (0, 1000]")
+        least = self.min_noise_multiplier
+        require(0 <= least <= 1000, "min_noise_multiplier", least, "0 (any) to 1000")
+        require(self.noise_split >= 0, "noise_split", self.noise_split, "0 (what the task names) or more")
+
+
+@dataclass(frozen=True)
+class SimulationSection:
+    """FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
+
+    :param index: the device's number, part of the seed.
+    :param common_test: .npz that every device is tested on.
+    :param local_test: .npz of this device's own held-out samples, or of a bit for each common one.
+    :param metrics: JSON lines are appended to it; they are never sent.
+    :param reconnect_s: first delay of a reconnect.
+    :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
+    :param write_mb_s: the store writes at most so many 10^6 bytes a second; None: as fast as the machine.
+    :param durable: the store is synced as in the field, for simulated power cuts.
+    """
+
+    seed: int
+    index: int
+    common_test: str | None = None
+    local_test: str | None = None
+    metrics: str | None = None
+    reconnect_s: float | None = None
+    slowdown: float = 1.0
+    write_mb_s: float | None = None
+    durable: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        require(self.index >= 0, "index", self.index, "0 or more")
+        delay = self.reconnect_s
+        require(delay is None or 0 < delay < math.inf, "reconnect_s", delay, "positive seconds")
+        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "1 or more")
+        rate = self.write_mb_s
+        require(rate is None or 0 < rate < math.inf, "write_mb_s", rate, "positive megabytes a second")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """All of DEVICE.toml; paths are absolute once `load_config` has read it."""
+
+    device: DeviceSection
+    broker: BrokerSection
+    data: DataSection
+    limits: LimitsSection
+    simulation: SimulationSection | None = None
+
+    @property
+    def store_path(self) -> Path:
+        return Path(self.device.state_dir) / "store.sqlite"
+
+    @property
+    def server_key(self) -> bytes | None:
+        return bytes.fromhex(self.broker.server_key) if self.broker.server_key else None
+
+    @property
+    def memory_mib(self) -> int:
+        """What training may use, MiB. Raises `BadInput` for a board that is not known."""
+        if self.limits.memory_mib:
+            return self.limits.memory_mib
+        return int(USABLE_MEMORY * float(load_board(self.device.board).memory_mib))
+
+
+_PATHS: dict[str, tuple[str, ...]] = {
+    "device": ("state_dir",),
+    "broker": ("ca_file", "cert_file", "key_file", "password_file"),
+    "data": ("path",),
+    "simulation": ("common_test", "local_test", "metrics"),
+}
+
+
+def load_config(path: Path) -> DeviceConfig:
+    """Reads DEVICE.toml; relative paths in it are relative to the file. Raises `BadInput`."""
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example") from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not valid TOML: {error}") from error
+    try:
+        config = from_plain(DeviceConfig, plain)
+    except Malformed as error:
+        raise BadInput(f"{path}: {str(error).removeprefix('DeviceConfig.')}") from error
+    load_board(config.device.board)
+    base = path.resolve().parent
+    sections: dict[str, Any] = {}
+    for name, keys in _PATHS.items():
+        section = getattr(config, name)
+        if section is not None:
+            given = {key: getattr(section, key) for key in keys}
+            absolute = {key: str(base / Path(value).expanduser()) for key, value in given.items() if value}
+            sections[name] = replace(section, **absolute)
+    return replace(config, **sections)

@@ -1,0 +1,48 @@
+"""Whether the owner of a board allows a round: its plan against the task package, and both against `[limits]`.
+
+All of it is known before any training. The reasons speak of the task and of the limits alone, so they may be told.
+"""
+
+from __future__ import annotations
+
+from hushfleet.config.spec import TaskSpec
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.refusals import Declined
+from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.privacy.ledger import Ledger
+from hushfleet.wire.format.messages import RoundPlan
+
+
+def check_allowed(
+    plan: RoundPlan, spec: TaskSpec, method: Method, terms: RoundTerms, *, limits: LimitsSection, ledger: Ledger
+) -> None:
+    """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
+    charge = method.charge(terms)
+    if charge.raw and limits.accounting == "strict":
+        raise _no_privacy(
+            f"{spec.method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
+            f'"strict": run the task with privacy.accounting = "strict", or let the device\'s owner set '
+            f'limits.accounting = "as-published"'
+        )
+    _check_split(plan, spec, charge.noise_split, limits)
+    if charge.noise_multiplier < limits.min_noise_multiplier:
+        raise _no_privacy(
+            f"this device would send with a noise multiplier of {charge.noise_multiplier:.4g}; its "
+            f"limits.min_noise_multiplier is {limits.min_noise_multiplier:g}"
+        )
+    ledger.check_budget(charge, delta=limits.delta, epsilon_limit=limits.epsilon_server)
+
+
+def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:
+    """:param split: what the mechanism divides the noise by; 1 where it does not divide, whatever the plan says."""
+    asked = f"the plan divides the noise among {plan.noise_split} devices"
+    if split > spec.privacy.noise_split:
+        raise _no_privacy(f"{asked}, but the task package names {spec.privacy.noise_split}")
+    if plan.noise_split > len(plan.cohort):
+        raise _no_privacy(f"{asked}, but only {len(plan.cohort)} take part")
+    if 0 < limits.noise_split < split:
+        raise _no_privacy(f"{asked}; this device's limits.noise_split is {limits.noise_split}")
+
+
+def _no_privacy(reason: str) -> Declined:
+    return Declined("no-privacy", reason)

@@ -1,0 +1,84 @@
+"""When a device announces the end of its training, so that the moment does not tell how many records it has.
+
+Training takes as long as there are records. The end is therefore announced at the end of a slot, whose length follows
+from the task and the board alone: what a round takes with as many records in a batch as the task names, rounded up to
+a power of two seconds. A device that needs longer takes two slots, then four: it shows by which power of two it is
+above the task's own number, and one of that size may show it in some rounds and not in others.
+
+A slot never takes more than a part of the time that the round gives, since the update must still arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from hushfleet.config.spec import TaskSpec
+from hushfleet.data.samples import Samples
+from hushfleet.methods import make_method
+from hushfleet.methods.base import RoundTerms
+from hushfleet.model.evaluation import LogitsOf
+from hushfleet.privacy.noise import SecureNoise
+from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_round
+
+LEAST_SLOT_S = 1.0
+ROOM = 1.5
+"""A slot is at least so many times the measured work: release, coding and the store's sync are not in it."""
+MOST_OF_DEADLINE = 0.5
+
+
+def nominal_seconds(
+    spec: TaskSpec,
+    params: np.ndarray,
+    gradient: GradientFunction,
+    logits_of: LogitsOf,
+    *,
+    clock: Callable[[], float],
+) -> float:
+    """What training takes here with the task's batch size in each batch, by one batch of black images.
+
+    With the unit `device` a task names a number of batches only by `local_steps`; without it, one is taken.
+    """
+    config = dict(spec.method_config)
+    if spec.privacy.unit == "record":
+        batches = spec.privacy.batches
+    else:
+        batches = config.get("local_steps") or 1
+        config["local_steps"] = min(1, config.get("local_steps", 0))
+    privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
+    method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
+    count, model = method.config.batch_size, spec.model
+    images = np.zeros((count, *model.input_shape), np.uint8)
+    black = Samples(images, np.zeros(count, np.int64), model.mean, model.std)
+    began = clock()
+    train_round(
+        method,
+        method.init_state(),
+        params,
+        gradient,
+        black,
+        terms=RoundTerms(),
+        logits_of=logits_of,
+        recipe=Recipe(model.dropout, spec.augment),
+        rng=np.random.default_rng(),
+        noise=SecureNoise(),
+    )
+    return (clock() - began) * batches
+
+
+def announced_at(*, began: float, ended: float, nominal_s: float, deadline: float, deadline_s: float) -> float:
+    """When the end of a training that ran from `began` to `ended` is announced; moments of one monotonic clock.
+
+    :param nominal_s: as `nominal_seconds` gives it.
+    :param deadline: of the round, which is `deadline_s` after it became known.
+    """
+    slot = max(LEAST_SLOT_S, 2.0 ** math.ceil(math.log2(ROOM * nominal_s))) if nominal_s > 0 else LEAST_SLOT_S
+    while began + slot < ended:
+        slot *= 2
+    latest = deadline - (1 - MOST_OF_DEADLINE) * deadline_s
+    return max(ended, min(began + slot, latest))

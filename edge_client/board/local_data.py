@@ -1,0 +1,117 @@
+"""The device's own labelled images, read anew when they have changed since the last round.
+
+A board that keeps collecting images should train with them without a restart; reading thousands of files
+for every round would wear neither the card nor patience, so a cheap stamp decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet.config.spec import ModelSpec
+from hushfleet.data.folder import load_folder
+from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.config import DataSection
+from hushfleet.errors import BadInput
+
+Stamp = tuple[int, int, int]
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class LocalData:
+    """:param section: where the data lie; :param model: what shape and normalisation the task wants.
+    :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
+    """
+
+    def __init__(self, section: DataSection, model: ModelSpec, *, may_be_empty: bool = False) -> None:
+        self._section = section
+        self._model = model
+        self._may_be_empty = may_be_empty
+        self._stamp: Stamp | None = None
+        self._samples: Samples | None = None
+
+    def samples(self) -> Samples:
+        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
+        path = Path(self._section.path)
+        stamp = _stamp(path)
+        if self._samples is None or stamp != self._stamp:
+            self._samples = self._load(path)
+            self._stamp = stamp
+        return self._samples
+
+    def _load(self, path: Path) -> Samples:
+        if self._section.kind == "arrays":
+            samples = load_arrays(path, self._model)
+        else:
+            model = self._model
+            samples = load_folder(
+                path,
+                input_shape=model.input_shape,
+                class_names=model.class_names,
+                mean=model.mean,
+                std=model.std,
+                may_be_empty=self._may_be_empty,
+            )
+        if not len(samples):
+            if self._may_be_empty:
+                _log.warning("data.path = %r holds no samples: this device takes part with noise alone", str(path))
+                return samples
+            raise BadInput(f"data.path = {str(path)!r} holds no samples")
+        return samples
+
+
+def load_arrays(path: Path, model: ModelSpec) -> Samples:
+    """An .npz with `images` uint8 `[n, C, H, W]` and `labels` int64 `[n]`. Raises `BadInput`."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except KeyError as error:
+        raise BadInput(f"{path} lacks the array {error}; it needs `images` and `labels`") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
+    samples = Samples(images, labels.astype(np.int64, casting="safe", copy=False), model.mean, model.std)
+    if images.shape[1:] != model.input_shape:
+        raise BadInput(f"{path} has images of {list(images.shape[1:])}, the task wants {list(model.input_shape)}")
+    classes = len(model.class_names)
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise BadInput(f"{path} has labels {labels.min()} to {labels.max()}, the task has 0 to {classes - 1}")
+    return samples
+
+
+def load_indices(path: Path) -> np.ndarray | None:
+    """Indices int64 `[n]` into the common test, of an .npz with `of_common`, a bit for each of its images.
+
+    None for an .npz of images. Raises `BadInput`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
+
+
+def _stamp(path: Path) -> Stamp:
+    """Number of files, newest change (ns) and bytes in all; zeros where there is nothing."""
+    count, newest, size = 0, 0, 0
+    for status in _files(path):
+        count, newest, size = count + 1, max(newest, status.st_mtime_ns), size + status.st_size
+    return count, newest, size
+
+
+def _files(path: Path) -> Iterator[os.stat_result]:
+    if path.is_file():
+        yield path.stat()
+        return
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                yield os.stat(os.path.join(folder, name))
+            except OSError:  # it was removed meanwhile
+                continue

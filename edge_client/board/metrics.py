@@ -1,0 +1,83 @@
+"""What a simulated device measures about itself, as JSON lines in a local file; never on the wire.
+
+In the field there is no such file: losses and accuracies are functions of private data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.local_data import load_arrays, load_indices
+from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.trainer import TrainedRound
+from hushfleet.model.evaluation import Evaluation, evaluate, evaluate_each
+
+Number = float | str | None
+
+
+@dataclass(frozen=True)
+class MetricsFile:
+    """Where a device's metrics go, and what they are measured on.
+
+    :param common_test: .npz that all devices share.
+    :param local_test: this device's own held-out samples, or a bit for each image of the common test.
+    """
+
+    path: Path
+    common_test: Path | None
+    local_test: Path | None
+
+    @classmethod
+    def of(cls, config: DeviceConfig) -> MetricsFile | None:
+        """None outside simulations, and where no file is asked for."""
+        section = config.simulation
+        if section is None or section.metrics is None:
+            return None
+        tests = (section.common_test, section.local_test)
+        return cls(Path(section.metrics), *(None if test is None else Path(test) for test in tests))
+
+    def write(self, trained: TrainedRound, task: TaskRuntime, *, epsilon_server: float, train_s: float) -> None:
+        """Appends one line: the device's own model after local training, before aggregation."""
+        line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
+        for name, result in self._tested(trained, task).items():
+            line[f"accuracy_own_{name}"] = _number(result.accuracy)
+            line[f"loss_own_{name}"] = _number(result.loss)
+        mask, layers = trained.state.public.mask, task.spec.model.layout.layers
+        line["personal_share"] = [float(mask[layer.start : layer.stop].mean()) for layer in layers]
+        line["clip_weights"] = _clip_weights(trained.release.clip_norms, task.spec.privacy.clip_norm)
+        line["epsilon_server"] = _number(epsilon_server)
+        line["train_s"] = round(train_s, 3)
+        with self.path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def _tested(self, trained: TrainedRound, task: TaskRuntime) -> dict[str, Evaluation]:
+        model, results = task.spec.model, {}
+        if self.common_test is not None:
+            outcomes = evaluate_each(task.inference, trained.own, load_arrays(self.common_test, model))
+            results["common"] = outcomes.mean()
+        if self.local_test is not None:
+            indices = load_indices(self.local_test) if self.common_test is not None else None
+            if indices is not None:
+                results["local"] = outcomes.take(indices).mean()
+            else:
+                results["local"] = evaluate(task.inference, trained.own, load_arrays(self.local_test, model))
+        return results
+
+
+def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[Number]:
+    """Each layer's part of the squared clip norm, as Eq. (13) of FedGLP-ADP divides it."""
+    if not math.isfinite(clip_norm):
+        return [None] * len(clip_norms)
+    return [_number((float(norm) / clip_norm) ** 2) for norm in clip_norms]
+
+
+def _number(value: float) -> Number:
+    """Standard JSON has no infinity; the event log writes it as text, so this file does too."""
+    if math.isfinite(value):
+        return float(value)
+    return None if math.isnan(value) else "inf"

@@ -1,0 +1,129 @@
+"""A slower board than this machine, modelled by waiting: work and writes take the time they would take there.
+
+FOR SIMULATION ONLY. What is computed never changes, only when it is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hushfleet.edge_client.board.config import SimulationSection
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+
+SLICE_S = 0.05
+LEAST_WAIT_S = 1.0
+"""Between steps nothing shorter is waited. After a wait the caches are cold: measured, steps of 0.4 ms with a wait
+after each cost up to three times their CPU time, which the slowdown would then multiply."""
+
+
+class Pacer:
+    """Stretches the work of one thread: since `begin`, wall time is kept at `slowdown` times the CPU time, or more.
+
+    :param slowdown: at least 1; with 1 nothing ever waits.
+    :param stop: ends all waits once it is set.
+    :param wall: monotonic seconds; `cpu`: seconds of CPU time of the thread that works.
+
+    Wall time that passes without CPU time, as on a busy machine, counts: the board would have worked on meanwhile.
+    """
+
+    def __init__(
+        self,
+        slowdown: float = 1.0,
+        *,
+        stop: threading.Event | None = None,
+        wall: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.slowdown = slowdown
+        self._stop = stop or threading.Event()
+        self._wall = wall
+        self._cpu = cpu
+        self._check: Callable[[], None] = _nothing
+        self.begin()
+
+    def begin(self) -> None:
+        """Work begins; what was owed before is forgiven."""
+        self._wall_from, self._cpu_from = self._wall(), self._cpu()
+
+    @contextmanager
+    def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
+        """Inside, `check` runs at each `step` and `catch_up`, and while they wait; what it raises ends them."""
+        before, self._check = self._check, check
+        try:
+            yield
+        finally:
+            self._check = before
+
+    def step(self) -> None:
+        """A step is done, more follow: waits once it is worth while."""
+        self._check()
+        if self.slowdown > 1.0 and self._due() - self._wall() >= LEAST_WAIT_S:
+            self._wait_until(self._due())
+
+    def catch_up(self) -> None:
+        """Waits until the board would have done all that this thread has done."""
+        self._check()
+        if self.slowdown > 1.0:
+            self._wait_until(self._due())
+
+    def wait(self, seconds: float) -> None:
+        """For what is slow on the board beside its work: it does not make less of what the work owes."""
+        began = self._wall()
+        try:
+            self._wait_until(began + seconds)
+        finally:
+            self._wall_from += self._wall() - began
+
+    def _due(self) -> float:
+        return self._wall_from + self.slowdown * (self._cpu() - self._cpu_from)
+
+    def _wait_until(self, due: float) -> None:
+        while (left := due - self._wall()) > 0 and not self._stop.wait(min(left, SLICE_S)):
+            self._check()
+
+
+class PacedStore(DeviceStore):
+    """The store of a slow board: an update is committed no sooner than the board would have it, and what is written
+    takes its time.
+
+    :param write_mb_s: 10^6 bytes a second; None: as fast as this machine.
+
+    Models, updates and states count, each byte once; facts of a few bytes do not.
+    """
+
+    def __init__(self, path: Path, *, device: str, durable: bool, pacer: Pacer, write_mb_s: float | None) -> None:
+        self._pacer = pacer
+        self._write_mb_s = write_mb_s
+        super().__init__(path, device=device, durable=durable)
+
+    def put_blob(self, digest: bytes, data: bytes) -> None:
+        super().put_blob(digest, data)
+        self._take_time(len(data))
+
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        """Until the commit the round may still be given up, and nothing was spent; after it, it may not."""
+        self._pacer.catch_up()
+        with self._pacer.checked_by(_nothing):
+            entry = super().commit_round(commit)
+            self._pacer.catch_up()
+            self._take_time(commit.written_bytes)
+        return entry
+
+    def _take_time(self, written_bytes: int) -> None:
+        if self._write_mb_s is not None:
+            self._pacer.wait(written_bytes / (self._write_mb_s * 1e6))
+
+
+def open_store(path: Path, *, device: str, simulation: SimulationSection | None, pacer: Pacer) -> DeviceStore:
+    """A device's store, raising as `DeviceStore` does. In the field it is synced, in a simulation it may be slow."""
+    if simulation is None:
+        return DeviceStore(path, device=device)
+    return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)
+
+
+def _nothing() -> None:
+    """Checks nothing."""

@@ -1,0 +1,1 @@
+"""The store of a device, which survives a power cut at any moment."""

@@ -1,0 +1,456 @@
+"""Everything that a device must not forget, in one SQLite file that survives a power cut at any moment.
+
+Clipping and noising happen once: the encoded update, its ledger entry and the state that follows from it
+are written in one transaction, synced, before the first byte leaves the device. Two noisings of one
+update would average out, and an update without its ledger entry would make epsilon too small; after a
+crash either all three rows are there or none is.
+
+The file also holds the device's key, the aggregator's pinned key, the session counter and the blobs of
+the current task. A damaged file is reported and never replaced, because an empty ledger would be a false one. A file
+that turned out to be an old copy of itself says so for good, and is opened to be looked at only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.store_file import (
+    ADVICE,
+    SCHEMA_VERSION,
+    StoreLock,
+    bring_up_to_date,
+    connect,
+    create_if_absent,
+)
+from hushfleet.errors import CopiedStore, LedgerError, Malformed, StoreError
+from hushfleet.methods.base import DeviceState, PublicState
+from hushfleet.privacy.ledger import Ledger
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.identity import Identity
+
+_RESIDUAL = "wire:residual"  # lies among the method's arrays, whose names are identifiers
+KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card
+
+
+@dataclass(frozen=True)
+class OutboxEntry:
+    """An update that was clipped, noised, charged and stored; its bytes never change.
+
+    :param data: the encoded update; empty once a later round was committed.
+    :param digest: SHA-256 of `data`.
+    :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it.
+    :param status: `pending`, `acked`, or `refused:<code>`.
+    :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
+        of a time when that was not noted.
+    """
+
+    task: str
+    round: int
+    data: bytes
+    digest: bytes
+    public_before: bytes
+    status: str
+    attached_digest: bytes | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self.status == "pending"
+
+    def may_be(self, digest: bytes) -> bool:
+        """Whether the update with this SHA-256 is this one, in either form; where that was not noted, it may be."""
+        return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
+
+
+@dataclass(frozen=True)
+class RoundCommit:
+    """What a round leaves, to be stored as a whole or not at all.
+
+    :param update: the encoded update.
+    :param public_before: `PublicState.to_bytes()` from before it.
+    :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
+    """
+
+    task: str
+    round: int
+    charge: Charge
+    state: DeviceState
+    update: bytes
+    public_before: bytes
+    residual: np.ndarray | None = None
+
+    @property
+    def written_bytes(self) -> int:
+        vectors = (self.state.own, self.residual, *self.state.private.values())
+        arrays_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
+        return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes
+
+
+class DeviceStore:
+    """The store of one device; one process at a time.
+
+    :param path: the SQLite file; its folder is created.
+    :param device: the device's id; a store that belongs to another device is refused.
+    :param durable: False only in simulations: commits are then atomic but not synced to the disk.
+    :param inspect: open an existing store beside a running client, to read only.
+
+    Raises `StoreError` with advice when the file is locked, corrupt or not writable, and `CopiedStore` where it was
+    found out that there is, or was, another copy of it.
+    """
+
+    def __init__(self, path: Path, *, device: str, durable: bool = True, inspect: bool = False) -> None:
+        self.path = Path(path)
+        self.device = device
+        self._lock: StoreLock | None = None
+        self._connection: sqlite3.Connection | None = None
+        try:
+            if inspect:
+                if not self.path.exists():
+                    raise StoreError(f"there is no store at {self.path} yet; start the client once")
+            else:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock = StoreLock(self.path)
+                create_if_absent(self.path, device=device, durable=durable)
+            self._connection = connect(self.path)
+            self._open(durable=durable, inspect=inspect)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise StoreError(f"the store {self.path} cannot be opened: {error}") from error
+            # sqlite3 raises the second where SQLite's message quotes damaged text
+            if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):
+                raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {ADVICE}") from error
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # keys and counters
+
+    @property
+    def identity(self) -> Identity:
+        """The device's Ed25519 key, made when the store was created; it never leaves the store."""
+        return self._identity
+
+    @property
+    def last_session(self) -> int:
+        """The number of the last session that was counted; 0 before the first."""
+        return int(self._fact("session") or 0)
+
+    def next_session(self) -> int:
+        """One more than the last, stored before it is returned."""
+        with self._transaction("count a session"):
+            session = self.last_session + 1
+            self._set_fact("session", str(session).encode())
+        return session
+
+    @property
+    def server_key(self) -> bytes | None:
+        """The aggregator's pinned public key, or None before the first meeting."""
+        return self._fact("server_key")
+
+    def pin_server_key(self, key: bytes) -> None:
+        with self._transaction("pin the aggregator's key"):
+            self._set_fact("server_key", key)
+
+    def epoch(self, scope: str) -> int:
+        """The newest start of an aggregator that was seen; 0 before the first.
+
+        :param scope: its federation and key.
+        """
+        return int(self._fact(f"epoch {scope}") or 0)
+
+    def pin_epoch(self, scope: str, epoch: int) -> None:
+        with self._transaction("note the aggregator's start"):
+            self._set_fact(f"epoch {scope}", str(epoch).encode())
+
+    @property
+    def stopped_because(self) -> str | None:
+        """Why this store must not train any more; None where it may."""
+        reason = self._fact("stopped_because")
+        return None if reason is None else reason.decode()
+
+    def stop_for_good(self, reason: str) -> None:
+        """Nothing takes this back."""
+        with self._transaction("note why this device has stopped"):
+            self._set_fact("stopped_because", reason.encode())
+
+    @property
+    def task_digest(self) -> bytes | None:
+        """The digest of the task package in use."""
+        return self._fact("task_digest")
+
+    @property
+    def global_digest(self) -> bytes | None:
+        """The digest of the global model that was used last."""
+        return self._fact("global_digest")
+
+    def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
+        with self._transaction("note the current task"):
+            self._set_fact("task_digest", task_digest)
+            self._set_fact("global_digest", global_digest)
+
+    def count_attempt(self, kind: str, what: str) -> int:
+        """How often `what` was begun since it last ended in any way but an abrupt one, this time included.
+
+        A crash that nobody can catch (out of memory, a fault in native code) must not repeat for ever.
+        """
+        with self._transaction("count an attempt"):
+            before, _, count = (self._fact(f"attempt.{kind}") or b"").decode().rpartition(" ")
+            attempts = int(count) + 1 if before == what else 1
+            self._set_fact(f"attempt.{kind}", f"{what} {attempts}".encode())
+        return attempts
+
+    def end_attempt(self, kind: str) -> None:
+        """It ended, well or not, and the process lives."""
+        with self._transaction("end an attempt"):
+            self._set_fact(f"attempt.{kind}", None)
+
+    # content-addressed blobs
+
+    def blob(self, digest: bytes) -> bytes | None:
+        """Stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
+        with self._reading():
+            row = self._connection.execute("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        if row is None or hashlib.sha256(row[0]).digest() != digest:
+            return None
+        return row[0]
+
+    def blob_digests(self) -> set[bytes]:
+        """The SHA-256 of every stored blob."""
+        with self._reading():
+            return {row[0] for row in self._connection.execute("SELECT digest FROM blobs")}
+
+    def put_blob(self, digest: bytes, data: bytes) -> None:
+        if hashlib.sha256(data).digest() != digest:
+            raise StoreError(f"the bytes given are not the blob {digest.hex()[:16]}; nothing was stored")
+        with self._transaction("store a blob"):
+            self._connection.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?)", (digest, data))
+
+    def drop_blobs(self, keep: Collection[bytes]) -> None:
+        """Deletes all blobs but those in `keep`."""
+        marks = ",".join("?" * len(keep))
+        with self._transaction("drop old blobs"):
+            self._connection.execute(f"DELETE FROM blobs WHERE digest NOT IN ({marks})", tuple(keep))
+
+    # rounds
+
+    def load_state(self, task: str) -> DeviceState | None:
+        """What the last committed round of the task left, or None before the first."""
+        with self._reading():
+            row = self._connection.execute(
+                "SELECT size, public, own, private FROM states WHERE task = ?", (task,)
+            ).fetchone()
+        if row is None:
+            return None
+        size, public, own, private = row
+        try:
+            state = DeviceState(
+                PublicState.from_bytes(public, size=size),
+                None if own is None else np.frombuffer(own, "<f4").astype(np.float32, copy=False),
+                {name: array for name, array in unpack_arrays(private).items() if name != _RESIDUAL},
+            )
+            if state.own is not None and state.own.shape != (size,):
+                raise ValueError(f"{state.own.size} own parameters where {size} are expected")
+        except (Malformed, ValueError, TypeError) as error:
+            raise StoreError(f"the state of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
+        return state
+
+    def load_residual(self, task: str, *, size: int) -> np.ndarray:
+        """What the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        with self._reading():
+            row = self._connection.execute("SELECT private FROM states WHERE task = ?", (task,)).fetchone()
+        try:
+            residual = None if row is None else unpack_arrays(row[0]).get(_RESIDUAL)
+            if residual is None:
+                return np.zeros(size, np.float32)
+            if residual.shape != (size,) or residual.dtype != np.float32:
+                raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"the residual of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
+        return residual
+
+    def has_been(self, task: str, public_digest: bytes) -> bool:
+        """Whether the device once had the public state with this digest; a newcomer's is not noted."""
+        with self._reading():
+            row = self._connection.execute(
+                "SELECT 1 FROM public_digests WHERE task = ? AND digest = ?", (task, public_digest)
+            ).fetchone()
+        return row is not None
+
+    def last_round(self, task: str) -> int | None:
+        """The last round of the task that this device committed."""
+        with self._reading():
+            (last,) = self._connection.execute("SELECT MAX(round) FROM outbox WHERE task = ?", (task,)).fetchone()
+        return last
+
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        """Ledger entry, encoded update and new state in one synced transaction: all, or nothing.
+
+        Raises `LedgerError` when this round was charged before, and `StoreError` when the disk is full;
+        nothing has changed then, and nothing may be sent.
+        """
+        task, round, state, update = commit.task, commit.round, commit.state, commit.update
+        carried = {} if commit.residual is None else {_RESIDUAL: commit.residual}
+        digest = hashlib.sha256(update).digest()
+        own = None if state.own is None else np.ascontiguousarray(state.own, "<f4").data
+        state_row = (
+            task,
+            round,
+            int(np.asarray(state.public.mask).size),
+            state.public.to_bytes(),
+            own,
+            pack_arrays({**state.private, **carried}),
+        )
+        with self._transaction(f"commit round {round} of task {task}"):
+            self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
+            run = self._connection.execute
+            run(
+                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL)",
+                (task, round, digest, update, commit.public_before),
+            )
+            run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
+            run("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)", state_row)
+            # The aggregator asks only for the round that is open: older bytes will not be sent again.
+            run("UPDATE outbox SET data = NULL WHERE NOT (task = ? AND round = ?)", (task, round))
+            run(
+                "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
+                (KEPT_TASKS,),
+            )
+        return OutboxEntry(task, round, update, digest, commit.public_before, "pending")
+
+    def outbox(self, task: str, round: int) -> OutboxEntry | None:
+        """The stored update of a round, or None where none was made."""
+        with self._reading():
+            row = self._connection.execute(
+                "SELECT data, digest, public_before, status, attached_digest FROM outbox "
+                "WHERE task = ? AND round = ?",
+                (task, round),
+            ).fetchone()
+        if row is None:
+            return None
+        data, digest, public_before, status, attached_digest = row
+        if data is not None and hashlib.sha256(data).digest() != digest:
+            raise StoreError(f"the update of round {round} in {self.path} is damaged. {ADVICE}")
+        return OutboxEntry(task, round, data or b"", digest, public_before, status, attached_digest)
+
+    def waiting(self) -> list[tuple[str, int]]:
+        """(task, round) of the updates that can still be sent and are not acknowledged."""
+        with self._reading():
+            return self._connection.execute(
+                "SELECT task, round FROM outbox WHERE status = 'pending' AND data IS NOT NULL ORDER BY rowid"
+            ).fetchall()
+
+    def set_status(self, task: str, round: int, status: str) -> None:
+        """Notes what became of an update: `pending`, `acked` or `refused:<code>`."""
+        with self._transaction("note what became of an update"):
+            self._connection.execute("UPDATE outbox SET status = ? WHERE task = ? AND round = ?", (status, task, round))
+
+    def note_attached(self, task: str, round: int, digest: bytes) -> None:
+        """The update goes out with the public state attached, under another digest: noted before it does."""
+        with self._transaction("note the digest of an update"):
+            self._connection.execute(
+                "UPDATE outbox SET attached_digest = ? WHERE task = ? AND round = ?", (digest, task, round)
+            )
+
+    # inside
+
+    def _open(self, *, durable: bool, inspect: bool) -> None:
+        run = self._connection.execute
+        run("PRAGMA query_only = ON")  # nothing is written to a file that turns out to be damaged
+        findings = [row[0] for row in run("PRAGMA quick_check(1)")]
+        if findings != ["ok"]:
+            raise sqlite3.DatabaseError("; ".join(map(str, findings)))
+        schema, owner, key = (self._fact(name) for name in ("schema", "device", "identity"))
+        if schema is None or owner is None or key is None:
+            raise sqlite3.DatabaseError("it holds no device")
+        if not inspect and owner.decode() == self.device:
+            run("PRAGMA query_only = OFF")
+            bring_up_to_date(self._connection, schema)
+            schema = self._fact("schema")
+        if schema != SCHEMA_VERSION:
+            raise StoreError(
+                f"the store {self.path} has version {schema.decode()}, this client reads "
+                f"{SCHEMA_VERSION.decode()}; install the matching client"
+            )
+        if owner.decode() != self.device:
+            raise StoreError(
+                f"the store {self.path} belongs to the device {owner.decode()!r}, not to {self.device!r}; "
+                "give each device its own state_dir"
+            )
+        if not inspect:
+            if self.stopped_because is not None:
+                raise CopiedStore(self.stopped_because)
+            # Both survive any death of the process; with a log, what is committed also survives a power cut cheaply,
+            # without it, each byte is written once.
+            run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
+            run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+            run("PRAGMA journal_size_limit = 8388608")
+            if not durable:
+                run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
+        self._identity = Identity.from_bytes(key)
+        self.ledger = Ledger(self._connection, device=self.device)
+        if not inspect:
+            self.ledger.upgrade_schema()
+
+    def _fact(self, name: str) -> bytes | None:
+        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        if row is not None and type(row[0]) is not bytes:  # one bit of the file makes bytes a text
+            raise sqlite3.DatabaseError(f"its {name} is a {type(row[0]).__name__}")
+        return None if row is None else row[0]
+
+    def _set_fact(self, name: str, value: bytes | None) -> None:
+        if value is None:
+            self._connection.execute("DELETE FROM facts WHERE name = ?", (name,))
+        else:
+            self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"the store {self.path} cannot be read: {error}. {ADVICE}") from error
+
+    @contextmanager
+    def _transaction(self, what: str) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except (sqlite3.Error, LedgerError) as error:
+            self._roll_back()
+            cause = error if isinstance(error, sqlite3.Error) else error.__cause__
+            if isinstance(cause, sqlite3.Error) and not isinstance(cause, sqlite3.IntegrityError):
+                raise StoreError(
+                    f"could not {what} in {self.path}: {cause}; nothing was changed. "
+                    "Free some disk space, or check the card"
+                ) from error
+            if isinstance(error, LedgerError):
+                raise
+            raise StoreError(f"could not {what} in {self.path}: {error}; nothing was changed") from error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")

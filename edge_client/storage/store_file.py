@@ -1,0 +1,131 @@
+"""The store's file: made whole or not at all, and used by one process at a time.
+
+It is built under another name, synced and renamed, so a file with the right name is always a whole one. A file of an
+earlier schema is brought up to date in one transaction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import zlib
+from pathlib import Path
+
+from hushfleet.errors import StoreError
+from hushfleet.privacy.ledger import Ledger
+from hushfleet.wire.format.identity import Identity
+
+SCHEMA_VERSION = b"2"
+ADVICE = (
+    "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
+    "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
+)
+
+# A simulation writes thousands of stores, and large pages make a model's bytes cheap. A board keeps SQLite's small
+# ones: most of its commits change a few bytes, and flash wears.
+_SIMULATED_PAGE_BYTES = 1 << 16
+
+# Of every public state that the device ever had: what an aggregator holds of it is one of them, or a newcomer's.
+_PUBLIC_DIGESTS = """
+CREATE TABLE public_digests (task TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (task, digest)) WITHOUT ROWID;
+"""
+
+_SCHEMA = f"""
+CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE blobs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE states (
+    task TEXT PRIMARY KEY, round INTEGER NOT NULL, size INTEGER NOT NULL,
+    public BLOB NOT NULL, own BLOB, private BLOB NOT NULL);
+CREATE TABLE outbox (
+    task TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB,
+    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, PRIMARY KEY (task, round));
+{_PUBLIC_DIGESTS}
+"""
+
+
+class StoreLock:
+    """Held as long as the process lives; the kernel releases it after any death. Raises `StoreError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise StoreError(
+                f"the store {path} is in use by another process (pid {owner}); "
+                "stop that client, or give this one its own state_dir"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Transactions are explicit; there is one owner at a time, though it may be another thread."""
+    return sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
+
+
+def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
+    """A new store with a new key and an empty ledger. Raises `StoreError`, `OSError` or `sqlite3.Error`."""
+    if path.exists():
+        return
+    if _beside(path, "-wal").exists():
+        raise StoreError(f"{path} is gone, but its write-ahead log is still there. {ADVICE}")
+    fresh = _beside(path, ".new")
+    for leftover in (fresh, _beside(fresh, "-journal")):
+        leftover.unlink(missing_ok=True)
+    os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it will hold a private key
+    connection = connect(fresh)
+    try:
+        if not durable:
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute(f"PRAGMA page_size = {_SIMULATED_PAGE_BYTES}")
+        connection.executescript("BEGIN IMMEDIATE;" + _SCHEMA)  # one transaction until COMMIT: one sync
+        Ledger(connection, device=device).create_schema()
+        facts = {"schema": SCHEMA_VERSION, "device": device.encode(), "identity": Identity.generate().to_bytes()}
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+    os.replace(fresh, path)
+    if durable:
+        _sync_folder(path.parent)
+
+
+def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> None:
+    """Schema 1, which forgot the public states of earlier rounds, becomes 2; another one is left for the caller."""
+    if schema != b"1":
+        return
+    run = connection.execute
+    run("BEGIN IMMEDIATE")
+    run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
+    run("UPDATE outbox SET attached_digest = x''")  # it may have been attached; nobody noted it
+    run(_PUBLIC_DIGESTS)
+    states = run("SELECT task, public_before FROM outbox UNION ALL SELECT task, public FROM states").fetchall()
+    for task, state in states:
+        # `PublicState.digest` of `PublicState.to_bytes`, which needs the model's size to be read as a whole
+        try:
+            digest = hashlib.sha256(state[:4] + zlib.decompress(state[4:])).digest()[:16]
+        except zlib.error as error:
+            raise sqlite3.DatabaseError(f"a public state of task {task} does not unpack: {error}") from error
+        run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, digest))
+    run("UPDATE facts SET value = ? WHERE name = 'schema'", (SCHEMA_VERSION,))
+    run("COMMIT")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

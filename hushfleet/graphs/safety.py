@@ -1,0 +1,332 @@
+"""Is this ONNX file one that a device may load? Checked on the bytes, before ONNX Runtime sees them.
+
+A graph from the network is a program. This one may compute, and nothing else: a short list of operators of
+the standard domain, no control flow, no functions, no data outside the file, nothing larger than its caps.
+The file is read by an own strict reader, so the check costs no package and no second opinion is possible.
+
+What it will need in memory and work is bounded by `hushfleet.graphs.shapes`, which reads what is found here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushfleet.config.spec import MAX_GRAPH_BYTES
+from hushfleet.errors import GraphRefused, Malformed
+from hushfleet.graphs.operators import MAX_KNOWN, OPERATORS, Node, Tensor
+from hushfleet.graphs.protobuf import Field, Schema, read_message
+
+MAX_NODES = 16_384
+MAX_VALUES = 1 << 17  # fields of one message
+MAX_NAME_CHARS = 512
+MAX_RANK = 8
+MAX_INITIALIZER_BYTES = 1 << 20  # weights are inputs; constants are small
+MAX_ATTRIBUTE = 1 << 16  # magnitudes of axes, kernel sizes, strides and pads
+OPSETS = range(13, 26)
+IR_VERSIONS = range(7, 14)
+
+# Those whose outputs' shapes and work can be told before they run.
+ALLOWED_OPERATORS = OPERATORS
+
+# onnx.proto, DataType: the element types that gradients of image networks use, and their bytes.
+ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}
+_ELEMENT_NAMES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
+ELEMENT_KINDS = {name: kind for kind, name in _ELEMENT_NAMES.items()}
+_INTEGERS = {6: "<i4", 7: "<i8"}
+_TYPED_DATA = dict.fromkeys((2, 3, 6, 9), "int32_data") | {
+    1: "float_data",
+    7: "int64_data",
+    11: "double_data",
+}
+
+# onnx.proto, AttributeProto: the kinds that hold no graph, type or sparse tensor.
+_ATTRIBUTE_FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings", 9: "tensors"}
+
+_MODEL: Schema = {
+    1: Field("ir_version", "int"),
+    2: Field("producer_name", "string"),
+    3: Field("producer_version", "string"),
+    4: Field("domain", "string"),
+    5: Field("model_version", "int"),
+    6: Field("doc_string", "string"),
+    7: Field("graph", "message"),
+    8: Field("opset_import", "message", repeated=True),
+}
+_OPSET: Schema = {1: Field("domain", "string"), 2: Field("version", "int")}
+_GRAPH: Schema = {
+    1: Field("node", "message", repeated=True),
+    2: Field("name", "string"),
+    5: Field("initializer", "message", repeated=True),
+    10: Field("doc_string", "string"),
+    11: Field("input", "message", repeated=True),
+    12: Field("output", "message", repeated=True),
+    13: Field("value_info", "message", repeated=True),
+}
+_NODE: Schema = {
+    1: Field("input", "string", repeated=True),
+    2: Field("output", "string", repeated=True),
+    3: Field("name", "string"),
+    4: Field("op_type", "string"),
+    5: Field("attribute", "message", repeated=True),
+    6: Field("doc_string", "string"),
+    7: Field("domain", "string"),
+}
+_ATTRIBUTE: Schema = {
+    1: Field("name", "string"),
+    2: Field("f", "float"),
+    3: Field("i", "int"),
+    4: Field("s", "bytes"),
+    5: Field("t", "message"),
+    7: Field("floats", "float", repeated=True),
+    8: Field("ints", "int", repeated=True),
+    9: Field("strings", "bytes", repeated=True),
+    10: Field("tensors", "message", repeated=True),
+    13: Field("doc_string", "string"),
+    20: Field("type", "int"),
+}
+_TENSOR: Schema = {
+    1: Field("dims", "int", repeated=True),
+    2: Field("data_type", "int"),
+    4: Field("float_data", "float", repeated=True),
+    5: Field("int32_data", "int", repeated=True),
+    7: Field("int64_data", "int", repeated=True),
+    8: Field("name", "string"),
+    9: Field("raw_data", "bytes"),
+    10: Field("double_data", "double", repeated=True),
+    12: Field("doc_string", "string"),
+    13: Field("external_data", "message", repeated=True),
+    14: Field("data_location", "int"),
+}
+_VALUE_INFO: Schema = {
+    1: Field("name", "string"),
+    2: Field("type", "message"),
+    3: Field("doc_string", "string"),
+}
+_TYPE: Schema = {1: Field("tensor_type", "message"), 6: Field("denotation", "string")}
+_TENSOR_TYPE: Schema = {1: Field("elem_type", "int"), 2: Field("shape", "message")}
+_SHAPE: Schema = {1: Field("dim", "message", repeated=True)}
+_DIMENSION: Schema = {
+    1: Field("dim_value", "int"),
+    2: Field("dim_param", "string"),
+    3: Field("denotation", "string"),
+}
+
+
+@dataclass(frozen=True)
+class ValueFacts:
+    """An input or output: its element type and shape, where an open dimension is its name or ''."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What was found in an acceptable graph; `nodes` in an order in which they can run."""
+
+    opset: int
+    initializer_bytes: int
+    inputs: Mapping[str, ValueFacts]
+    outputs: Mapping[str, ValueFacts]
+    constants: Mapping[str, Tensor]
+    nodes: tuple[Node, ...]
+
+    @property
+    def operators(self) -> Mapping[str, int]:
+        return Counter(node.operator for node in self.nodes)
+
+
+def check_graph(
+    graph: bytes, *, max_bytes: int = MAX_GRAPH_BYTES, max_initializer_bytes: int = MAX_INITIALIZER_BYTES
+) -> GraphFacts:
+    """Facts about an acceptable ONNX file.
+
+    :param max_bytes: cap on the file; looked at before anything else.
+    :param max_initializer_bytes: cap on all constants together.
+    :raises GraphRefused: whatever is wrong with it; no other exception leaves this function.
+    """
+    if len(graph) > max_bytes:
+        raise GraphRefused(f"the graph has {len(graph)} bytes, above the cap of {max_bytes}")
+    if graph[4:8] == b"ORTM":
+        raise GraphRefused("the graph carries the mark of ONNX Runtime's own format, not of an ONNX file")
+    try:
+        return _model(memoryview(graph), max_initializer_bytes)
+    except Malformed as error:
+        raise GraphRefused(f"the graph is not an ONNX file that may be used: {error}") from error
+
+
+def _model(data: memoryview, max_initializer_bytes: int) -> GraphFacts:
+    model = _read(data, _MODEL, "ModelProto")
+    _require(_one(model, "ir_version", 0) in IR_VERSIONS, "IR version", _one(model, "ir_version", 0))
+    opsets = [_read(entry, _OPSET, "OperatorSetIdProto") for entry in model.get("opset_import", [])]
+    _require(len(opsets) == 1, "number of operator sets", len(opsets))
+    domain, opset = _one(opsets[0], "domain", ""), _one(opsets[0], "version", 0)
+    _require(_is_standard(domain), "operator set", domain)
+    _require(opset in OPSETS, "operator set version", opset)
+    _require("graph" in model, "model", "one without a graph")
+    return _graph(_read(model["graph"][0], _GRAPH, "GraphProto"), opset, max_initializer_bytes)
+
+
+def _graph(graph: dict[str, list], opset: int, max_initializer_bytes: int) -> GraphFacts:
+    nodes = graph.get("node", [])
+    if len(nodes) > MAX_NODES:
+        raise GraphRefused(f"the graph has {len(nodes)} nodes, above the cap of {MAX_NODES}")
+    inputs = _values(graph, "input")
+    constants = _Constants(max_initializer_bytes)
+    known = {""} | set(inputs)  # an optional input that is left out has the name ''
+    named: dict[str, Tensor] = {}
+    for entry in graph.get("initializer", []):
+        name, named[name] = constants.add(entry)
+        if not name or name in known:
+            raise GraphRefused(f"the constant {name!r} has no name, or the name of another value")
+        known.add(name)
+    program = tuple(_node(entry, known, constants) for entry in nodes)
+    for _ in map(_value, graph.get("value_info", [])):
+        pass
+    outputs = _values(graph, "output")
+    for name in outputs:
+        _require(name in known, "graph output that nothing computes", name)
+    return GraphFacts(opset, constants.total_bytes, inputs, outputs, named, program)
+
+
+def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:
+    """Checks one node and adds its outputs to what is known."""
+    node = _read(data, _NODE, "NodeProto")
+    operator, domain = _one(node, "op_type", ""), _one(node, "domain", "")
+    _require(_is_standard(domain), f"domain of the operator {operator!r}", domain)
+    _require(operator in ALLOWED_OPERATORS, "operator", operator)
+    for name in node.get("input", []):
+        _require(name in known, f"input of {operator!r} that nothing before it computes", name)
+    for name in node.get("output", []):
+        if name and name in known:
+            raise GraphRefused(f"the value {name!r} is computed twice")
+        known.add(name)
+    attributes = [_attribute(entry, operator, constants) for entry in node.get("attribute", [])]
+    names = [name for name, _ in attributes]
+    _require(len(set(names)) == len(names), f"repeated attribute of {operator!r}", names)
+    return Node(operator, tuple(node.get("input", [])), tuple(node.get("output", [])), dict(attributes))
+
+
+def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[str, object]:
+    attribute = _read(data, _ATTRIBUTE, "AttributeProto")
+    name, kind = _one(attribute, "name", ""), _one(attribute, "type", 0)
+    where = f"attribute {name!r} of {operator!r}"
+    _require(bool(name) and kind in _ATTRIBUTE_FIELDS, f"type of the {where}", kind)
+    filled = set(attribute) - {"name", "type", "doc_string"}
+    _require(filled <= {_ATTRIBUTE_FIELDS.get(kind)}, f"content of the {where}", sorted(filled))
+    for number in attribute.get("i", []) + attribute.get("ints", []):
+        # Constant holds values, not sizes; everything else would size something.
+        _require(abs(number) <= MAX_ATTRIBUTE or operator == "Constant", f"value of the {where}", number)
+    for text in attribute.get("s", []) + attribute.get("strings", []):
+        _require(len(text) <= MAX_NAME_CHARS, f"length of the {where}", len(text))
+    tensors = [constants.add(tensor)[1] for tensor in attribute.get("t", []) + attribute.get("tensors", [])]
+    return name, _attribute_value(kind, attribute, tensors)
+
+
+def _attribute_value(kind: int, attribute: dict[str, list], tensors: list[Tensor]) -> object:
+    """As `Node` has it: protobuf leaves out what is 0 or empty."""
+    match _ATTRIBUTE_FIELDS[kind]:
+        case "i":
+            return _one(attribute, "i", 0)
+        case "s":
+            return bytes(_one(attribute, "s", b""))
+        case "t":
+            _require(len(tensors) == 1, "attribute without its tensor", kind)
+            return tensors[0]
+        case "f":
+            return math.nan
+        case many:
+            return attribute.get(many, [])
+
+
+class _Constants:
+    """Adds up the bytes of all constants, and refuses what is too much or not all there."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.total_bytes = 0
+
+    def add(self, data: memoryview) -> tuple[str, Tensor]:
+        """Checks one tensor; its name, and what is known of it."""
+        tensor = _read(data, _TENSOR, "TensorProto")
+        name, kind = _one(tensor, "name", ""), _one(tensor, "data_type", 0)
+        if "external_data" in tensor or _one(tensor, "data_location", 0) != 0:
+            raise GraphRefused(f"the constant {name!r} lies in another file, which is not allowed")
+        _require(kind in ELEMENT_BYTES, f"element type of the constant {name!r}", kind)
+        shape = tensor.get("dims", [])
+        _require(
+            len(shape) <= MAX_RANK and all(n >= 0 for n in shape), f"shape of the constant {name!r}", shape
+        )
+        count = math.prod(shape)
+        self.total_bytes += count * ELEMENT_BYTES[kind]
+        if self.total_bytes > self.max_bytes:
+            raise GraphRefused(
+                f"the constants need {self.total_bytes} bytes, above the cap of {self.max_bytes}"
+            )
+        stored = {key for key in ("raw_data", *_TYPED_DATA.values()) if tensor.get(key)}
+        _require(
+            stored <= {"raw_data"} or stored == {_TYPED_DATA[kind]}, f"data of the constant {name!r}", stored
+        )
+        raw = _one(tensor, "raw_data", b"")
+        found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
+        if found != count or len(raw) % ELEMENT_BYTES[kind]:
+            raise GraphRefused(f"the constant {name!r} of shape {shape} has {found} elements, not {count}")
+        return name, Tensor(kind, tuple(shape), _integers(kind, raw, tensor, shape))
+
+
+def _integers(kind: int, raw: bytes | memoryview, tensor: dict[str, list], shape: list[int]) -> np.ndarray | None:
+    """The values of a few integers, which may be a shape, axes or pads."""
+    if kind not in _INTEGERS or math.prod(shape) > MAX_KNOWN:
+        return None
+    values = np.frombuffer(raw, _INTEGERS[kind]).tolist() if raw else tensor.get(_TYPED_DATA[kind], [])
+    return np.array(values, object).reshape(shape)
+
+
+def _values(graph: dict[str, list], kind: str) -> dict[str, ValueFacts]:
+    entries = [_value(entry) for entry in graph.get(kind, [])]
+    values = dict(entries)
+    _require(len(values) == len(entries) and "" not in values, f"names of the graph's {kind}s", list(values))
+    return values
+
+
+def _value(data: memoryview) -> tuple[str, ValueFacts]:
+    value = _read(data, _VALUE_INFO, "ValueInfoProto")
+    name = _one(value, "name", "")
+    kind = _read(_one(value, "type", memoryview(b"")), _TYPE, "TypeProto")
+    tensor = _read(_one(kind, "tensor_type", memoryview(b"")), _TENSOR_TYPE, "TypeProto.Tensor")
+    element = _one(tensor, "elem_type", 0)
+    _require(element in _ELEMENT_NAMES, f"element type of {name!r}", element)
+    shape: list[int | str] = []
+    for entry in _read(_one(tensor, "shape", memoryview(b"")), _SHAPE, "TensorShapeProto").get("dim", []):
+        dimension = _read(entry, _DIMENSION, "Dimension")
+        _require(not {"dim_value", "dim_param"} <= set(dimension), f"dimension of {name!r}", "two values")
+        shape.append(_one(dimension, "dim_value", _one(dimension, "dim_param", "")))
+    _require(len(shape) <= MAX_RANK, f"rank of {name!r}", len(shape))
+    _require(all(n >= 0 for n in shape if isinstance(n, int)), f"shape of {name!r}", shape)
+    return name, ValueFacts(_ELEMENT_NAMES[element], tuple(shape))
+
+
+def _read(data: memoryview, schema: Schema, message: str) -> dict[str, list]:
+    values = read_message(data, schema, message=message, max_values=MAX_VALUES)
+    for field in schema.values():
+        if field.kind == "string" and any(len(text) > MAX_NAME_CHARS for text in values.get(field.name, [])):
+            raise GraphRefused(f"{message}.{field.name} is longer than {MAX_NAME_CHARS} characters")
+    return values
+
+
+def _one(values: dict[str, list], name: str, default: object) -> object:
+    return values[name][0] if name in values else default
+
+
+def _is_standard(domain: object) -> bool:
+    return domain in ("", "ai.onnx")
+
+
+def _require(condition: bool, what: str, value: object) -> None:
+    if not condition:
+        raise GraphRefused(f"the graph's {what} is not allowed: {value!r}")

@@ -1,0 +1,236 @@
+"""Networks as ONNX graphs: plain ONNX Runtime computes loss, gradient and logits, and PyTorch is not needed.
+
+Nothing is copied: ONNX Runtime reads the parameters from the caller's flat vector and writes the gradient
+to the caller's buffer, through bindings to the addresses of their tensors. One thread and fixed kernels
+make every result a pure function of its inputs, to the bit.
+
+Graph inputs: `param.<name>` for each tensor of the layout, `x` float32 [B, C, H, W], `y` int64 [B], and
+`dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). A gradient under an objective that distils also
+takes `teacher` float32 [B, classes] and `distill` float32 [B]. Outputs: `loss` and `grad.<name>`, or `logits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+
+from hushfleet.errors import GraphRefused
+from hushfleet.model.objectives import require_both
+from hushfleet.model.params import ParamLayout
+
+_TYPES = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+
+
+def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
+    """A session for `graph` that is frugal, quiet and deterministic. Raises `GraphRefused`."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # The format is named because ONNX Runtime would otherwise guess it, and read some protobufs as its own
+    # format, past all checks that were made on the protobuf.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # Measured: planning memory ahead for a batch size costs 10 MiB and gains nothing; doing without the arena leaves
+    # the peak as it is, and makes steps half as long again by page faults.
+    options.enable_mem_pattern = False
+    try:
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the binding raises a class of its own for every kind of failure
+        raise GraphRefused(f"ONNX Runtime cannot load the graph: {error}") from error
+
+
+class _BoundGraph:
+    """A session whose inputs and outputs are bound to the memory of NumPy arrays."""
+
+    def __init__(
+        self, graph: bytes, layout: ParamLayout, *, outputs: dict[str, tuple[int, ...] | None], threads: int
+    ) -> None:
+        """:param outputs: the names and shapes that the graph must have; None where a shape is not fixed."""
+        self.layout = layout
+        self.session = open_session(graph, threads=threads)
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        self.params = [f"param.{name}" for name in layout.names]
+        found = {value.name: value for value in self.session.get_outputs()}
+        if set(found) != set(outputs):
+            raise GraphRefused(f"the graph has outputs {sorted(found)}, expected {sorted(outputs)}")
+        for name, shape in zip(self.params, layout.shapes, strict=True):
+            if name not in self.inputs:
+                raise GraphRefused(f"the graph has no input {name!r}, which the layout demands")
+            _require_float(self.inputs[name], shape)
+        for name, shape in outputs.items():
+            _require_float(found[name], shape)
+        self.batched = [name for name in self.inputs if name not in self.params]
+        for name in self.batched:
+            if self.inputs[name].type not in _TYPES:
+                raise GraphRefused(f"the graph's input {name!r} is a {self.inputs[name].type}")
+
+    def bind(self, params: np.ndarray, batched: dict[str, np.ndarray]) -> ort.IOBinding:
+        """A binding with all inputs in place; the arrays must outlive the run."""
+        check_array("params", params, np.dtype(np.float32), (self.layout.size,))
+        if set(batched) != set(self.batched):
+            raise GraphRefused(
+                f"the graph takes {sorted(self.batched)} besides parameters, not {sorted(batched)}"
+            )
+        batch = len(batched["x"])
+        if batch == 0:
+            raise ValueError("the batch is empty; a mean over no samples has no gradient")
+        binding = self.session.io_binding()
+        for name, view in zip(self.params, self.layout.unflatten(params).values(), strict=True):
+            _bind(binding.bind_input, name, view)
+        for name, array in batched.items():
+            given = self.inputs[name]
+            check_array(name, array, _TYPES[given.type], (batch, *given.shape[1:]))
+            _bind(binding.bind_input, name, array)
+        return binding
+
+    def run(self, binding: ort.IOBinding) -> None:
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:  # the binding raises a class of its own for every kind of failure
+            raise GraphRefused(f"ONNX Runtime cannot execute the graph on this batch: {error}") from error
+
+
+def check_array(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless `array` can be handed to ONNX Runtime by address alone."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+        found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(f"{name} must be a NumPy array {dtype} {shape}, not {found}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be contiguous; pass np.ascontiguousarray({name})")
+
+
+def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
+    if value.type != "tensor(float)" or (shape is not None and tuple(value.shape) != shape):
+        found = f"{value.type} {value.shape}"
+        raise GraphRefused(
+            f"the graph does not fit the layout: {value.name!r} is a {found}, not float {shape}"
+        )
+
+
+class GradientGraph:
+    """`(params, x, y, dropout, out) -> (loss, gradient)` by ONNX Runtime.
+
+    :param graph: an ONNX file that `check_graph` accepted.
+    :raises GraphRefused: the graph does not load, or does not fit `layout`.
+    """
+
+    def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
+        shapes = zip(layout.names, layout.shapes, strict=True)
+        outputs = {"loss": (), **{f"grad.{name}": shape for name, shape in shapes}}
+        self._graph = _BoundGraph(graph, layout, outputs=outputs, threads=threads)
+        self.layout = layout
+        self.masks = sorted(
+            (name for name in self._graph.batched if name.startswith("dropout.")),
+            key=lambda name: int(name.removeprefix("dropout.")),
+        )
+        self.distills = "teacher" in self._graph.batched
+
+    def __call__(
+        self,
+        params: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        dropout: Sequence[np.ndarray] = (),
+        out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
+    ) -> tuple[float, np.ndarray]:
+        """The batch's mean loss and its gradient float32 `[d]`.
+
+        :param params: float32 `[d]`.
+        :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`.
+        :param dropout: one mask `[B, *shape]` for each input `dropout.<i>`; none at all: nothing is dropped.
+        :param out: where the gradient is written; a new vector if not given.
+        :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
+            float32 `[B]`; none at all: the loss is the cross-entropy. Only for a graph that distils.
+        :raises ValueError: an array has another shape, type or memory order than the graph takes.
+        """
+        if dropout and len(dropout) != len(self.masks):
+            raise ValueError(f"the graph takes {len(self.masks)} dropout masks or none, not {len(dropout)}")
+        if not dropout:
+            shapes = [self._graph.inputs[name].shape[1:] for name in self.masks]
+            dropout = [np.ones((len(x), *shape), np.float32) for shape in shapes]
+        out = np.empty(self.layout.size, np.float32) if out is None else out
+        check_array("out", out, np.dtype(np.float32), (self.layout.size,))
+        if not out.flags.writeable or np.may_share_memory(out, params):
+            raise ValueError("out must be writeable memory that is not the memory of params")
+        masks = dict(zip(self.masks, dropout, strict=True))
+        taught = self._taught(len(x), teacher, distill)
+        binding = self._graph.bind(params, {"x": x, "y": y, **masks, **taught})
+        loss = np.empty((), np.float32)
+        _bind(binding.bind_output, "loss", loss)
+        for name, view in self.layout.unflatten(out).items():
+            _bind(binding.bind_output, f"grad.{name}", view)
+        self._graph.run(binding)
+        return float(loss), out
+
+    def _taught(
+        self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        require_both(teacher, distill)
+        if not self.distills:
+            if teacher is not None:
+                raise ValueError("the graph's loss is the cross-entropy, which has no teacher")
+            return {}
+        if teacher is None:
+            shape = (batch, *self._graph.inputs["teacher"].shape[1:])
+            teacher, distill = np.zeros(shape, np.float32), np.zeros(batch, np.float32)
+        return {"teacher": teacher, "distill": distill}
+
+
+class PerSampleGraph:
+    """Each sample's own loss and gradient, for clipping per record: the gradient graph on batches of one.
+
+    A graph of its own would have to loop over the samples as well (a convolution's weight gradient has no
+    batched form in ONNX), and would write `[B, *shape]` tensors that are then copied into `[B, d]`.
+    """
+
+    def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
+        self._gradient = GradientGraph(graph, layout, threads=threads)
+        self.layout = layout
+
+    def __call__(
+        self,
+        params: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        dropout: Sequence[np.ndarray] = (),
+        out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Losses float32 `[B]` and gradients float32 `[B, d]`; arguments as for `GradientGraph`.
+
+        Memory: `out` is the only thing that grows with the batch, 4 d bytes a sample. Where that is too much,
+        pass slices of the batch and keep the clipped sum only.
+        """
+        losses = np.empty(len(x), np.float32)
+        out = np.empty((len(x), self.layout.size), np.float32) if out is None else out
+        if out.shape != (len(x), self.layout.size):
+            raise ValueError(f"out must be float32 {(len(x), self.layout.size)}, not {out.dtype} {out.shape}")
+        for i in range(len(x)):
+            one = slice(i, i + 1)
+            masks = [mask[one] for mask in dropout]
+            taught = [None if each is None else each[one] for each in (teacher, distill)]
+            losses[i], _ = self._gradient(params, x[one], y[one], masks, out[i], *taught)
+        return losses, out
+
+
+class InferenceGraph:
+    """`(params, x) -> logits` by ONNX Runtime."""
+
+    def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
+        self._graph = _BoundGraph(graph, layout, outputs={"logits": None}, threads=threads)
+
+    def __call__(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Logits float32 `[B, classes]` of images float32 `[B, C, H, W]` at `params` float32 `[d]`."""
+        binding = self._graph.bind(params, {"x": x})
+        binding.bind_output("logits")
+        self._graph.run(binding)
+        return binding.get_outputs()[0].numpy()
+
+
+def _bind(bind: object, name: str, array: np.ndarray) -> None:
+    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

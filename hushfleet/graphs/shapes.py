@@ -1,0 +1,134 @@
+"""What a graph will need: memory and work, told from its shapes before ONNX Runtime sees a byte.
+
+Every size is followed for all batch sizes at once (`hushfleet.graphs.sizes`), and looked at where it is largest, at the
+largest batch. Refused is a graph with a size that cannot be told, and one above a cap:
+
+- `memory`: what is held at once when nodes run in the file's order, without the parameters and gradients, which are the
+  caller's. A kernel's own copies count where kernels make them. No single tensor may be larger either.
+- `MAX_REORDERED` times `memory`: all that the graph ever computes. ONNX Runtime may choose another order; in whichever,
+  no more than this can be held.
+- `MAX_WORK_PER_SAMPLE` multiply-adds for each sample of a batch, and `MAX_WORK` in one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hushfleet.errors import GraphRefused
+from hushfleet.graphs.operators import Node, Tensor, apply
+from hushfleet.graphs.safety import ELEMENT_BYTES, ELEMENT_KINDS, GraphFacts
+from hushfleet.graphs.sizes import BATCH, Size, at
+
+MEMORY_BYTES = 2 << 30  # where no device says how much it has
+MAX_REORDERED = 16
+MAX_WORK_PER_SAMPLE = 1 << 36
+MAX_WORK = 1 << 42
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """What one run at some batch size needs at most.
+
+    :param largest_bytes: of one tensor; `held_bytes`: at once, in the file's order; `all_bytes`: of all together.
+    :param work: multiply-adds.
+    """
+
+    largest_bytes: int
+    held_bytes: int
+    all_bytes: int
+    work: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    node: Node
+    outputs: tuple[Tensor, ...]
+    work: Size
+    scratch: Size
+
+
+def check_cost(facts: GraphFacts, *, batch: int, memory_bytes: int = MEMORY_BYTES) -> GraphCost:
+    """What the graph needs at most with up to `batch` samples. Raises `GraphRefused`."""
+    cost = graph_cost(facts, batch)
+    if max(cost.largest_bytes, cost.held_bytes) > memory_bytes or cost.all_bytes > MAX_REORDERED * memory_bytes:
+        raise GraphRefused(
+            f"with {batch} samples the graph holds {_mib(cost.held_bytes)} at once, {_mib(cost.largest_bytes)} of them "
+            f"in one tensor, and computes {_mib(cost.all_bytes)} in all; this device gives it {_mib(memory_bytes)}, "
+            f"and {MAX_REORDERED} times that in all"
+        )
+    if cost.work > min(MAX_WORK, MAX_WORK_PER_SAMPLE * batch):
+        raise GraphRefused(
+            f"with {batch} samples the graph takes {cost.work:.2g} multiply-adds, above the caps of "
+            f"{MAX_WORK_PER_SAMPLE:.2g} for a sample and {MAX_WORK:.2g} in all"
+        )
+    return cost
+
+
+def graph_cost(facts: GraphFacts, batch: int) -> GraphCost:
+    """What one run with `batch` samples needs at most. Raises `GraphRefused` where that cannot be told."""
+    steps = _steps(facts)
+    last_use = {name: place for place, step in enumerate(steps) for name in step.node.inputs}
+    held = largest = total = work = most = 0
+    alive: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        scratch = 4 * at(step.scratch, batch)
+        for name, tensor in zip(step.node.outputs, step.outputs, strict=False):
+            size = at(tensor.size, batch) * ELEMENT_BYTES[tensor.kind]
+            total += size
+            largest = max(largest, size)
+            if name and name not in facts.outputs:
+                alive[name] = size
+                held += size
+            else:
+                scratch += size if not name else 0
+        total += scratch
+        most = max(most, held + scratch)
+        work += at(step.work, batch)
+        for name in {*step.node.inputs, *step.node.outputs}:
+            if last_use.get(name, -1) <= place:
+                held -= alive.pop(name, 0)
+    return GraphCost(largest, most, total, work)
+
+
+def shapes(facts: GraphFacts) -> Mapping[str, tuple[Size, ...]]:
+    """The shape of everything that the graph computes. Raises `GraphRefused`."""
+    return {name: t.shape for step in _steps(facts) for name, t in zip(step.node.outputs, step.outputs, strict=False)}
+
+
+def _steps(facts: GraphFacts) -> list[_Step]:
+    values: dict[str, Tensor | None] = {"": None, **_inputs(facts), **facts.constants}
+    steps = []
+    for node in facts.nodes:
+        try:
+            given = apply(node, [values[name] for name in node.inputs], facts.opset)
+        except GraphRefused as error:
+            raise GraphRefused(f"the sizes of {node.operator!r} cannot be told: {error}") from error
+        for tensor in given.outputs:
+            if tensor.kind not in ELEMENT_BYTES or len(tensor.shape) > 8:
+                raise GraphRefused(f"{node.operator!r} gives a tensor of a kind that is not allowed")
+        if any(tensor.size == 0 for tensor in given.outputs):
+            raise GraphRefused(f"{node.operator!r} gives an empty tensor, whose handling differs among runtimes")
+        if len(node.outputs) > len(given.outputs):
+            raise GraphRefused(f"{node.operator!r} has {len(node.outputs)} outputs")
+        values |= zip(node.outputs, given.outputs, strict=False)
+        values[""] = None
+        steps.append(_Step(node, given.outputs, given.work, given.scratch))
+    return steps
+
+
+def _inputs(facts: GraphFacts) -> dict[str, Tensor]:
+    """The batch is the first size, and only that may be open."""
+    inputs = {}
+    for name, value in facts.inputs.items():
+        shape: list[Size] = list(value.shape)
+        if shape and isinstance(shape[0], str):
+            shape[0] = BATCH
+        if any(isinstance(size, str) for size in shape):
+            raise GraphRefused(f"the input {name!r} has an open size besides the batch: {value.shape}")
+        inputs[name] = Tensor(ELEMENT_KINDS[value.dtype], tuple(shape))
+    return inputs
+
+
+def _mib(count: int) -> str:
+    return f"{-(-count // (1 << 20))} MiB"

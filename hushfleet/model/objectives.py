@@ -1,0 +1,116 @@
+"""What the network is trained on: the loss as data, which every runtime computes alike.
+
+With a teacher, a sample's loss is (1 - w) * CE + w * D: the cross-entropy with its label, and how far the student's
+class probabilities are from the teacher's, with the sample's own weight w. With w = 0 it is the cross-entropy alone,
+which is how a device without a teacher trains.
+
+`distillation` (pFedSD: Jin et al., Personalized Edge Intelligence via Federated Self-Knowledge Distillation, IEEE TPDS
+2022): D = T^2 KL(softmax(teacher / T) || softmax(student / T)), T^2 and the direction as in the public code
+(CGCL-codes/pFedSD, `_divergence`). That code adds lambda * D to the cross-entropy; divided by 1 + lambda this is the
+form above with w = lambda / (1 + lambda).
+
+`decoupled-distillation` (ACDP-pFSD, Eqs. (6)-(8), after Zhao et al., Decoupled Knowledge Distillation, CVPR 2022):
+D = KL(b_teacher || b_student) + N * KL(p_teacher || p_student), with b the probabilities of the label and of all other
+classes together, and p the probabilities of the other classes among themselves.
+Reading: the temperature KT divides the logits in p only, and nothing is multiplied by KT^2: so the equations are
+printed. Zhao et al. have the temperature in b too, and KT^2 before the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from hushfleet.config.spec import require
+
+Kind = Literal["cross-entropy", "distillation", "decoupled-distillation"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """:param kind: `cross-entropy` with the labels, or that and a teacher's logits.
+    :param temperature: of the distillation.
+    :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
+    """
+
+    kind: Kind = "cross-entropy"
+    temperature: float = 1.0
+    non_target_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.kind in get_args(Kind), "kind", self.kind, f"one of {get_args(Kind)}")
+        require(0 < self.temperature <= 1000, "temperature", self.temperature, "in (0, 1000]")
+        require(0 <= self.non_target_weight <= 1000, "non_target_weight", self.non_target_weight, "in [0, 1000]")
+
+    @property
+    def distills(self) -> bool:
+        return self.kind != "cross-entropy"
+
+    def require_taught(self, teacher: object | None, distill: object | None) -> bool:
+        """Whether a call brought a teacher. Raises ValueError where it may not, or brought a half of it."""
+        require_both(teacher, distill)
+        if teacher is not None and not self.distills:
+            raise ValueError("the objective is the cross-entropy, which has no teacher")
+        return teacher is not None
+
+    def loss_and_cotangent(
+        self, logits: np.ndarray, y: np.ndarray, teacher: np.ndarray, weight: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Each sample's loss float64 `[B]`, and its derivative by that sample's logits, float64 `[B, C]`.
+
+        :param logits: the student's `[B, C]`; `teacher`: the teacher's.
+        :param y: labels `[B]`, each a class.
+        :param weight: of the distillation, `[B]`, in [0, 1].
+        """
+        student, teacher, weight = (np.asarray(array, np.float64) for array in (logits, teacher, weight))
+        label = np.arange(student.shape[1]) == y[:, None]
+        logs = _log_softmax(student)
+        losses, slopes = -logs[label], np.exp(logs) - label
+        if not self.distills:
+            return losses, slopes
+        divergences, pulls = (self._plain if self.kind == "distillation" else self._decoupled)(student, teacher, label)
+        rest = 1 - weight
+        return rest * losses + weight * divergences, rest[:, None] * slopes + weight[:, None] * pulls
+
+    def _plain(self, student: np.ndarray, teacher: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        t = self.temperature
+        divergence, pull = _divergence(student / t, teacher / t)
+        return t * t * divergence, t * pull
+
+    def _decoupled(self, student: np.ndarray, teacher: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        batch, classes = student.shape
+        students, teachers = (logits[~label].reshape(batch, classes - 1) for logits in (student, teacher))
+        two = [
+            np.stack([logits[label], np.logaddexp.reduce(others, 1)], 1)
+            for logits, others in ((student, students), (teacher, teachers))
+        ]
+        target, target_pull = _divergence(*two)
+        others, others_pull = _divergence(students / self.temperature, teachers / self.temperature)
+        pull = np.empty_like(student)
+        pull[label] = target_pull[:, 0]
+        share = self.non_target_weight / self.temperature
+        # The logarithm of the summed exponentials has the softmax as its slopes.
+        pull[~label] = (target_pull[:, 1:] * np.exp(_log_softmax(students)) + share * others_pull).ravel()
+        return target + self.non_target_weight * others, pull
+
+
+CROSS_ENTROPY = Objective()
+
+
+def require_both(teacher: object | None, distill: object | None) -> None:
+    if (teacher is None) != (distill is None):
+        raise ValueError("a teacher's logits and the distillation's weights come together or not at all")
+
+
+def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """KL(softmax(teacher) || softmax(student)) `[B]` and its derivative by the student's logits."""
+    ours, theirs = _log_softmax(student), _log_softmax(teacher)
+    probabilities = np.exp(theirs)
+    return (probabilities * (theirs - ours)).sum(1), np.exp(ours) - probabilities
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))

@@ -1,0 +1,189 @@
+"""From noise to epsilon and back.
+
+Pure functions of numbers, NumPy only, so that a board computes the very figures that the aggregator prints. Two
+accountants, both upper bounds:
+
+- `exact`, what is promised by default. Where every unit takes part in every step, it is the value itself
+  (`gaussian_curve`); with Poisson sampling it is within a per cent above (`privacy_loss`).
+- `rdp`, what the papers print (`renyi`): a tenth more and above.
+
+Example: 20 rounds at noise multiplier 3.975 and delta 0.1, the setting that FedGLP-ADP calls "epsilon = 2":
+
+    >>> history = [Step(noise_multiplier=3.975, sample_rate=1.0, steps=20)]
+    >>> round(epsilon(history, delta=0.1), 3), round(epsilon(history, delta=0.1, accountant="rdp"), 3)
+    (1.429, 1.996)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Literal
+
+from hushfleet.errors import PrivacyError
+from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
+from hushfleet.privacy.accounting.loss_grid import Pair
+from hushfleet.privacy.accounting.privacy_loss import epsilon_bound
+from hushfleet.privacy.accounting.renyi import renyi_epsilon
+from hushfleet.privacy.accounting.step import Step
+
+__all__ = ["Accountant", "Adjacency", "Step", "check_delta", "epsilon", "noise_multiplier_for"]
+
+Accountant = Literal["exact", "rdp"]
+Adjacency = Literal["add-or-remove", "exchange"]
+_SEARCHES = 200
+_LARGE = 50.0  # above it the grid may have to be coarse
+
+
+def epsilon(
+    history: Iterable[Step],
+    *,
+    delta: float,
+    accountant: Accountant = "exact",
+    adjacency: Adjacency = "add-or-remove",
+) -> float:
+    """Epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released.
+
+    :param adjacency: what is guessed. `add-or-remove`: was this unit in, or nothing in its place? `exchange`: was it
+        this unit or that one, which moves a step by up to twice as much.
+
+    A step without noise makes it inf. Raises `PrivacyError` for values outside their range, and for an exchange of
+    sampled units by Rényi's accountant, which does not know it.
+    """
+    _check_delta_range(delta)
+    merged: dict[tuple[float, float], int] = {}
+    for step in history:
+        step.check()
+        if step.steps and step.sample_rate:
+            key = (float(step.noise_multiplier), float(step.sample_rate))
+            merged[key] = merged.get(key, 0) + int(step.steps)
+    steps = tuple(Step(*key, count) for key, count in sorted(merged.items()))  # in one order, whoever adds up
+    if accountant == "rdp":
+        return _by_renyi(steps, delta, adjacency)
+    return _exactly(steps, float(delta), adjacency == "exchange")
+
+
+def _by_renyi(steps: Sequence[Step], delta: float, adjacency: Adjacency) -> float:
+    if adjacency == "exchange":
+        if any(step.sample_rate < 1 for step in steps):
+            raise PrivacyError('the accountant "rdp" does not know an exchange of sampled units: use "exact"')
+        steps = [step._replace(noise_multiplier=step.noise_multiplier / 2) for step in steps]
+    return renyi_epsilon(steps, delta=delta)
+
+
+@lru_cache(maxsize=1024)
+def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
+    if any(step.noise_multiplier**2 == 0 for step in steps):
+        return math.inf
+    sensitivity = 2 if exchange else 1
+    # Sampling can only help: all steps as if every unit took part in them are a bound, and where it does, the value.
+    whole = epsilon_of_gaussian(sensitivity * _mean_shift(steps), delta)
+    sampled = [step for step in steps if step.sample_rate < 1]
+    if not sampled or whole == 0:
+        return whole
+    pairs = [(Pair(step.noise_multiplier, step.sample_rate, exchange), step.steps) for step in sampled]
+    shift = _mean_shift([step for step in steps if step.sample_rate == 1])
+    if shift:
+        pairs.append((Pair(1 / shift, 1.0, exchange), 1))  # as one step
+    found = min(whole, epsilon_bound(pairs, delta))
+    if exchange or found < min(whole, _LARGE):
+        return found  # better than Rényi's bound, whose moments would cost more time than all else here
+    return min(found, renyi_epsilon(steps, delta=delta))
+
+
+def _mean_shift(steps: Iterable[Step]) -> float:
+    return math.sqrt(math.fsum(step.steps / step.noise_multiplier**2 for step in steps))
+
+
+def noise_multiplier_for(
+    *, epsilon: float, delta: float, steps: int, sample_rate: float = 1.0, accountant: Accountant = "exact"
+) -> float:
+    """The smallest noise multiplier (to 1e-9 relative) whose epsilon is at most the one given.
+
+    Raises `PrivacyError` if no multiplier reaches it: the conversion of Rényi's accountant alone costs about
+    `log(1 / delta) / 62`.
+    """
+    if not 0 < epsilon < math.inf:
+        raise PrivacyError(f"a target epsilon must be positive and finite, got {epsilon!r}")
+    if steps < 1 or not 0 < sample_rate <= 1:
+        raise PrivacyError(
+            f"a noise multiplier needs at least one step and a sample rate in (0, 1], "
+            f"got {steps!r} steps at rate {sample_rate!r}"
+        )
+
+    def spent(multiplier: float) -> float:
+        return _epsilon_of(Step(multiplier, sample_rate, steps), delta, accountant)
+
+    enough = 1.0
+    while spent(enough) > epsilon:
+        enough *= 2
+        if enough > 1e9:
+            raise PrivacyError(
+                f"no noise multiplier reaches epsilon {epsilon:g} at delta {delta:g}: the floor of this "
+                f"accounting is {spent(enough):.4g}; ask for more epsilon or a larger delta"
+            )
+    too_small = enough / 2
+    while spent(too_small) <= epsilon:
+        enough, too_small = too_small, too_small / 2
+    return _crossing(spent, epsilon, too_small, enough)
+
+
+def _crossing(spent: Callable[[float], float], target: float, too_small: float, enough: float) -> float:
+    """The upper end of an interval of 1e-9 relative in which `spent` falls to `target`: by regula falsi on the
+    logarithms, with half of a value that stays (Illinois), since an evaluation is what costs."""
+
+    def excess(value: float) -> float:
+        return math.log(max(value, 1e-300) / target) if value < math.inf else 700.0
+
+    low, high = math.log(too_small), math.log(enough)
+    above, below = excess(spent(too_small)), excess(spent(enough))
+    moved = 0
+    for count in range(_SEARCHES):
+        if high - low <= 1e-9:
+            break
+        share = above / (above - below) if above > below and count % 8 < 6 else 0.5
+        # Never nearer to an end than a third of what is asked for, so that both ends close in on the answer.
+        middle = low + min(max(share * (high - low), 3e-10), high - low - 3e-10)
+        found = spent(math.exp(middle))
+        if found <= target:
+            high, below = middle, excess(found)
+            above, moved = (above / 2 if moved == 1 else above), 1
+        else:
+            low, above = middle, excess(found)
+            below, moved = (below / 2 if moved == -1 else below), -1
+    return math.exp(high)
+
+
+def check_delta(delta: float, units: int, *, as_published: bool = False) -> list[str]:
+    """Warnings about a delta for `units` protected devices or records; empty if it is small enough.
+
+    A delta of 1 / units allows a mechanism that publishes one unit outright, so above that it is
+    refused with `PrivacyError`, unless `as_published` asks for a paper's own setting; above a tenth
+    of that it is warned about.
+    """
+    _check_delta_range(delta)
+    if units < 1:
+        raise PrivacyError(f"delta is judged against at least one unit, got {units!r}")
+    limit = 1 / units
+    if delta > limit and not as_published:
+        raise PrivacyError(
+            f"delta {delta:g} is above 1/{units} = {limit:g}: it would allow one of the {units} units to be "
+            f"published outright; use at most {limit / 10:g}, or ask for the paper's setting as published"
+        )
+    if delta > limit / 10:
+        return [
+            f"delta {delta:g} is above a tenth of 1/{units} = {limit:g}: a failure of the promise is not "
+            f"rare among {units} units; {limit / 10:g} or less is usual"
+        ]
+    return []
+
+
+def _check_delta_range(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+
+
+def _epsilon_of(step: Step, delta: float, accountant: Accountant) -> float:
+    # A name of its own: inside `noise_multiplier_for` the word `epsilon` is the target.
+    return epsilon([step], delta=delta, accountant=accountant)

@@ -1,0 +1,1 @@
+"""Local training of one device: batches, gradients, optimizers, one round."""

@@ -1,0 +1,88 @@
+"""Which samples a batch has and what is done to them, drawn alike by every loop that has the same generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from hushfleet.config.spec import Augment, DropoutSpec
+from hushfleet.data.augment import black, flip_crop
+from hushfleet.data.samples import Samples
+from hushfleet.privacy.record import RecordMechanism
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task's devices train, beside the method.
+
+    :param dropout: the network's masks.
+    :param augment: what is done to each batch of images.
+    """
+
+    dropout: Sequence[DropoutSpec] = ()
+    augment: Augment = "none"
+
+
+def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[int]:
+    """How many batches each epoch has, the last perhaps cut short by `local_steps`.
+
+    With the unit `record` that does not depend on the number of samples.
+    """
+    if record is None and config.local_steps:
+        whole = -(-count // config.batch_size)
+        for done in range(0, config.local_steps, whole):
+            yield min(whole, config.local_steps - done)
+        return
+    for epoch in range(config.local_epochs):
+        if record is None:
+            yield -(-count // config.batch_size)
+        else:
+            yield record.batches * (epoch + 1) // config.local_epochs - record.batches * epoch // config.local_epochs
+
+
+def samples_trained(count: int, config: Any) -> int:
+    """How many samples a device with `count` of them trains on in a round, each as often as it does."""
+    return sum(min(batches * config.batch_size, count) for batches in epochs(count, config, None))
+
+
+def drawn_batches(
+    count: int, batch_size: int, batches: int, record: RecordMechanism | None, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """One epoch's index batches; with the unit `record` they are Poisson samples."""
+    if record is None:
+        yield from islice(shuffled_batches(count, batch_size, rng), batches)
+    else:
+        for _ in range(batches):
+            yield record.sample(count, rng)
+
+
+def shuffled_batches(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """One epoch's index batches; the last may be smaller."""
+    order = rng.permutation(count)
+    for first in range(0, count, batch_size):
+        yield order[first : first + batch_size]
+
+
+def drawn_inputs(
+    samples: Samples, indices: np.ndarray, recipe: Recipe, rng: np.random.Generator
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """A batch's images as they are trained on, and its dropout masks."""
+    x = samples.take(indices).x
+    if recipe.augment == "flip-crop":
+        x = flip_crop(x, rng, fill=black(samples.mean, samples.std))
+    return x, draw_dropout(recipe.dropout, len(indices), rng)
+
+
+def draw_dropout(
+    dropout: Sequence[DropoutSpec], batch: int, rng: np.random.Generator
+) -> tuple[np.ndarray, ...]:
+    """Masks float32 `[batch, *shape]` of 0 and 1/(1 - rate), the same for every runtime."""
+    return tuple(
+        (rng.random((batch, *spec.shape), dtype=np.float32) >= spec.rate).astype(np.float32)
+        / np.float32(1 - spec.rate)
+        for spec in dropout
+    )

@@ -1,0 +1,1 @@
+"""What travels: messages, chunks, encoded updates, model differences."""

@@ -1,0 +1,276 @@
+"""The update blob: what a device sends once a round, whole and signed.
+
+    "HU", version, 0 | u32 header length | header (msgpack) | u32 values length | values
+                     | u32 public length | public state (may be empty) | Ed25519 signature over all before it
+
+The values are encoded once, when they are noised, and stored; the section with the device's public state may
+be attached or left out afterwards without touching them, so nothing is ever noised twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.config.spec import TASK_ID, require
+from hushfleet.config.strict import later
+from hushfleet.errors import Malformed, TooLarge
+from hushfleet.wire.format import canonical, codec, forms
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.topics import NAME_RULE, is_name
+
+MAGIC = b"HU"
+VERSION = 2
+MAX_LAYERS = 4096
+MAX_HEADER_BYTES = 1 << 17
+MAX_ROUNDS = 1_000_000
+MAX_REPORT = 16
+PUBLIC_DIGEST_BYTES = 16
+
+_HEAD = struct.Struct("<2sBBI")
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class UpdateHeader:
+    """What the aggregator must know before it reads the values.
+
+    :param value_count: k, the number of values: the shared parameters only, in the flat vector's order.
+    :param steps: of each layer, the quantisation step, or the magnitude with `one-bit`; empty for plain floats.
+    :param noise_stds: standard deviation of the noise per coordinate, of each layer; 0 is no noise.
+    :param clip_norms: bound that each layer's noise was scaled to; inf is no bound.
+    :param public_digest: 16 bytes, digest of the device's `PublicState` before this update.
+    :param rounds_charged: rounds in the device's privacy ledger for this task, this one included.
+    :param epsilon_server: what the device has spent against the aggregator; inf without noise.
+    :param multiplier_server: noise multiplier of this round as the aggregator sees it; 0 without noise.
+    :param noise_split: between how many devices the round's noise was divided.
+    :param report: a few numbers for the method's server half, covered by the same charge.
+    """
+
+    task: str
+    round: int
+    device: str
+    codec: forms.Form
+    value_count: int
+    steps: tuple[float, ...]
+    noise_stds: tuple[float, ...]
+    clip_norms: tuple[float, ...]
+    public_digest: bytes
+    rounds_charged: int
+    epsilon_server: float
+    multiplier_server: float
+    noise_split: int
+    report: tuple[float, ...] = later(())
+
+    def __post_init__(self) -> None:
+        # lists and NumPy scalars of the caller become what the wire has, so that equal headers compare equal
+        for name in ("steps", "noise_stds", "clip_norms", "report"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        require(TASK_ID.fullmatch(self.task) is not None, "task", self.task[:96], f"like {TASK_ID.pattern}")
+        require(0 <= self.round <= MAX_ROUNDS, "round", self.round, f"0 to {MAX_ROUNDS}")
+        require(is_name(self.device), "device", self.device[:64], NAME_RULE)
+        require(0 <= self.value_count <= codec.MAX_VALUES, "value_count", self.value_count, "0 to 2^28")
+        layers = len(self.noise_stds)
+        require(1 <= layers <= MAX_LAYERS, "noise_stds", layers, f"of 1 to {MAX_LAYERS} layers")
+        require(len(self.clip_norms) == layers, "clip_norms", len(self.clip_norms), f"of {layers} layers")
+        expected = layers if self.codec in forms.STEPPED else 0
+        require(len(self.steps) == expected, "steps", len(self.steps), f"{expected} with codec {self.codec}")
+        for step in self.steps:
+            require(codec.MIN_STEP <= step <= codec.MAX_STEP, "step", step, "2^-100 to 2^40")
+        for std in self.noise_stds:
+            require(std >= 0 and math.isfinite(std), "noise_stds", std, "finite and not negative")
+        require(all(norm > 0 for norm in self.clip_norms), "clip_norms", min(self.clip_norms), "positive")
+        require(len(self.public_digest) == PUBLIC_DIGEST_BYTES, "public_digest", "", "16 bytes")
+        require(0 <= self.rounds_charged <= 1 << 40, "rounds_charged", self.rounds_charged, "0 to 2^40")
+        require(self.epsilon_server >= 0, "epsilon_server", self.epsilon_server, "not negative")
+        sigma = self.multiplier_server
+        require(sigma >= 0 and math.isfinite(sigma), "multiplier_server", sigma, "finite and not negative")
+        require(1 <= self.noise_split <= 1 << 40, "noise_split", self.noise_split, "1 to 2^40")
+        require(len(self.report) <= MAX_REPORT, "report", len(self.report), f"at most {MAX_REPORT} numbers")
+        require(all(map(math.isfinite, self.report)), "report", self.report, "finite numbers")
+
+    @property
+    def dither_key(self) -> bytes:
+        """16 bytes, different for every update there is."""
+        return hashlib.sha256(f"{self.task}|{self.round}|{self.device}".encode()).digest()[:16]
+
+
+class EncodedUpdate(NamedTuple):
+    """`sent` float32 `[k]` is exactly what the aggregator decodes from `data`."""
+
+    data: bytes
+    sent: np.ndarray
+
+
+class DecodedUpdate(NamedTuple):
+    """`values` float32 `[k]`, finite; `public` is the attached public state, if any."""
+
+    header: UpdateHeader
+    values: np.ndarray
+    public: bytes | None
+
+
+class _Sections(NamedTuple):
+    header: memoryview
+    values: memoryview
+    public: memoryview
+    signed: memoryview
+    signature: memoryview
+
+
+def encode_update(
+    header: UpdateHeader,
+    values: np.ndarray,
+    *,
+    counts: Sequence[int],
+    identity: Identity,
+    public: bytes | None = None,
+) -> EncodedUpdate:
+    """The signed blob for `values` float32 `[k]`.
+
+    :param counts: how many of the k values belong to each layer, in order.
+    :param public: the device's public state, where the aggregator does not hold it.
+
+    Raises `Malformed` for values that are not finite or do not fit the header, and `TooLarge`.
+    """
+    values = np.ascontiguousarray(values, dtype="<f4")
+    _check_counts(header, counts)
+    if values.shape != (header.value_count,):
+        raise Malformed(f"values of shape {values.shape} came with value_count = {header.value_count}")
+    sent = np.empty(values.size, np.float32)
+    coded = forms.encode(
+        header.codec, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
+    )
+    plain_header = canonical.pack(header)
+    if len(plain_header) > MAX_HEADER_BYTES:
+        raise TooLarge(f"an update's header of {len(plain_header)} bytes is above {MAX_HEADER_BYTES}")
+    return EncodedUpdate(_assembled(plain_header, coded, public or b"", identity), sent)
+
+
+def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> bytes:
+    """The same header and values with another public section (None: without one), signed anew."""
+    sections = _sections(data)
+    return _assembled(sections.header, sections.values, public or b"", identity)
+
+
+def payload_digest(data: bytes) -> bytes:
+    """SHA-256 of header and values: the same with and without the public section. For the ledger."""
+    sections = _sections(data)
+    return hashlib.sha256(sections.signed[: -_LENGTH.size - len(sections.public)]).digest()
+
+
+def read_header(data: bytes) -> UpdateHeader:
+    """The header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
+    return _header(_sections(data).header)
+
+
+def read_public(data: bytes) -> bytes | None:
+    """The attached public state alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
+    return bytes(_sections(data).public) or None
+
+
+def decode_update(
+    data: bytes, *, public_key: bytes, counts: Sequence[int], out: np.ndarray | None = None
+) -> DecodedUpdate:
+    """The update, if the owner of `public_key` signed it.
+
+    :param counts: how many values of each layer the aggregator expects, from the device's mask.
+    :param out: float32 `[k]`, memory for the values; after an error its content means nothing.
+
+    Raises `BadSignature`, `Malformed` or `TooLarge`, and nothing else.
+    """
+    sections = _sections(data)
+    verify(public_key, sections.signed, sections.signature)
+    decoded = _decoded(sections, counts, out)
+    forms.check_finite(decoded.values)
+    return decoded
+
+
+def decode_signed(
+    data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None
+) -> DecodedUpdate:
+    """As `decode_update`, where the signature was verified before: NOT checked are it and that values are finite."""
+    return _decoded(_sections(data), counts, out)
+
+
+def _decoded(sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> DecodedUpdate:
+    header = _header(sections.header)
+    _check_counts(header, counts)
+    values = forms.decode(
+        header.codec, sections.values, counts=counts, steps=header.steps, dither_key=header.dither_key, out=out
+    )
+    return DecodedUpdate(header, values, bytes(sections.public) or None)
+
+
+def max_public_bytes(size: int) -> int:
+    """The most bytes of a public state of a model with `size` parameters: a bit each, and a margin."""
+    return size // 8 + size // 1024 + 256
+
+
+def max_update_bytes(size: int) -> int:
+    """The most bytes of an update of a model with `size` parameters, whatever codec and sections it has."""
+    fixed = _HEAD.size + 2 * _LENGTH.size + SIGNATURE_BYTES
+    return fixed + MAX_HEADER_BYTES + forms.max_bytes(size) + max_public_bytes(size)
+
+
+def _assembled(header: bytes | memoryview, values: bytes | memoryview, public: bytes, identity: Identity) -> bytes:
+    signed = b"".join(
+        (
+            _HEAD.pack(MAGIC, VERSION, 0, len(header)),
+            header,
+            _LENGTH.pack(len(values)),
+            values,
+            _LENGTH.pack(len(public)),
+            public,
+        )
+    )
+    return signed + identity.sign(signed)
+
+
+def _sections(data: bytes | memoryview) -> _Sections:
+    view = memoryview(data)
+    if len(view) < _HEAD.size + 2 * _LENGTH.size + SIGNATURE_BYTES:
+        raise Malformed(f"an update of {len(view)} bytes is too short")
+    magic, version, reserved, header_bytes = _HEAD.unpack_from(view)
+    if magic != MAGIC or version != VERSION or reserved != 0:
+        raise Malformed(f"not an update of version {VERSION}: it begins with {bytes(view[:4]).hex()}")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise TooLarge(f"an update's header of {header_bytes} bytes is above {MAX_HEADER_BYTES}")
+    signed, signature = view[:-SIGNATURE_BYTES], view[-SIGNATURE_BYTES:]
+    header, rest = _cut(signed[_HEAD.size :], header_bytes)
+    values, rest = _cut_counted(rest)
+    public, rest = _cut_counted(rest)
+    if rest:
+        raise Malformed(f"{len(rest)} bytes too many are in the update")
+    return _Sections(header, values, public, signed, signature)
+
+
+def _cut_counted(view: memoryview) -> tuple[memoryview, memoryview]:
+    length, rest = _cut(view, _LENGTH.size)
+    return _cut(rest, _LENGTH.unpack(length)[0])
+
+
+def _cut(view: memoryview, length: int) -> tuple[memoryview, memoryview]:
+    if length > len(view):
+        raise Malformed(f"a section of {length} bytes is announced where {len(view)} are left")
+    return view[:length], view[length:]
+
+
+def _header(packed: memoryview) -> UpdateHeader:
+    return canonical.unpack(
+        UpdateHeader, packed, what="the update's header", max_text=96, max_bytes=64, max_list=MAX_LAYERS, max_map=32
+    )
+
+
+def _check_counts(header: UpdateHeader, counts: Sequence[int]) -> None:
+    if len(counts) != len(header.noise_stds) or sum(counts) != header.value_count:
+        raise Malformed(
+            f"the update has {header.value_count} values in {len(header.noise_stds)} layers, "
+            f"expected were {sum(counts)} in {len(counts)}"
+        )

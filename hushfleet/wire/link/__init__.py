@@ -1,0 +1,1 @@
+"""How it travels: an MQTT connection behind a small interface."""

@@ -1,0 +1,289 @@
+"""One connection to an MQTT broker, from the first packet to the last, by a paho client of its own.
+
+paho is used by its external-loop interface, and by one thread only: callbacks never block and never wait.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, LogLevel
+
+from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.interface import Delivery, Will
+from hushfleet.wire.link.mailbox import Mailbox, Publish, Subscribe, Unsubscribe
+
+FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
+PACKETS_A_TURN = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Time limits in seconds.
+
+    :param backoff_base_s: the n-th wait for a new attempt is drawn from 0 to base x 2^n (full jitter) ...
+    :param backoff_cap_s: ... but never from more than this.
+    :param stable_s: a connection that lived so long starts the backoff from its base again.
+    :param connect_s: for TCP, and again for the TLS handshake.
+    :param answer_s: how long the broker may take for CONNACK, and for SUBACK.
+    :param publish_s: how long `publish` waits for room among the messages in flight.
+    :param close_s: how long `close` waits for the last acknowledgements.
+    """
+
+    backoff_base_s: float = 1.0
+    backoff_cap_s: float = 120.0
+    stable_s: float = 60.0
+    connect_s: float = 10.0
+    answer_s: float = 15.0
+    publish_s: float = 30.0
+    close_s: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectOptions:
+    """How to connect, the same for every connection of a link."""
+
+    address: BrokerAddress
+    client_id: str
+    will: Will | None
+    max_in_flight: int
+    keepalive_s: int
+    timing: Timing
+
+
+class Connection:
+    """Used once: `serve` returns when the connection is over.
+
+    :param mailbox: where orders come from and events go to.
+    :param on_received: called with every delivery's topic and payload length, for counting.
+    """
+
+    def __init__(self, options: ConnectOptions, mailbox: Mailbox, on_received: Callable[[str, int], None]) -> None:
+        self._options = options
+        self._mailbox = mailbox
+        self._on_received = on_received
+        self._client = self._new_client()
+        self._accepted_at: float | None = None
+        self._refused = False
+        self._up = False
+        self._reason = ""
+        self._paho_error = ""
+        self._deadline = 0.0
+        self._awaited: set[int] = set()  # SUBSCRIBE packets without SUBACK
+        self._unacknowledged: dict[int, int] = {}  # packet id of a PUBLISH -> its payload bytes
+        self._early: list[Delivery] = []  # came before all subscriptions were confirmed
+        self._packets = 0
+
+    @property
+    def was_accepted(self) -> bool:
+        """Whether the broker took the login."""
+        return self._accepted_at is not None
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds since the broker took the login; 0 if it did not."""
+        return 0.0 if self._accepted_at is None else time.monotonic() - self._accepted_at
+
+    @property
+    def largest_unacknowledged(self) -> int:
+        """Payload bytes of the largest message that the broker did not acknowledge."""
+        return max(self._unacknowledged.values(), default=0)
+
+    def serve(self) -> str:
+        """Connect, and run until the connection is lost, given up or closed; returns why.
+
+        May raise what sockets, ssl and paho raise while connecting.
+        """
+        address, timing = self._options.address, self._options.timing
+        try:
+            self._client.connect(address.host, address.port, self._options.keepalive_s)
+            self._deadline = time.monotonic() + timing.answer_s
+            with selectors.DefaultSelector() as selector:
+                return self._loop(selector)
+        finally:
+            # closed without DISCONNECT unless goodbye was said, so that the broker publishes the will
+            left_open = self._client.socket()
+            if left_open is not None:
+                left_open.close()
+
+    def _loop(self, selector: selectors.BaseSelector) -> str:
+        client, mailbox = self._client, self._mailbox
+        selector.register(mailbox.wake_reader, selectors.EVENT_READ)
+        sock = client.socket()
+        if sock is None:  # the first packet could not be written
+            return self._problem()
+        # else every small message behind a PUBACK waits 40 ms for the broker's delayed TCP acknowledgement
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            self._execute_orders()
+            if mailbox.closing and self._said_goodbye():
+                return "closed"
+            problem = self._problem()
+            if problem:
+                return problem
+            wanted = 0 if mailbox.is_full else selectors.EVENT_READ
+            if client.want_write():
+                wanted |= selectors.EVENT_WRITE
+            self._wait(selector, sock, wanted)
+            if wanted & selectors.EVENT_READ:
+                self._read()
+            if client.want_write():
+                client.loop_write()
+            client.loop_misc()
+
+    def _wait(self, selector: selectors.BaseSelector, sock: Any, wanted: int) -> None:
+        registered = sock in selector.get_map()
+        if wanted and registered:
+            selector.modify(sock, wanted)
+        elif wanted:
+            selector.register(sock, wanted)
+        elif registered:
+            selector.unregister(sock)
+        decrypted = wanted & selectors.EVENT_READ and _pending(sock)
+        ready = selector.select(0.0 if decrypted else min(1.0, self._options.timing.answer_s / 4))
+        if any(key.fileobj is self._mailbox.wake_reader for key, _ in ready):
+            self._mailbox.drain_wake()
+
+    def _read(self) -> None:
+        """Read what is there, but not so much that nothing is sent meanwhile."""
+        for _ in range(PACKETS_A_TURN):
+            sock = self._client.socket()
+            if sock is None:
+                return
+            before = self._packets
+            self._client.loop_read()
+            if self._packets == before and not _pending(sock):
+                return
+
+    def _problem(self) -> str:
+        """Why the connection is to be given up; empty while all is well."""
+        address, timing = self._options.address, self._options.timing
+        if self._client.socket() is None:
+            detail = f": {self._paho_error}" if self._paho_error else ""
+            if address.tls and not self.was_accepted and not self._refused:
+                # with TLS 1.3 the broker looks at the certificate after the client's handshake is over
+                detail += "; before the login this mostly means that it does not accept our certificate"
+            return (self._reason or f"the connection to {address} was lost") + detail
+        if self._reason:
+            return self._reason
+        if (not self._up or self._awaited) and time.monotonic() > self._deadline:
+            return f"{address} gave no answer for {timing.answer_s:g} s"
+        return self._mailbox.take_give_up_reason()
+
+    def _execute_orders(self) -> None:
+        while self.was_accepted:
+            match self._mailbox.next_order():
+                case None:
+                    return
+                case Publish(topic, payload, retain):
+                    info = self._client.publish(topic, payload, qos=1, retain=retain)
+                    self._unacknowledged[info.mid] = len(payload)
+                case Subscribe(topic_filter):
+                    self._subscribe([topic_filter])
+                case Unsubscribe(topic_filter):
+                    self._client.unsubscribe(topic_filter)
+
+    def _subscribe(self, topic_filters: list[str]) -> None:
+        code, packet_id = self._client.subscribe([(topic_filter, 1) for topic_filter in topic_filters])
+        if packet_id is None:
+            self._reason = self._reason or f"the subscription could not be sent ({code})"
+            return
+        self._awaited.add(packet_id)
+        self._deadline = time.monotonic() + self._options.timing.answer_s
+
+    def _said_goodbye(self) -> bool:
+        """Once nothing is in flight or time is up: DISCONNECT, so that the will is not published."""
+        close_by = self._mailbox.close_by
+        if self._up and self._unacknowledged and time.monotonic() < close_by:
+            return False
+        self._client.disconnect()
+        while self._client.want_write() and time.monotonic() < close_by:
+            self._client.loop_write()
+            time.sleep(0.001)
+        return True
+
+    def _up_if_ready(self) -> None:
+        if self._up or self._awaited or self._reason:
+            return
+        self._up = True
+        self._mailbox.up()
+        for delivery in self._early:
+            self._mailbox.put(delivery)
+        self._early.clear()
+
+    # paho
+
+    def _new_client(self) -> paho.Client:
+        options = self._options
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=options.client_id,
+            clean_session=True,
+            protocol=paho.MQTTv311,
+            reconnect_on_failure=False,
+        )
+        client.suppress_exceptions = True
+        client.connect_timeout = options.timing.connect_s
+        client.max_inflight_messages_set(options.max_in_flight)
+        if options.address.username is not None:
+            client.username_pw_set(options.address.username, options.address.password)
+        if options.will is not None:
+            client.will_set(options.will.topic, options.will.payload, qos=1, retain=True)
+        context = options.address.tls_context()
+        if context is not None:
+            client.tls_set_context(context)
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_publish = self._on_publish
+        client.on_message = self._on_message
+        client.on_disconnect = self._on_disconnect
+        client.on_log = self._on_log
+        return client
+
+    def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
+        if code.is_failure:
+            self._refused = True
+            self._reason = f"the broker refused the login ({code}): check user name, password, certificate"
+            return
+        self._accepted_at = time.monotonic()
+        filters = self._mailbox.accepted()
+        for start in range(0, len(filters), FILTERS_A_PACKET):
+            self._subscribe(filters[start : start + FILTERS_A_PACKET])
+        self._up_if_ready()
+
+    def _on_subscribe(self, _client: Any, _data: Any, mid: int, codes: Any, _properties: Any) -> None:
+        if any(code.is_failure for code in codes):
+            self._reason = "the broker refused a subscription: check its access list for this device"
+        self._awaited.discard(mid)
+        self._up_if_ready()
+
+    def _on_publish(self, _client: Any, _data: Any, mid: int, _code: Any, _properties: Any) -> None:
+        if self._unacknowledged.pop(mid, None) is not None:
+            self._mailbox.acknowledged()
+
+    def _on_message(self, _client: Any, _data: Any, message: paho.MQTTMessage) -> None:
+        self._packets += 1
+        delivery = Delivery(message.topic, message.payload, message.retain)
+        self._on_received(delivery.topic, len(delivery.payload))
+        if self._up:
+            self._mailbox.put(delivery)
+        else:
+            self._early.append(delivery)
+
+    def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
+        self._reason = self._reason or f"the connection to {self._options.address} was lost ({code})"
+
+    def _on_log(self, _client: Any, _data: Any, level: int, text: str) -> None:
+        if level == LogLevel.MQTT_LOG_ERR:
+            self._paho_error = text
+
+
+def _pending(sock: socket.socket) -> int:
+    """Bytes that TLS has decrypted already, which no selector sees."""
+    return getattr(sock, "pending", lambda: 0)()

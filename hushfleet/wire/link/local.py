@@ -1,0 +1,232 @@
+"""A broker in one process: MQTT's behaviour for tests and the simulator, without sockets.
+
+What is alike: retained messages, wildcards, wills, clean sessions, take-over by a second link with the same
+client id, QoS 1 (at least once: with `Chaos` messages are also lost, doubled and reordered, as brokers do
+when queues overflow or connections break). What is not: time passes only in the threads of the links.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from dataclasses import dataclass
+
+from hushfleet.errors import BadInput, LinkLost, TooLarge
+from hushfleet.wire.link.interface import (
+    DEFAULT_MESSAGE_CAP_BYTES,
+    Delivery,
+    LinkDown,
+    LinkEvent,
+    LinkUp,
+    Will,
+    publish_packet_bytes,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaos:
+    """Probabilities, per delivery of a message that is not retained, drawn from a seeded generator.
+
+    :param drop: it never arrives.
+    :param duplicate: it arrives twice.
+    :param reorder: it arrives after the next one to the same link.
+    """
+
+    seed: int
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+
+
+def check_filter(topic_filter: str) -> None:
+    """Raises `BadInput` unless `+` and `#` stand as MQTT allows (4.7.1)."""
+    parts = topic_filter.split("/")
+    misplaced = any(("+" in p or "#" in p) and p not in ("+", "#") for p in parts) or "#" in parts[:-1]
+    if not topic_filter or misplaced:
+        raise BadInput(f"{topic_filter!r} is not a topic filter: '+' and '#' stand alone, '#' at the end")
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a message to `topic` goes to subscribers of `topic_filter` (MQTT 3.1.1, 4.7)."""
+    wanted, given = topic_filter.split("/"), topic.split("/")
+    if topic.startswith("$") and wanted[0] in ("+", "#"):
+        return False
+    for level, part in enumerate(wanted):
+        if part == "#":
+            return True
+        if level >= len(given) or part not in ("+", given[level]):
+            return False
+    return len(wanted) == len(given)
+
+
+class LocalHub:
+    """The broker. All links of a test or a simulation are made by `link`.
+
+    :param chaos: makes deliveries unreliable; None keeps every link's order and loses nothing.
+    :param message_cap_bytes: links raise `TooLarge` for larger payloads.
+    """
+
+    def __init__(self, *, chaos: Chaos | None = None, message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES) -> None:
+        self.message_cap_bytes = message_cap_bytes
+        self.retained: dict[str, bytes] = {}
+        self._chaos = chaos
+        self._random = random.Random(chaos.seed if chaos else 0)
+        self._lock = threading.RLock()
+        self._connected: dict[str, LocalLink] = {}
+        self._cut: dict[str, LocalLink] = {}
+        self._held: dict[LocalLink, Delivery] = {}
+        # links in the order of their subscription, so that a seeded run repeats itself
+        self._exact: dict[str, dict[LocalLink, None]] = {}
+        self._wild: dict[str, dict[LocalLink, None]] = {}
+
+    def link(self, client_id: str, will: Will | None = None) -> LocalLink:
+        """A new link; it is connected by its `open`."""
+        return LocalLink(self, client_id, will)
+
+    def cut(self, client_id: str, reason: str = "the connection was cut") -> None:
+        """Break a link as a power cut would: its will is published, it sees `LinkDown`."""
+        with self._lock:
+            link = self._connected.get(client_id)
+            if link is not None:
+                self._detach(link)
+                self._cut[client_id] = link
+                link._events.put(LinkDown(reason))
+                if link.will is not None:
+                    self._publish(link.will.topic, link.will.payload, retain=True)
+
+    def restore(self, client_id: str) -> None:
+        """Let a link that was cut connect again; nothing happens if it was not."""
+        with self._lock:
+            link = self._cut.get(client_id)
+            if link is not None:
+                self._attach(link)
+
+    def _attach(self, link: LocalLink) -> None:
+        if self._connected.get(link.client_id) is link:
+            return
+        self.cut(link.client_id, "another link with the same client id connected")
+        self._cut.pop(link.client_id, None)
+        self._connected[link.client_id] = link
+        link._events.put(LinkUp())
+        for topic_filter in link._filters:
+            self._subscribe(link, topic_filter)
+
+    def _detach(self, link: LocalLink) -> None:
+        if self._connected.get(link.client_id) is link:
+            del self._connected[link.client_id]
+        if self._cut.get(link.client_id) is link:
+            del self._cut[link.client_id]
+        for topic_filter in link._filters:
+            self._unsubscribe(link, topic_filter)
+        self._held.pop(link, None)
+
+    def _table(self, topic_filter: str) -> dict[str, dict[LocalLink, None]]:
+        return self._wild if "+" in topic_filter or "#" in topic_filter else self._exact
+
+    def _subscribe(self, link: LocalLink, topic_filter: str) -> None:
+        self._table(topic_filter).setdefault(topic_filter, {})[link] = None
+        for topic, payload in self.retained.items():
+            if matches(topic_filter, topic):
+                link._take(Delivery(topic, payload, True))
+
+    def _unsubscribe(self, link: LocalLink, topic_filter: str) -> None:
+        table = self._table(topic_filter)
+        links = table.get(topic_filter, {})
+        links.pop(link, None)
+        if not links:
+            table.pop(topic_filter, None)
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        if retain:
+            self.retained.pop(topic, None)
+            if payload:
+                self.retained[topic] = payload
+        receivers = dict(self._exact.get(topic, {}))
+        for topic_filter, links in self._wild.items():
+            if matches(topic_filter, topic):
+                receivers.update(links)
+        for link in receivers:
+            self._deliver(link, Delivery(topic, payload, False), reliable=retain)
+
+    def _deliver(self, link: LocalLink, delivery: Delivery, *, reliable: bool) -> None:
+        chaos = self._chaos
+        held = self._held.pop(link, None)
+        if chaos is None or reliable:
+            link._take(delivery)
+        elif self._random.random() >= chaos.drop:
+            copies = 2 if self._random.random() < chaos.duplicate else 1
+            if held is None and self._random.random() < chaos.reorder:
+                self._held[link] = delivery
+                copies -= 1
+            for _ in range(copies):
+                link._take(delivery)
+        if held is not None:
+            link._take(held)
+
+    def _release(self, link: LocalLink) -> None:
+        """Nothing else came, so what was held back to reorder it arrives now."""
+        with self._lock:
+            held = self._held.pop(link, None)
+            if held is not None:
+                link._take(held)
+
+
+class LocalLink:
+    """A `Link` to a `LocalHub`; see `hushfleet.wire.link.interface` for its contract."""
+
+    def __init__(self, hub: LocalHub, client_id: str, will: Will | None) -> None:
+        self.client_id = client_id
+        self.will = will
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._hub = hub
+        self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+        self._filters: dict[str, None] = {}
+
+    def open(self) -> None:
+        with self._hub._lock:
+            self._hub._attach(self)
+
+    def subscribe(self, topic_filter: str) -> None:
+        check_filter(topic_filter)
+        with self._hub._lock:
+            self._filters[topic_filter] = None
+            if self._is_connected():
+                self._hub._subscribe(self, topic_filter)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        with self._hub._lock:
+            self._filters.pop(topic_filter, None)
+            self._hub._unsubscribe(self, topic_filter)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        cap = self._hub.message_cap_bytes
+        if len(payload) > cap:
+            raise TooLarge(f"a message of {len(payload)} bytes is above the cap of {cap}; send it in chunks")
+        with self._hub._lock:
+            if not self._is_connected():
+                raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
+            self.bytes_sent += publish_packet_bytes(topic, len(payload))
+            self._hub._publish(topic, bytes(payload), retain=retain)
+
+    def receive(self, timeout_s: float) -> LinkEvent | None:
+        try:
+            return self._events.get_nowait()
+        except queue.Empty:
+            self._hub._release(self)
+        try:
+            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        with self._hub._lock:
+            self._hub._detach(self)
+
+    def _is_connected(self) -> bool:
+        return self._hub._connected.get(self.client_id) is self
+
+    def _take(self, delivery: Delivery) -> None:
+        self.bytes_received += publish_packet_bytes(delivery.topic, len(delivery.payload))
+        self._events.put(delivery)

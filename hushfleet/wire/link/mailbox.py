@@ -1,0 +1,188 @@
+"""What the owner of an MQTT link and the link's thread share, behind one lock.
+
+The owner puts orders in and takes events out; the thread does the reverse. Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from hushfleet.errors import LinkLost
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
+
+INBOX_CAP_BYTES = 64 << 20
+
+
+class Publish(NamedTuple):
+    topic: str
+    payload: bytes
+    retain: bool
+
+
+class Subscribe(NamedTuple):
+    topic_filter: str
+
+
+class Unsubscribe(NamedTuple):
+    topic_filter: str
+
+
+Order = Publish | Subscribe | Unsubscribe
+
+
+class Mailbox:
+    """Orders one way, events the other way, and the state of the connection.
+
+    :param max_in_flight: how many `Publish` orders may be without an acknowledgement.
+    """
+
+    def __init__(self, *, max_in_flight: int) -> None:
+        self.closing = False
+        self.close_by = 0.0
+        # readable whenever the thread should look at the mailbox
+        self.wake_reader, self._wake_writer = socket.socketpair()
+        self.wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._max_in_flight = max_in_flight
+        self._changed = threading.Condition()
+        self._filters: dict[str, None] = {}
+        self._inbox: deque[LinkEvent] = deque()
+        self._inbox_bytes = 0
+        self._outbox: deque[Order] = deque()
+        self._in_flight = 0
+        self._accepted = False
+        self._up = False
+        self._generation = 0
+        self._give_up_reason = ""
+
+    # the owner's side
+
+    def subscribe(self, topic_filter: str) -> None:
+        with self._changed:
+            self._filters[topic_filter] = None
+            if self._accepted:
+                self._outbox.append(Subscribe(topic_filter))
+        self.wake()
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        with self._changed:
+            self._filters.pop(topic_filter, None)
+            if self._accepted:
+                self._outbox.append(Unsubscribe(topic_filter))
+        self.wake()
+
+    def publish(self, order: Publish, *, timeout_s: float) -> None:
+        """Waits for room among what is in flight. Raises `LinkLost`; then nothing was queued."""
+        with self._changed:
+            if not self._up:
+                raise LinkLost("there is no connection to the broker at present; nothing was sent")
+            generation = self._generation
+            has_room = self._changed.wait_for(
+                lambda: generation != self._generation or self._in_flight < self._max_in_flight, timeout_s
+            )
+            if generation != self._generation:
+                raise LinkLost("the connection to the broker was lost while waiting; nothing was sent")
+            if not has_room:
+                self._give_up_reason = f"the broker acknowledged nothing for {timeout_s:g} s"
+                self.wake()
+                raise LinkLost(f"{self._give_up_reason}; connecting anew")
+            self._in_flight += 1
+            self._outbox.append(order)
+        self.wake()
+
+    def receive(self, timeout_s: float) -> LinkEvent | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._inbox, max(timeout_s, 0.0)):
+                return None
+            event = self._inbox.popleft()
+            if isinstance(event, Delivery):
+                was_full = self._inbox_bytes >= INBOX_CAP_BYTES
+                self._inbox_bytes -= len(event.payload)
+                if was_full:
+                    self.wake()
+            return event
+
+    def close(self, *, within_s: float) -> None:
+        """Ask the thread to send what is queued, say goodbye and end."""
+        with self._changed:
+            self.closing = True
+            self.close_by = time.monotonic() + within_s
+            self._changed.notify_all()
+        self.wake()
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake already, or released
+            self._wake_writer.send(b"\0")
+
+    def release(self) -> None:
+        """Free the sockets, once the thread has ended."""
+        self.wake_reader.close()
+        self._wake_writer.close()
+
+    # the thread's side
+
+    def accepted(self) -> list[str]:
+        """The broker took the login: from now on orders to subscribe are queued. The filters so far."""
+        with self._changed:
+            self._accepted = True
+            return list(self._filters)
+
+    def up(self) -> None:
+        with self._changed:
+            self._up = True
+            self._inbox.append(LinkUp())
+            self._changed.notify_all()
+
+    def down(self, reason: str) -> None:
+        """What was in flight is forgotten: the application asks for what did not arrive."""
+        with self._changed:
+            self._up = self._accepted = False
+            self._generation += 1
+            self._in_flight = 0
+            self._outbox.clear()
+            self._give_up_reason = ""
+            if not self.closing:
+                self._inbox.append(LinkDown(reason))
+            self._changed.notify_all()
+
+    def put(self, delivery: Delivery) -> None:
+        with self._changed:
+            self._inbox_bytes += len(delivery.payload)
+            self._inbox.append(delivery)
+            self._changed.notify_all()
+
+    def acknowledged(self) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+
+    def next_order(self) -> Order | None:
+        with self._changed:
+            return self._outbox.popleft() if self._outbox else None
+
+    def take_give_up_reason(self) -> str:
+        """Why the owner wants a new connection; empty if it does not."""
+        with self._changed:
+            reason, self._give_up_reason = self._give_up_reason, ""
+            return reason
+
+    @property
+    def is_full(self) -> bool:
+        """The owner is so far behind that nothing more should be read from the network."""
+        with self._changed:
+            return self._inbox_bytes >= INBOX_CAP_BYTES
+
+    def wait_closing(self, timeout_s: float) -> None:
+        """Sleep, but not longer than until `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closing, timeout_s)
+
+    def drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.wake_reader.recv(4096):
+                pass

@@ -1,0 +1,165 @@
+"""`MqttLink`: a `Link` over paho-mqtt, MQTT 3.1.1, clean sessions, that re-establishes itself.
+
+One thread makes connection after connection (`connection.Connection`), each with a fresh paho client. paho
+would resend its unacknowledged messages for ever, one that the broker will not take among them (measured:
+once a second, with everything else stuck behind). Here what was not acknowledged is dropped with the
+connection: delivery is acknowledged by the application, which asks for what is missing (docs/wire.md).
+
+The end of that thread is the end of the connection, whatever ended it: `publish` then raises `LinkLost`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from pathlib import Path
+
+from hushfleet.errors import BadInput, TooLarge
+from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
+from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, publish_packet_bytes
+from hushfleet.wire.link.local import check_filter
+from hushfleet.wire.link.mailbox import Mailbox, Publish
+
+log = logging.getLogger(__name__)
+
+SHORT_LIFE_S = 5.0
+SHORT_LIVES = 3
+
+
+class MqttLink:
+    """A connection to an MQTT broker; see `hushfleet.wire.link.interface` for the contract.
+
+    :param url: `mqtt://[user:password@]host[:port]` or `mqtts://...`; raises `BadInput`.
+    :param client_id: unique at the broker; a second link with it takes over the connection.
+    :param ca_file, cert_file, key_file: PEM files for `mqtts://`, see `BrokerAddress`.
+    :param message_cap_bytes: `publish` raises `TooLarge` above it; at most the broker's own cap.
+    :param max_in_flight: messages sent but not yet acknowledged by the broker.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client_id: str,
+        will: Will | None = None,
+        ca_file: str | Path | None = None,
+        cert_file: str | Path | None = None,
+        key_file: str | Path | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES,
+        max_in_flight: int = 20,
+        keepalive_s: int = 60,
+        timing: Timing | None = None,
+    ) -> None:
+        self.address = BrokerAddress.parse(
+            url, username=username, password=password, ca_file=ca_file, cert_file=cert_file, key_file=key_file
+        )
+        if not client_id or max_in_flight < 1 or keepalive_s < 1:
+            raise BadInput("a link needs a client id, and at least 1 for max_in_flight and keepalive_s")
+        self.client_id = client_id
+        self.message_cap_bytes = message_cap_bytes
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._timing = timing or Timing()
+        self._options = ConnectOptions(
+            address=self.address,
+            client_id=client_id,
+            will=will,
+            max_in_flight=max_in_flight,
+            keepalive_s=keepalive_s,
+            timing=self._timing,
+        )
+        self._mailbox = Mailbox(max_in_flight=max_in_flight)
+        self._thread: threading.Thread | None = None
+        # of each recent connection that ended at once, the largest payload the broker did not acknowledge
+        self._short_lives: list[int] = []
+
+    def open(self) -> None:
+        if self._thread is not None:
+            raise BadInput("a link is opened once; make a new one")
+        self._thread = threading.Thread(target=self._run, name=f"mqtt-{self.client_id}", daemon=True)
+        self._thread.start()
+
+    def subscribe(self, topic_filter: str) -> None:
+        check_filter(topic_filter)
+        self._mailbox.subscribe(topic_filter)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        self._mailbox.unsubscribe(topic_filter)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if len(payload) > self.message_cap_bytes:
+            raise TooLarge(
+                f"a message of {len(payload)} bytes is above the cap of {self.message_cap_bytes}; send it in chunks"
+            )
+        if not topic or "+" in topic or "#" in topic:
+            raise BadInput(f"{topic!r} cannot be published to: it is empty or has a wildcard")
+        self._mailbox.publish(Publish(topic, payload, retain), timeout_s=self._timing.publish_s)
+        self.bytes_sent += publish_packet_bytes(topic, len(payload))
+
+    def receive(self, timeout_s: float) -> LinkEvent | None:
+        return self._mailbox.receive(timeout_s)
+
+    def close(self) -> None:
+        self._mailbox.close(within_s=self._timing.close_s)
+        if self._thread is not None:
+            self._thread.join(self._timing.close_s + 1.0)
+            if self._thread.is_alive():
+                return  # in a connection attempt, which cannot be broken off but is bounded; a daemon thread
+        self._mailbox.release()
+
+    # the thread
+
+    def _run(self) -> None:
+        attempt = 0
+        mailbox, timing = self._mailbox, self._timing
+        try:
+            while not mailbox.closing:
+                reason, lived_s = self._one_connection()
+                mailbox.down(reason)
+                attempt = 0 if lived_s >= timing.stable_s else attempt
+                ceiling_s = min(timing.backoff_cap_s, timing.backoff_base_s * 2.0 ** min(attempt, 20))
+                mailbox.wait_closing(random.uniform(0.0, ceiling_s))
+                attempt += 1
+        finally:
+            if not mailbox.closing:
+                mailbox.down("the link's thread ended, which is a defect; open a new link")
+
+    def _one_connection(self) -> tuple[str, float]:
+        """The reason of its end, and the seconds that it lived."""
+        try:
+            connection = Connection(self._options, self._mailbox, self._count_received)
+        except BadInput as error:  # a TLS file vanished since this link was made; it may come back
+            return str(error), 0.0
+        try:
+            reason = connection.serve()
+        except OSError as error:
+            reason = f"{self.address} cannot be reached: {error or type(error).__name__}"
+        except Exception as error:  # paho raises a few kinds of its own; none may end the thread
+            log.exception("unexpected error in the link's thread")
+            reason = f"the connection to {self.address} failed: {type(error).__name__}: {error}"
+        return reason + self._diagnosis(connection), connection.lived_s
+
+    def _diagnosis(self, connection: Connection) -> str:
+        """What it means that connection after connection ends as soon as it is made."""
+        if not connection.was_accepted:
+            return ""
+        if connection.lived_s >= SHORT_LIFE_S:
+            self._short_lives.clear()
+            return ""
+        self._short_lives = [*self._short_lives, connection.largest_unacknowledged][-SHORT_LIVES:]
+        if len(self._short_lives) < SHORT_LIVES:
+            return ""
+        text = (
+            f"; the last {SHORT_LIVES} connections ended within {SHORT_LIFE_S:g} s: another device with the "
+            f"id {self.client_id!r} seems to be connected"
+        )
+        if min(self._short_lives) > 0:
+            text += f", or the broker does not take messages of {min(self._short_lives)} bytes"
+        return text
+
+    def _count_received(self, topic: str, payload_bytes: int) -> None:
+        self.bytes_received += publish_packet_bytes(topic, payload_bytes)

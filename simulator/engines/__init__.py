@@ -1,0 +1,1 @@
+"""The engines: how a simulated fleet is made to work."""

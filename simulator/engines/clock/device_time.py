@@ -1,0 +1,191 @@
+"""How long one device takes for each part of a round, from its board, its link and what the work costs.
+
+    plan ── model down ── stored ── steps ── clip, noise, encode ── commit ── update up ── ack
+
+Compute is CPU seconds of one core, scaled by the profile's relative speed: as the live engine emulates it, and an
+upper bound for a board in the field, whose runtime uses all cores. A store writes at the profile's rate. A link
+sends at its rate after its latency (and half of its jitter); lost packets, stalls and what radio and TCP put around
+the packets are not modelled. Energy is the profile's active power while computing and its idle power otherwise:
+an estimate from data-sheet figures.
+
+What the protocol adds is named here, each with the place in the code that it comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from hushfleet.aggregator.publish.blobs import COALESCE_S
+from hushfleet.edge_client.board.config import USABLE_MEMORY
+from hushfleet.errors import BadInput
+from hushfleet.simulator.boards import BoardKind
+from hushfleet.simulator.engines.clock.sizes import Download, Sizes
+from hushfleet.wire.link.connection import Timing
+
+WANTS_S = COALESCE_S
+"""How long the aggregator gathers the wants of a blob before it broadcasts it (`ChunkServer`)."""
+IN_FLIGHT_UP = 20
+"""Messages that a device sends before the broker must acknowledge one (`hushfleet.wire.link.mqtt.MqttLink`)."""
+IN_FLIGHT_DOWN = 100
+"""The same from broker to device (`hushfleet.aggregator.broker.config`)."""
+CONNECT_LATENCIES = 6
+"""One-way latencies from the first packet to a usable link: TCP, then CONNECT, then SUBSCRIBE, each there and back
+(`hushfleet.wire.link.connection.Connection`)."""
+FIRST_BACKOFF_S = Timing().backoff_base_s
+LONGEST_BACKOFF_S = Timing().backoff_cap_s
+"""The n-th new attempt comes after a wait drawn from 0 to first x 2^n, at most the longest (`mqtt`)."""
+LOST_NOTICED_S = 90.0
+"""A link that dies silently is noticed after one and a half keepalives of 60 s (MQTT 3.1.1, 3.1.2.10)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the work costs, measured once for a task (`hushfleet.simulator.engines.clock.measure`).
+
+    The first five are CPU seconds of one core of the board generic-x86, the last two seconds of the aggregator.
+
+    :param batch_s: of one batch, whatever its size; :param sample_s: and of each sample in it.
+    :param release_s: of the rest of a device's round: clip, noise, encode, ledger.
+    :param start_s: from the start of a device's process to its first packet; :param load_s: to load a task's graphs.
+    :param accept_s: to check, commit and add one update; :param close_s: to close a round: new model, its test.
+    """
+
+    batch_s: float
+    sample_s: float
+    release_s: float
+    start_s: float
+    load_s: float
+    accept_s: float
+    close_s: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise BadInput(f"costs: {name} = {value!r}: must be seconds, 0 or more")
+
+    def step_s(self, batch_size: int) -> float:
+        """Of a batch of this size."""
+        return self.batch_s + batch_size * self.sample_s
+
+    def to_plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTimes:
+    """Seconds on one device.
+
+    :param latency_s: one way; :param down_s_per_byte, up_s_per_byte: of a link that is busy.
+    :param start_s: from power to the first packet; :param load_s: to load the task's graphs, once a process.
+    :param fetch_s: to fetch package and graphs, once.
+    :param model_s: the global model's chunks on the link; :param model_store_s: to store it.
+    :param steps: batches in a round; :param step_s: each, in the mean.
+    :param release_s: after the last batch; :param write_s_per_byte: of the store.
+    :param enough_memory: whether the device would train at all.
+    """
+
+    latency_s: float
+    down_s_per_byte: float
+    up_s_per_byte: float
+    start_s: float
+    load_s: float
+    fetch_s: float
+    model_s: float
+    model_store_s: float
+    steps: int
+    step_s: float
+    release_s: float
+    write_s_per_byte: float
+    enough_memory: bool
+    idle_w: float
+    active_w: float
+
+    @property
+    def connect_s(self) -> float:
+        """From the first packet until the aggregator has heard of the device."""
+        return (CONNECT_LATENCIES + 1) * self.latency_s
+
+    def heard_after(self, plan_bytes: int) -> float:
+        """From a plan's publication until the device has it."""
+        return self.latency_s + plan_bytes * self.down_s_per_byte
+
+    @property
+    def train_s(self) -> float:
+        """All batches of a round."""
+        return self.steps * self.step_s
+
+    def download_s(self, download: Download) -> float:
+        """The chunks of the global model, or of one difference after the other, on the link."""
+        if not download.differences:
+            return self.model_s
+        asking_s = 2 * self.latency_s + WANTS_S  # for each but the first
+        return download.wire * self.down_s_per_byte + (download.differences - 1) * asking_s
+
+    def download_store_s(self, download: Download) -> float:
+        """To store what came, and the model that was made of it."""
+        return download.stored * self.write_s_per_byte if download.differences else self.model_store_s
+
+    def boundary(self, train_at: float, now: float) -> float:
+        """When the device looks at the link between batches, at `now` or next after it."""
+        if now <= train_at or self.step_s == 0:
+            return max(train_at, now)
+        # A hair is taken off, so that rounding does not make a boundary that is now the one after.
+        return train_at + self.step_s * math.ceil((now - train_at) / self.step_s - 1e-9)
+
+
+def device_times(
+    kind: BoardKind,
+    *,
+    samples: int,
+    batch_size: int,
+    epochs: int,
+    local_steps: int = 0,
+    costs: Costs,
+    sizes: Sizes,
+    task_memory_mib: int,
+    write_mb_s: float | None = None,
+    memory_mib: int | None = None,
+) -> DeviceTimes:
+    """The times of a device of this kind.
+
+    :param samples: training samples of this device; `epochs` or `local_steps`: as in `TrainingConfig`.
+    :param task_memory_mib: what the task says that a round needs.
+    :param write_mb_s: of its store, where a scenario slows it; :param memory_mib: where it takes memory away.
+    """
+    board, link = kind.board, kind.link
+    batches = -(-samples // batch_size)
+    epoch_s = batches * costs.batch_s + samples * costs.sample_s
+    speed = float(board.relative_cpu_speed)
+    latency_s = link.latency_ms / 1000
+    write_s = 1 / (1e6 * min(float(board.storage_write_mb_s), write_mb_s or math.inf))
+    chunk = sizes.blob_wire_bytes(sizes.chunk_bytes, down=True)
+    down_s = max(8e-6 / link.down_mbit_s, 2 * latency_s / (IN_FLIGHT_DOWN * chunk))
+    up_s = max(8e-6 / link.up_mbit_s, 2 * latency_s / (IN_FLIGHT_UP * chunk))
+    own_memory = int(USABLE_MEMORY * float(board.memory_mib)) if memory_mib is None else memory_mib
+    return DeviceTimes(
+        latency_s=latency_s,
+        down_s_per_byte=down_s,
+        up_s_per_byte=up_s,
+        start_s=costs.start_s / speed,
+        load_s=costs.load_s / speed,
+        fetch_s=_fetch_s(sizes, latency_s=latency_s, down_s=down_s, write_s=write_s),
+        model_s=sizes.blob_wire_bytes(sizes.model_bytes, down=True) * down_s,
+        model_store_s=sizes.model_bytes * write_s,
+        steps=local_steps or batches * epochs,
+        step_s=epoch_s / max(batches, 1) / speed,
+        release_s=costs.release_s / speed,
+        write_s_per_byte=write_s,
+        enough_memory=own_memory >= task_memory_mib,
+        idle_w=float(board.power_idle_w),
+        active_w=float(board.power_active_w),
+    )
+
+
+def _fetch_s(sizes: Sizes, *, latency_s: float, down_s: float, write_s: float) -> float:
+    """One blob after the other: the package names the graphs, and a device fetches one at a time."""
+    return sum(
+        2 * latency_s + WANTS_S + sizes.blob_wire_bytes(size, down=True) * down_s + size * write_s
+        for size in sizes.task_blobs
+    )

@@ -1,0 +1,187 @@
+"""What a round policy would cost a fleet: time, stragglers, bytes, energy and privacy, without any training."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.methods.base import RoundTerms
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.clock.device import Device, Spent
+from hushfleet.simulator.engines.clock.device_time import Costs
+from hushfleet.simulator.engines.clock.engine import FleetClock
+from hushfleet.simulator.engines.clock.fleet import device_names, make_devices
+from hushfleet.simulator.engines.clock.links import LinkOptions
+from hushfleet.simulator.engines.clock.outcome import RoundOutcome
+from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.schedule import schedule_of
+
+
+@dataclass(frozen=True)
+class BoardShare:
+    """What became of the places in cohorts that one kind of board had; the five parts sum to 1.
+
+    :param places: how many there were.
+    """
+
+    board: str
+    devices: int
+    places: int
+    used: float
+    late: float
+    given_up: float
+    declined: float
+    lost: float
+
+    @property
+    def stragglers(self) -> float:
+        """Those that had begun, and were too slow."""
+        return self.late + self.given_up
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One policy. Seconds are virtual; energy is estimated from data-sheet figures.
+
+    :param updates_per_round: mean number that went into a new global model.
+    :param rounds_without: rounds that closed with too few updates.
+    :param epsilon: what the device that was charged most has spent against the server; inf without noise,
+        or with raw values.
+    :param epsilon_unused: what of it the device that wasted most has spent on updates that no model holds.
+    :param unused_share: of all charged rounds of all devices.
+    """
+
+    policy: str
+    devices: int
+    rounds: int
+    total_s: float
+    round_median_s: float
+    round_p95_s: float
+    updates_per_round: float
+    rounds_without: int
+    boards: tuple[BoardShare, ...]
+    up_bytes: float
+    down_bytes: float
+    energy_wh: float
+    epsilon: float
+    epsilon_unused: float
+    unused_share: float
+
+    @property
+    def stragglers(self) -> float:
+        """Their share of all places."""
+        places = sum(board.places for board in self.boards)
+        return sum(board.stragglers * board.places for board in self.boards) / max(places, 1)
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON; an infinite epsilon is `"inf"`."""
+        plain = asdict(self) | {"stragglers": self.stragglers}
+        return {name: "inf" if value == math.inf else value for name, value in plain.items()}
+
+
+def forecast(
+    prepared: PreparedTask,
+    mix: FleetMix,
+    rules: RoundSection,
+    *,
+    policy: str,
+    samples: Sequence[int],
+    costs: Costs,
+    sizes: Sizes,
+    options: LinkOptions | None = None,
+) -> Forecast:
+    """Runs all rounds of one policy on the virtual clock.
+
+    :param rules: the task's round section under this policy; :param policy: how it is called.
+
+    Raises `HushfleetError` where a round never opens or closes, and `BadInput` for a scenario of other devices.
+    """
+    task = prepared.task
+    names = device_names(len(mix))
+    schedule = schedule_of(task.model_copy(update={"round": rules}), names)
+    fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
+    clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, options=options)
+    return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)
+
+
+def _totals(
+    prepared: PreparedTask, mix: FleetMix, fleet: Sequence[Device], outcomes: Iterable[RoundOutcome], *, policy: str
+) -> Forecast:
+    walls, updates, without, total_s = [], 0, 0, 0.0
+    for outcome in outcomes:
+        walls.append(outcome.wall_s)
+        updates += len(outcome.arrivals) if outcome.used else 0
+        without += not outcome.used
+        total_s = outcome.closed_s
+    spent = [device.spent for device in fleet]
+    most = max(spent, key=lambda each: _cost(prepared, each.charged))
+    worst = max(spent, key=lambda each: _cost(prepared, each.unused))
+    charged = sum(each.charged.total() for each in spent)
+    return Forecast(
+        policy=policy,
+        devices=len(fleet),
+        rounds=len(walls),
+        total_s=total_s,
+        round_median_s=median(walls),
+        round_p95_s=sorted(walls)[math.ceil(0.95 * len(walls)) - 1],
+        updates_per_round=updates / len(walls),
+        rounds_without=without,
+        boards=tuple(_share(label, kind, fleet) for kind, label in enumerate(mix.labels)),
+        up_bytes=math.fsum(each.up_bytes for each in spent),
+        down_bytes=math.fsum(each.down_bytes for each in spent),
+        energy_wh=math.fsum(energy_wh(device) for device in fleet),
+        epsilon=_epsilon(prepared, most.charged),
+        epsilon_unused=epsilon_unused(prepared, worst),
+        unused_share=sum(each.unused.total() for each in spent) / charged if charged else 0.0,
+    )
+
+
+def energy_wh(device: Device) -> float:
+    """Active power while it computed, idle power for the rest of the time that it was on."""
+    spent, times = device.spent, device.times
+    return (times.active_w * spent.compute_s + times.idle_w * max(0.0, spent.on_s - spent.compute_s)) / 3600
+
+
+def _share(label: str, kind: int, fleet: Sequence[Device]) -> BoardShare:
+    spent = [device.spent for device in fleet if device.kind == kind]
+    places = sum(each.chosen for each in spent)
+
+    def part(name: str) -> float:
+        return sum(getattr(each, name) for each in spent) / max(places, 1)
+
+    parts = {name: part(name) for name in ("used", "late", "given_up", "declined", "lost")}
+    return BoardShare(label, len(spent), places, **parts)
+
+
+def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:
+    """Orders what devices have spent: a round's noise divided by n counts n times as much as one that is not."""
+    return sum(_split(prepared, size) * count for size, count in rounds.items())
+
+
+def _split(prepared: PreparedTask, cohort_size: int) -> int:
+    return min(prepared.spec.privacy.noise_split, cohort_size)
+
+
+def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
+    terms = [(RoundTerms(_split(prepared, size)), count) for size, count in rounds.items() if count]
+    charges = [(prepared.method.charge(each), count) for each, count in terms]
+    if any(charge.raw for charge, _ in charges):
+        return math.inf
+    steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]
+    privacy = prepared.spec.privacy
+    return epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
+
+
+def epsilon_unused(prepared: PreparedTask, spent: Spent) -> float:
+    """Epsilons do not add up: what all rounds cost, less what they would have cost without the unused ones."""
+    if not spent.unused:
+        return 0.0
+    total = _epsilon(prepared, spent.charged)
+    return total if math.isinf(total) else total - _epsilon(prepared, spent.charged - spent.unused)

@@ -1,0 +1,202 @@
+"""Who has power and a network, and when: the schedule's effects on devices, broker and aggregator.
+
+A device is linked while it is on, its network is not cut, and the broker runs. A link that broke is tried again after
+waits with full jitter, as `mqtt` does, and each attempt that finds the way still blocked fails at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from hushfleet.simulator.engines.clock.agenda import Agenda
+from hushfleet.simulator.engines.clock.device import Device
+from hushfleet.simulator.engines.clock.device_time import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
+from hushfleet.simulator.schedule import Action
+
+SERVER_START_S = 5.0
+"""From the start of the aggregator's process until it is connected; most of it is loading and exporting the graphs."""
+_STREAM = 0x434C4B42
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOptions:
+    """:param lost_noticed_s: after a link broke, until the broker notices; 0 where a process is killed and its system
+        closes the connection, as in the live engine.
+    :param first_backoff_s, longest_backoff_s: between which the waits for new attempts grow.
+    """
+
+    lost_noticed_s: float = LOST_NOTICED_S
+    first_backoff_s: float = FIRST_BACKOFF_S
+    longest_backoff_s: float = LONGEST_BACKOFF_S
+    server_start_s: float = SERVER_START_S
+
+
+class Hooks(Protocol):
+    """What the rounds do about it."""
+
+    def came(self, device: Device, *, linked_at: float) -> None:
+        """The aggregator hears of a device whose link is up since `linked_at`."""
+
+    def broke(self, device: Device, *, power: bool) -> None:
+        """The device's link ended at this moment, with its power or without."""
+
+    def missed(self, device: Device, state: Literal["lost", "sleeping"]) -> None:
+        """The aggregator learns that a device is gone."""
+
+    def server_went(self) -> None:
+        """The aggregator was killed; all that it had in memory is gone."""
+
+    def server_came(self) -> None:
+        """It runs again, and is connected."""
+
+
+class Links:
+    """:param present: names of the devices that are on at the start."""
+
+    def __init__(
+        self, fleet: Sequence[Device], agenda: Agenda, hooks: Hooks, *, seed: int, options: LinkOptions
+    ) -> None:
+        self.server_up = True
+        """The aggregator's process runs."""
+        self.server_linked = True
+        """It runs and is connected to a broker that runs."""
+        self._broker_up = True
+        self._server_life = 0  # of its process
+        self._server_number = 0  # of its connection
+        self._down_since = 0.0
+        self._fleet = {device.name: device for device in fleet}
+        self._agenda, self._hooks, self._options = agenda, hooks, options
+        self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
+
+    def start(self, device: Device) -> None:
+        """Power; the device connects at its first attempt."""
+        now = self._agenda.now
+        device.on, device.on_since = True, now
+        device.link_number += 1
+        device.fresh = True
+        device.down_since = now + device.times.start_s
+        if not device.cut and self._broker_up:
+            self._link_from(device, device.down_since)
+
+    def act(self, action: Action) -> None:
+        """One action of the schedule, which falls due now."""
+        self._agenda.note(self._agenda.now, "scenario", action=action.kind, target=action.target)
+        if action.target == "aggregator":
+            self._server(action.kind == "start")
+        elif action.target == "broker":
+            self._broker(action.kind == "start")
+        else:
+            self._device(self._fleet[action.target], action.kind)
+
+    def _device(self, device: Device, kind: str) -> None:
+        if kind == "start":
+            self.start(device)
+        elif kind == "mend":
+            device.cut = False
+            self._link_again(device)
+        elif kind == "cut":
+            device.cut = True
+            if device.on:
+                self._break(device, power=False)
+                self._miss(device, self._options.lost_noticed_s, "lost")
+        else:
+            device.spent.on_s += self._agenda.now - device.on_since
+            self._break(device, power=True)
+            device.on = False
+            if kind == "stop" and not device.cut:
+                self._miss(device, device.times.latency_s, "sleeping")
+            else:
+                self._miss(device, self._options.lost_noticed_s, "lost")
+
+    def _break(self, device: Device, *, power: bool) -> None:
+        device.link_number += 1
+        device.down_since = max(self._agenda.now, device.down_since)  # later for one that is still starting
+        was_linked, device.linked = device.linked, False
+        if was_linked or power:
+            self._hooks.broke(device, power=power)
+
+    def _miss(self, device: Device, after_s: float, state: Literal["lost", "sleeping"]) -> None:
+        number = device.link_number
+
+        def missed() -> None:
+            if device.link_number == number and not device.linked and self.server_linked:
+                self._hooks.missed(device, state)
+
+        self._agenda.at(self._agenda.now + after_s, missed)
+
+    def _link_again(self, device: Device) -> None:
+        """The way may be free again for a device that had a link, or would have had one."""
+        if device.on and not device.cut and self._broker_up:
+            self._link_from(device, self._attempt(device.down_since, self._agenda.now))
+
+    def _link_from(self, device: Device, first_packet_at: float) -> None:
+        latency_s = device.times.latency_s
+        heard_at = first_packet_at + device.times.connect_s
+        number = device.link_number
+
+        def link() -> None:
+            if device.link_number == number and not device.linked and self._broker_up:
+                device.linked = True
+                self._hooks.came(device, linked_at=heard_at - latency_s)
+
+        self._agenda.at(heard_at, link)
+
+    def _attempt(self, down_since: float, free_at: float) -> float:
+        """When the first attempt is made that finds the way free."""
+        at, ceiling_s = down_since, self._options.first_backoff_s
+        while True:
+            at += self._rng.uniform(0.0, ceiling_s)
+            ceiling_s = min(2 * ceiling_s, self._options.longest_backoff_s)
+            if at >= free_at:
+                return at
+
+    def _broker(self, starts: bool) -> None:
+        self._broker_up = starts
+        if starts:
+            if self.server_up:
+                self._connect_server(self._attempt(self._down_since, self._agenda.now))
+            for device in self._fleet.values():
+                self._link_again(device)
+            return
+        self._down_since = self._agenda.now
+        if self.server_linked:
+            self._agenda.note(self._down_since, "link", state="down")
+        self._unlink_server()
+        for device in self._fleet.values():
+            if device.linked:
+                self._break(device, power=False)
+
+    def _server(self, starts: bool) -> None:
+        self._server_life += 1
+        if starts:
+            starts_at = self._agenda.now + self._options.server_start_s
+            self._agenda.at(starts_at, self._server_started, self._server_life)
+            return
+        self.server_up = False
+        self._unlink_server()
+        self._hooks.server_went()
+
+    def _server_started(self, life: int) -> None:
+        if life == self._server_life:
+            self.server_up = True
+            if self._broker_up:
+                self._connect_server(self._agenda.now)
+
+    def _unlink_server(self) -> None:
+        self._server_number += 1
+        self.server_linked = False
+
+    def _connect_server(self, at: float) -> None:
+        self._server_number += 1
+        number = self._server_number
+
+        def connect() -> None:
+            if number == self._server_number and self.server_up and self._broker_up:
+                self.server_linked = True
+                self._hooks.server_came()
+
+        self._agenda.at(at, connect)

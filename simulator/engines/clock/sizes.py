@@ -1,0 +1,317 @@
+"""How many bytes each thing has that travels or is stored, before anything is trained.
+
+Messages are made by the wire's own encoder and measured. An update is predicted: the values that a device still
+shares after so many rounds (asked of the method), times the bits that the codec takes for one value of the noise
+that it is tied to (asked of the codec). Packets are counted as the links count them: whole MQTT PUBLISH packets,
+without what TCP, TLS and radio put around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.methods.base import PublicState
+from hushfleet.wire.format import codec, forms
+from hushfleet.wire.format.chunks import FRAME_OVERHEAD
+from hushfleet.wire.format.difference import encode_difference
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import (
+    MAX_DIFFERENCES,
+    Ack,
+    Ask,
+    Birth,
+    DifferenceRef,
+    Known,
+    Message,
+    Offer,
+    RoundPlan,
+    Want,
+    encode_message,
+)
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.link.interface import publish_packet_bytes
+
+_TRIAL_VALUES = 1 << 16
+_KEY = Identity.from_bytes(bytes(range(32)))
+_EPOCH = 1 << 31  # unix seconds take as many bytes
+
+
+class UpdateSizes(NamedTuple):
+    """Of one update: its blob, what a commit writes into the device's store, and offer and chunks as packets."""
+
+    blob: int
+    stored: int
+    wire: int
+
+
+class Download(NamedTuple):
+    """What brings the global model to a device.
+
+    :param differences: how many, one after the other; 0 for the whole model.
+    :param wire: packets of all chunks; :param stored: what is written into the device's store.
+    """
+
+    differences: int
+    wire: int
+    stored: int
+
+    @property
+    def blobs(self) -> int:
+        return max(1, self.differences)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes on the wire are of whole packets, bytes in a store of the content.
+
+    :param parameters: d; :param chunk_bytes: of the task.
+    :param task_blobs: package and graphs, in the order in which a device fetches them.
+    :param shared: how many values an update has after 0, 1, ... earlier ones; the last holds from then on.
+    :param bits_per_value: of a coded value.
+    :param header_bytes: of an update, all but values and public state.
+    :param name_bytes: of a device's name; all of a fleet have the same.
+    :param difference_bytes: of a difference between one global model and the next; 0 where they travel whole.
+    """
+
+    parameters: int
+    chunk_bytes: int
+    task_blobs: tuple[int, ...]
+    shared: tuple[int, ...]
+    bits_per_value: float
+    header_bytes: int
+    name_bytes: int
+    difference_bytes: int = 0
+
+    @property
+    def model_bytes(self) -> int:
+        """The global model, float32."""
+        return 4 * self.parameters
+
+    @property
+    def offered(self) -> int:
+        """How many differences there may be, as long as they are cheaper than the model."""
+        if not self.difference_bytes:
+            return 0
+        return min(MAX_DIFFERENCES, (self.model_bytes - 1) // self.difference_bytes)
+
+    def download(self, behind: int | None) -> Download:
+        """For a device whose global model is so many versions old; None for one that has none."""
+        if behind is None or behind > self.offered:
+            return Download(0, self.blob_wire_bytes(self.model_bytes, down=True), self.model_bytes)
+        wire = self.blob_wire_bytes(self.difference_bytes, down=True)
+        return Download(behind, behind * wire, behind * self.difference_bytes + self.model_bytes)
+
+    def update(self, participations: int, *, with_public: bool) -> UpdateSizes:
+        """After that many earlier updates; with the device's public state where the aggregator lacks it."""
+        key = (min(participations, len(self.shared) - 1), with_public)
+        known = self._updates.get(key)
+        if known is None:
+            known = self._updates[key] = self._update(*key)
+        return known
+
+    def _update(self, participations: int, with_public: bool) -> UpdateSizes:
+        shared = self.shared[participations]
+        after = self.shared[min(participations + 1, len(self.shared) - 1)]
+        public = self._public_bytes(shared) if with_public else 0
+        blob = self.header_bytes + round(shared * self.bits_per_value / 8) + public
+        # the update, the device's own parameters, and its mask
+        stored = blob - public + 4 * self.parameters + self._public_bytes(after)
+        return UpdateSizes(blob, stored, self.offer + self.blob_wire_bytes(blob, down=False))
+
+    @cached_property
+    def _updates(self) -> dict[tuple[int, bool], UpdateSizes]:
+        return {}
+
+    def blob_wire_bytes(self, size: int, *, down: bool) -> int:
+        """All packets of a blob in chunks, on a device's own topic or (down) on the blob's."""
+        whole, rest = divmod(size, self.chunk_bytes)
+        per_chunk = FRAME_OVERHEAD + self.chunk_bytes
+        topic = self._blob_topic if down else self._chunk_topic
+        packets = whole * publish_packet_bytes(topic, per_chunk)
+        return packets + (publish_packet_bytes(topic, FRAME_OVERHEAD + rest) if rest else 0)
+
+    def plan_wire_bytes(self, cohort: int) -> int:
+        """A round plan that names so many devices."""
+        return self._plan_fixed + cohort * self._plan_entry
+
+    def _public_bytes(self, shared: int) -> int:
+        """A mask, packed: its entropy, but never more than a bit for each parameter."""
+        share = min(max(shared / self.parameters, 1e-9), 1 - 1e-9)
+        entropy = -(share * np.log2(share) + (1 - share) * np.log2(1 - share))
+        return 16 + round(self.parameters * min(1.0, 1.05 * float(entropy)) / 8)
+
+    # messages, in whole packets
+
+    @cached_property
+    def birth(self) -> int:
+        message = Birth(self._name, 1, "training", "x" * 16, "1.0", _KEY.public_key, 1024)
+        return self._packet(self._topics.state(self._name), message)
+
+    @cached_property
+    def want(self) -> int:
+        message = Want(bytes(32), self.model_bytes, ())
+        return self._packet(self._topics.msg(self._name), message)
+
+    @cached_property
+    def offer(self) -> int:
+        message = Offer("x" * 32, 1, bytes(32), self.model_bytes)
+        return self._packet(self._topics.msg(self._name), message)
+
+    @cached_property
+    def ack(self) -> int:
+        message = Ack("x" * 32, 1, bytes(32))
+        return self._packet(self._topics.down(self._name), message)
+
+    @cached_property
+    def ask(self) -> int:
+        return self._packet(self._topics.msg(self._name), Ask(1, bytes(16)))
+
+    @cached_property
+    def known(self) -> int:
+        message = Known(_EPOCH, bytes(16), 1, True, "x" * 32, 1, "open", 1, bytes(32))
+        return self._packet(self._topics.down(self._name), message)
+
+    @cached_property
+    def _plan_fixed(self) -> int:
+        return self._plan_packet(())
+
+    @cached_property
+    def _plan_entry(self) -> int:
+        names = [f"{index:0{self.name_bytes}d}" for index in range(10)]
+        return (self._plan_packet(names) - self._plan_fixed) // len(names)
+
+    def _plan_packet(self, names: Sequence[str]) -> int:
+        message = RoundPlan(
+            task="x" * 32,
+            round=1,
+            rounds=100,
+            phase="open",
+            global_digest=bytes(32),
+            global_bytes=self.model_bytes,
+            cohort=dict.fromkeys(names, bytes(16)),
+            noise_split=1,
+            deadline_s=600.0,
+            # each further one that a cohort needs is 50 bytes more
+            differences=(DifferenceRef(bytes(8), bytes(32), self.difference_bytes),) * min(self.offered, 1),
+            epoch=_EPOCH,
+        )
+        return self._packet(self._topics.round, message)
+
+    def _packet(self, topic: str, message: Message) -> int:
+        return publish_packet_bytes(topic, len(encode_message(message, _KEY, federation=self._topics.federation)))
+
+    @property
+    def _name(self) -> str:
+        return "d" * self.name_bytes
+
+    @cached_property
+    def _topics(self) -> Topics:
+        return Topics("default")
+
+    @cached_property
+    def _blob_topic(self) -> str:
+        return self._topics.blob(bytes(32))
+
+    @cached_property
+    def _chunk_topic(self) -> str:
+        return self._topics.chunk(self._name)
+
+
+def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
+    """The sizes of a prepared task; nothing is trained for it."""
+    spec = prepared.spec
+    return Sizes(
+        parameters=spec.model.layout.size,
+        chunk_bytes=spec.wire.chunk_bytes,
+        task_blobs=(prepared.spec_ref.size, spec.model.gradient.size, spec.model.inference.size),
+        shared=_shared_values(prepared),
+        bits_per_value=_bits_per_value(prepared),
+        header_bytes=_header_bytes(prepared, name_bytes),
+        name_bytes=name_bytes,
+        difference_bytes=_difference_bytes(prepared),
+    )
+
+
+def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
+    """Asked of the method for the first, the middle and the last round, and interpolated in between."""
+    method, rounds = prepared.method, prepared.spec.rounds
+    size = prepared.spec.model.layout.size
+    sent = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    nothing = np.zeros(size, dtype=bool)
+    asked = sorted({0, rounds // 2, rounds})
+    counts = [size]
+    for participations in asked[1:]:
+        after = method.advance_public(PublicState(nothing, participations - 1), sent)
+        counts.append(size - int(np.count_nonzero(after.mask)))
+    return tuple(int(value) for value in np.rint(np.interp(range(rounds + 1), asked, counts)))
+
+
+def _bits_per_value(prepared: PreparedTask) -> float:
+    """The codec's own size of Gaussian values: noise hides the signal, and steps are tied to it."""
+    wire = prepared.spec.wire
+    if wire.codec != "quantized":
+        return {"one-bit": 1.0, "float16": 16.0, "float32": 32.0}[wire.codec]
+    values = _trial_values(prepared)
+    step = wire.step if _noised(prepared) else wire.relative_step
+    coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=bytes(16))
+    return 8 * len(coded) / values.size
+
+
+def _difference_bytes(prepared: PreparedTask) -> int:
+    """Likewise, as if every parameter changed: too much where all devices keep a layer for themselves."""
+    wire, layout = prepared.task.wire, prepared.spec.model.layout
+    if wire.downlink == "full":
+        return 0
+    values = _trial_values(prepared)
+    step = wire.downlink_step if _noised(prepared) else wire.relative_step
+    coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=None)
+    layers = len(layout.layers)
+    still = np.zeros(layers, np.float32)
+    header = encode_difference(
+        still, still, task=prepared.spec.task, round=1, counts=[1] * layers, steps=[step] * layers
+    ).data
+    return len(header) + round(len(coded) * layout.size / values.size)
+
+
+def _noised(prepared: PreparedTask) -> bool:
+    """Whether updates carry noise that steps are tied to."""
+    return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.clips
+
+
+def _trial_values(prepared: PreparedTask) -> np.ndarray:
+    """A small network's share of the code table counts, so no more values than it has."""
+    count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
+    return np.random.default_rng(0).standard_normal(count).astype(np.float32)
+
+
+def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
+    layers = len(prepared.spec.model.layout.layers)
+    form = prepared.spec.wire.codec
+    header = UpdateHeader(
+        task=prepared.spec.task,
+        round=1,
+        device="d" * name_bytes,
+        codec=form,
+        value_count=layers,
+        steps=(1.0,) * layers if form in forms.STEPPED else (),
+        noise_stds=(1.0,) * layers,
+        clip_norms=(1.0,) * layers,
+        public_digest=bytes(16),
+        rounds_charged=1,
+        epsilon_server=1.0,
+        multiplier_server=1.0,
+        noise_split=1,
+    )
+    values, counts = np.zeros(layers, np.float32), [1] * layers
+    whole = encode_update(header, values, counts=counts, identity=_KEY).data
+    coded = forms.encode(
+        form, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=np.empty_like(values)
+    )
+    return len(whole) - len(coded)

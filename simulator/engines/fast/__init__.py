@@ -1,0 +1,1 @@
+"""The fast engine: worker processes, one device after the other in each."""

@@ -1,0 +1,138 @@
+"""The fast engine: the same fleet without a network, without processes of its own per device.
+
+Devices are `Trainer` and the server is `RoundEngine`: method, codec, ledger
+and round are the field's own code. Only MQTT, and the waiting, are left out. With the same seed it ends in
+the same global model as the live engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.observe.round_events import run_fields, update_fields
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
+from hushfleet.simulator.engines.fast.runtimes import AT_ONCE
+from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.vmap.jobs import train_at_once
+from hushfleet.simulator.run_folder import Simulation
+from hushfleet.wire.format.messages import RoundPlan
+
+ALL_SPENT = "every device has spent its privacy budget"
+
+
+def run_rounds(
+    simulation: Simulation,
+    workers: Crew,
+    events: EventLog,
+    *,
+    runtime: str = "onnx",
+    evaluate_every: int = 1,
+    evaluate_last: int = 1,
+) -> None:
+    """Runs the task's rounds to the end, or on from where an interrupted run stopped.
+
+    A device may decline a round, and the fleet goes on; once every device has spent its privacy budget, the run is at
+    its end. Raises `HushfleetError` where a whole cohort declines for another reason.
+
+    :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
+    """
+    names = [device.name for device in simulation.fleet.devices]
+    with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
+        engine = RoundEngine(store, simulation.prepared)
+        events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
+        for device in simulation.fleet.devices:
+            events.write("presence", device=device.name, state="ready", board=device.board)
+        spent = all_have_spent(store, names)
+        while not engine.finished and not spent:
+            plan = engine.plan or engine.open_round(names)
+            events.write("round_open", round=plan.round, cohort=sorted(plan.cohort))
+            for answer in train_cohort(
+                simulation,
+                workers,
+                plan,
+                plan.cohort,
+                runtime=runtime,
+                evaluate_every=evaluate_every,
+                evaluate_last=evaluate_last,
+            ):
+                deliver(answer, engine, plan, events)
+            check_participation(engine, plan)
+            summary = engine.close()
+            events.write("round_close", **summary.to_dict())
+            spent = summary.participants == 0 and all_have_spent(store, names)
+    events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
+
+
+def check_participation(engine: RoundEngine, plan: RoundPlan) -> None:
+    """Raises `HushfleetError` for an open round that a whole cohort declined, unless budgets are why."""
+    why = [(code, reason) for _, _, code, reason in engine.store.declines(plan.round) if code != "budget"]
+    if not engine.accepted and why:
+        code, reason = why[0]
+        raise HushfleetError(f"round {plan.round}: no device takes part ({code}), since {reason}")
+
+
+def all_have_spent(store: AggregatorStore, devices: Collection[str]) -> bool:
+    """Whether the last that was heard of each device is that its privacy budget does not allow another round."""
+    refused = {device: round for round, device, code, _ in store.declines() if code == "budget"}
+    if not refused:
+        return False
+    sent = {charge.device: charge.round for charge in store.charges()}
+    return all(refused.get(device, 0) > sent.get(device, 0) for device in devices)
+
+
+def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
+    """Hands an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
+    engine.store.add_device(answer.device, public_key=answer.public_key)
+    if answer.refusal is not None:
+        events.write("decline", **hear_decline(answer, engine, plan))
+        return
+    verdict = engine.accept(answer.device, answer.update)
+    if not verdict.acknowledged:
+        raise HushfleetError(
+            f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
+        )
+    fields = update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(answer.update))
+    events.write("update", **fields)
+
+
+def hear_decline(answer: Answer, engine: RoundEngine, plan: RoundPlan) -> dict[str, Any]:
+    """Tells the aggregator that a device declines; gives the fields of its `decline` event."""
+    code, reason = answer.refusal
+    engine.decline(answer.device, code, reason, round=plan.round)
+    return {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
+
+
+def train_cohort(
+    simulation: Simulation,
+    workers: Crew,
+    plan: RoundPlan,
+    devices: Collection[str],
+    *,
+    runtime: str = "onnx",
+    evaluate_every: int = 1,
+    evaluate_last: int = 1,
+) -> Iterator[Answer]:
+    """Trains `devices` of the plan's cohort; their answers come in the fleet's order."""
+    jobs = [
+        Job(
+            path=simulation.folder.path,
+            runtime=runtime,
+            device=device.name,
+            index=device.index,
+            seed=simulation.seed,
+            plan=plan,
+            evaluate=plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0,
+            epsilon_limit=device.epsilon_limit,
+            preference=device.preference,
+        )
+        for device in simulation.fleet.devices
+        if device.name in devices
+    ]
+    if runtime == AT_ONCE:
+        return train_at_once(jobs, workers)
+    return workers.map(train, jobs)

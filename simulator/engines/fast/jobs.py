@@ -1,0 +1,145 @@
+"""One device's part of a round, in a worker: the same `Trainer` as on a board, on its files in the run folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.refusals import Declined, Refusal, refusal_of
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.errors import PrivacyError
+from hushfleet.simulator.engines.fast.job_files import JobFiles
+from hushfleet.simulator.engines.fast.runtimes import make_optimizer
+from hushfleet.simulator.engines.fast.worker_context import Bench, bench
+from hushfleet.simulator.run_folder import RunFolder
+from hushfleet.training.local_round import Trained
+from hushfleet.wire.format.messages import RoundPlan
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker must know; all else is in the run folder.
+
+    :param evaluate: whether the device's own model is tested after training.
+    :param epsilon_limit: what the device allows against the server, at the task's delta.
+    :param preference: how many times the standard noise it adds, where the method allows it.
+    """
+
+    path: Path
+    runtime: str
+    device: str
+    index: int
+    seed: int
+    plan: RoundPlan
+    evaluate: bool
+    epsilon_limit: float = math.inf
+    preference: float = 1.0
+
+    @property
+    def files(self) -> JobFiles:
+        folder = RunFolder(self.path)
+        device = folder.device(self.device)
+        tests = (folder.common_test, device.local_test) if self.evaluate else ()
+        inputs = (*folder.task_files, device.train, folder.global_model(self.plan.round - 1), *tests)
+        return JobFiles(inputs, (device.store,), (device.metrics,))
+
+
+@dataclass(frozen=True)
+class TrainedJob:
+    """The same for a device that was trained elsewhere."""
+
+    job: Job
+    trained: Trained
+
+    @property
+    def path(self) -> Path:
+        return self.job.path
+
+    @property
+    def files(self) -> JobFiles:
+        return self.job.files
+
+
+class Answer(NamedTuple):
+    """What a device sends.
+
+    :param update: empty where it declines the round.
+    :param refusal: why it declines.
+    """
+
+    device: str
+    public_key: bytes
+    update: bytes
+    refusal: Refusal | None = None
+
+
+# What a device may say about a round. Anything else is a fault of this program, and ends the run.
+REFUSALS = (PrivacyError, Declined)
+
+
+def train(job: Job) -> Answer:
+    """Trains and commits; a round that the device has committed before is answered as it was then."""
+    files = bench(job.path, job.runtime)
+    with device_of(job, files) as trainer:
+        try:
+            entry = trainer.run_round(job.plan, files.global_params(job.plan))
+        except REFUSALS as error:
+            return declined(job, trainer, error)
+        return Answer(job.device, trainer.store.identity.public_key, entry.data)
+
+
+def commit(done: TrainedJob) -> Answer:
+    """The rest of a round: clip, noise, encode, store."""
+    job = done.job
+    files = bench(job.path, job.runtime)
+    with device_of(job, files) as trainer:
+        try:
+            entry = trainer.commit(job.plan, done.trained)
+        except REFUSALS as error:
+            return declined(job, trainer, error)
+        return Answer(job.device, trainer.store.identity.public_key, entry.data)
+
+
+def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
+    return Answer(job.device, trainer.store.identity.public_key, b"", refusal_of(error))
+
+
+@contextmanager
+def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
+    """The device with its store open."""
+    folder = RunFolder(job.path).device(job.device)
+    tests = (files.folder.common_test, folder.local_test) if job.evaluate else (None, None)
+    metrics = MetricsFile(folder.metrics, *tests)
+    delta, accountant = files.spec.privacy.delta, files.spec.privacy.accountant
+    began = time.monotonic()
+    with DeviceStore(folder.store, device=job.device, durable=False) as store:
+
+        def observe(trained: TrainedRound) -> None:
+            spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
+            metrics.write(trained, files, epsilon_server=spent, train_s=time.monotonic() - began)
+
+        yield Trainer(
+            device=job.device,
+            store=store,
+            spec=files.spec,
+            gradient=files.gradient,
+            logits_of=files.inference,
+            samples=lambda: files.train(job.device),
+            randomness=SeededRandomness(job.seed, job.index),
+            limits=LimitsSection(
+                epsilon_server=job.epsilon_limit,
+                delta=delta,
+                noise_preference=job.preference,
+                accounting=files.spec.privacy.accounting,  # simulated data have no owner
+            ),
+            observer=observe,
+            make_optimizer=make_optimizer,
+        )

@@ -1,0 +1,86 @@
+"""The honest baseline: the same network, trained by each device alone.
+
+Each device starts from the run's first global model and trains as many epochs as it would over all rounds,
+with the same optimizer, without noise, without anybody. That is what it would have without a federation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.methods.fedavg import FedAvg
+from hushfleet.model.evaluation import evaluate
+from hushfleet.simulator.engines.fast.job_files import JobFiles
+from hushfleet.simulator.engines.fast.runtimes import make_optimizer
+from hushfleet.simulator.engines.fast.worker_context import bench
+from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.run_folder import RunFolder, Simulation
+from hushfleet.training.batches import Recipe
+from hushfleet.training.local_round import train_locally
+
+
+class Alone(NamedTuple):
+    """One device after training alone: accuracies in 0..1 on the common and on its own test images."""
+
+    device: str
+    accuracy_common: float
+    accuracy_local: float
+
+
+@dataclass(frozen=True)
+class _Job:
+    path: Path
+    runtime: str
+    device: str
+    index: int
+    seed: int
+    initial: np.ndarray
+
+    @property
+    def files(self) -> JobFiles:
+        folder = RunFolder(self.path)
+        device = folder.device(self.device)
+        return JobFiles((*folder.task_files, device.train, folder.common_test, device.local_test))
+
+
+def train_alone(simulation: Simulation, workers: Crew, *, runtime: str = "onnx") -> Iterator[Alone]:
+    """Trains every device alone; yields them in the fleet's order as they become ready."""
+    path, initial = simulation.folder.path, simulation.prepared.initial
+    return workers.map(
+        _train_one,
+        [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices],
+    )
+
+
+def _train_one(job: _Job) -> Alone:
+    files = bench(job.path, job.runtime)
+    spec = files.spec
+    layout = spec.model.layout
+    plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
+    # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
+    alone = FedAvg(files.method.config, plain, layout, rounds=spec.rounds)
+    state, params = alone.init_state(), job.initial
+    randomness = SeededRandomness(job.seed, job.index)
+    for round in range(1, spec.rounds + 1):
+        params, _ = train_locally(
+            alone,
+            state,
+            params,
+            files.gradient,
+            files.train(job.device),
+            recipe=Recipe(spec.model.dropout, spec.augment),
+            rng=randomness.order(round),
+            make_optimizer=make_optimizer,
+        )
+    return Alone(
+        job.device,
+        evaluate(files.inference, params, files.common_test).accuracy,
+        evaluate(files.inference, params, files.local_test(job.device)).accuracy,
+    )

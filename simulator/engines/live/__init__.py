@@ -1,0 +1,1 @@
+"""The live engine: a real broker, real processes, boards and links emulated."""

@@ -1,0 +1,156 @@
+"""What of a board is emulated on this machine, and how far that can be trusted.
+
+All figures are the profile's, whose numbers are sourced or marked as estimates (`firmware_profiles`). No board was at
+hand: nothing here was compared with one.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hushfleet.errors import HushfleetError
+from hushfleet.firmware_profiles import Board
+from hushfleet.simulator.engines.live.link_model import LinkConditions
+from hushfleet.simulator.engines.live.memory_limit import ONE_ARENA, client_memory
+
+REFERENCE_GFLOP_S = 96.0
+"""One core of `generic-x86` at float32, which `relative_cpu_speed` is measured in: 32 operations a cycle at 3 GHz."""
+
+SERVICE_MEMORY = 0.8
+"""The share of a board's memory at which systemd kills the client (MemoryMax in its unit)."""
+
+_SIZE = 512
+_TIMES = 15
+# In a process of its own, because this one's libraries have their threads already.
+_PRODUCTS = f"""
+import time
+import numpy as np
+a = np.random.default_rng(0).random(({_SIZE}, {_SIZE}), dtype=np.float32)
+out = np.empty_like(a)
+np.matmul(a, a, out=out)
+for _ in range({_TIMES}):
+    began = time.thread_time()
+    np.matmul(a, a, out=out)
+    print(time.thread_time() - began)
+"""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A board, as this machine plays it.
+
+    :param slowdown: work takes this many times its CPU time here; at least 1.
+    :param memory_mib: what the client's process may take there, `SERVICE_MEMORY` of the board's.
+    :param write_mb_s: of its storage, 10^6 bytes a second.
+    :param too_fast: the board is faster than this machine, which cannot be emulated: `slowdown` is 1 instead of less.
+    """
+
+    slowdown: float
+    memory_mib: int
+    write_mb_s: float
+    link: LinkConditions
+    too_fast: bool = False
+
+
+def emulation_of(board: Board, *, machine_speed: float) -> Emulation:
+    """:param machine_speed: one core of this machine, in cores of `generic-x86`.
+
+    Profiles state no jitter, stalls or resets, so the link has none.
+    """
+    slowdown = machine_speed / float(board.relative_cpu_speed)
+    return Emulation(
+        slowdown=max(1.0, slowdown),
+        memory_mib=int(SERVICE_MEMORY * float(board.memory_mib)),
+        write_mb_s=float(board.storage_write_mb_s),
+        link=LinkConditions(
+            down_mbit_s=float(board.network_down_mbit_s),
+            up_mbit_s=float(board.network_up_mbit_s),
+            latency_ms=float(board.network_latency_ms),
+        ),
+        too_fast=slowdown < 1.0,
+    )
+
+
+@cache
+def machine_speed() -> float:
+    """One core of this machine at float32 matrix products, in cores of `generic-x86`; measured once a process.
+
+    Raises `HushfleetError` if it cannot be measured.
+    """
+    environment = {**os.environ, **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
+    measured = subprocess.run(
+        [sys.executable, "-c", _PRODUCTS], env=environment, capture_output=True, text=True, check=False
+    )
+    if measured.returncode:
+        raise HushfleetError(f"the speed of this machine could not be measured: {measured.stderr[-300:]}")
+    seconds = statistics.median(float(line) for line in measured.stdout.split())
+    return 2 * _SIZE**3 / seconds / 1e9 / REFERENCE_GFLOP_S
+
+
+def shown(boards: Iterable[Board], *, machine_speed: float) -> list[str]:
+    """For the person who starts a run: what of each board is emulated, and how."""
+    lines = [
+        f"one core of this machine: {machine_speed:.2f} of generic-x86's {REFERENCE_GFLOP_S:g} GFLOP/s (measured); "
+        "boards are emulated with one core each"
+    ]
+    for board in sorted(set(boards), key=lambda board: board.name):
+        emulation = emulation_of(board, machine_speed=machine_speed)
+        speed = (
+            "faster than this machine, which cannot be emulated: at full speed"
+            if emulation.too_fast
+            else f"work stretched {emulation.slowdown:.1f} times"
+        )
+        link = emulation.link
+        lines.append(
+            f"{board.name}: {speed}, {emulation.memory_mib} MiB, writes {emulation.write_mb_s:g} MB/s, "
+            f"link {link.down_mbit_s:g}/{link.up_mbit_s:g} Mbit/s and {link.latency_ms:g} ms each way"
+        )
+    return [*lines, *means()]
+
+
+def means() -> list[str]:
+    """By what each property is emulated, and what this machine would offer besides."""
+    memory = client_memory()
+    limit = (
+        f"memory: RLIMIT_AS, {memory.overhead_mib} MiB above the figure, which is what a client's address space takes "
+        f"beyond its memory (measured; {ONE_ARENA} in its environment)"
+        if memory is not None
+        else "memory: not limited, which takes Linux"
+    )
+    return [
+        "speed and storage: modelled, the client waits as long as the board would take; start-up and the network "
+        "thread run at full speed",
+        limit,
+        "network: a TCP proxy on loopback with the profile's rates and latency; profiles state no jitter, stalls or "
+        "resets",
+        f"needs root, not used: {_cgroups()}",
+    ]
+
+
+def _cgroups() -> str:
+    found = []
+    for name in ("memory", "cpu"):
+        where = _cgroup_folder(name)
+        if where is None:
+            found.append(f"{name} cgroup (there is none)")
+        else:
+            found.append(f"{name} cgroup ({'writable' if os.access(where, os.W_OK) else 'not writable'} here)")
+    return ", ".join(found)
+
+
+def _cgroup_folder(controller: str, root: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """Where groups with this controller can be made: version 1, or 2 with the controller switched on."""
+    try:
+        unified = controller in (root / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        unified = False
+    if unified:
+        return root
+    return root / controller if (root / controller).is_dir() else None

@@ -1,0 +1,384 @@
+"""The live engine: a real broker, a real aggregator and real client processes, on this machine.
+
+Every process writes its log into the run folder. Nothing here knows the protocol: the aggregator ends when
+the task is finished, the clients end when they have nothing left to send, and this watches them.
+
+With `emulate` each client is as slow as its board, has the board's memory, and meets the broker over the board's link
+(`hushfleet.simulator.engines.live.emulation`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hushfleet.aggregator.broker.child import dies_with_parent
+from hushfleet.aggregator.broker.process import Broker, BrokerKind, start_broker
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.firmware_profiles import Board, load_board
+from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown
+from hushfleet.simulator.engines.live.memory_limit import ARENAS, address_space_bytes, client_memory, limited
+from hushfleet.simulator.engines.live.network import EmulatedNetwork, LinkConditions
+from hushfleet.simulator.engines.live.tls import AGGREGATOR, FleetTls
+from hushfleet.simulator.fleet import SimulatedDevice
+from hushfleet.simulator.run_folder import DeviceFolder, Simulation
+
+FEDERATION = "default"
+STOP_TIMEOUT_S = 10.0
+RECONNECT_S = 0.5
+_TICK_S = 0.2
+_LOG_TAIL_LINES = 8
+_COMMAND = (sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()", "aggregator")
+
+_log = logging.getLogger("hushfleet.simulator")
+
+
+class LiveFleet:
+    """The processes of one live run.
+
+    :param broker_kind: `auto`, `mosquitto` or `amqtt`.
+    :param restarts: how often a process that dies unexpectedly is started again, each.
+    :param client: what starts a client, before the name of its DEVICE.toml; likewise `aggregator`, before its options.
+    :param emulate: each device behaves like its board.
+    :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
+    :param boards: of devices, instead of the profiles that the fleet names: for a fleet with an uplink behind it.
+    :param links: of devices, instead of their boards' links.
+    :param absent: devices that are not started at the beginning.
+    :param write_mb_s: of devices with a slow disk, 10^6 bytes a second, with or without `emulate`.
+    :param memory_mib: of devices short of memory: what the process may take, instead of the board's.
+    :param tls: certificates of all; needs Mosquitto.
+
+    A process whose name is in `expected_down` is meant to be down: `check` leaves it alone.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        *,
+        broker_kind: BrokerKind = "auto",
+        restarts: int = 0,
+        client: Sequence[str] = (sys.executable, "-m", "edge_client"),
+        aggregator: Sequence[str] = _COMMAND,
+        emulate: bool = False,
+        proxied: bool = False,
+        boards: Mapping[str, Board] | None = None,
+        links: Mapping[str, LinkConditions] | None = None,
+        absent: Collection[str] = (),
+        write_mb_s: Mapping[str, float] | None = None,
+        memory_mib: Mapping[str, int] | None = None,
+        tls: FleetTls | None = None,
+    ) -> None:
+        self.simulation = simulation
+        self.client = tuple(client)
+        self.aggregator = tuple(aggregator)
+        self.broker_kind: BrokerKind = broker_kind
+        self.restarts = restarts
+        self.broker: Broker | None = None
+        self.network: EmulatedNetwork | None = None
+        self.expected_down: set[str] = set(absent)
+        self._tls = tls
+        self._proxied = emulate or proxied
+        self.boards = {device.name: load_board(device.board) for device in self.devices} | dict(boards or {})
+        self._links = dict(links or {})
+        self._write_mb_s = dict(write_mb_s or {})
+        self._memory_mib = dict(memory_mib or {})
+        self._emulations: dict[str, Emulation] = {}
+        if emulate:
+            speed = machine_speed()
+            self._emulations = {n: emulation_of(board, machine_speed=speed) for n, board in self.boards.items()}
+        self._ports: dict[str, int] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarted: dict[str, int] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[LiveFleet]:
+        """Starts broker, aggregator and clients; whatever happens, all of them are stopped afterwards."""
+        folder = self.simulation.folder.path / "broker"
+        try:
+            with ExitStack() as stack:
+                self.broker = stack.enter_context(self._start_broker(folder))
+                if self._proxied:
+                    self._lay_cables(stack, self.broker)
+                self.start_aggregator()
+                for device in self.devices:
+                    if device.name not in self.expected_down:
+                        self.start_device(device.name)
+                yield self
+                self._stop_processes()
+        finally:
+            self._stop_processes()
+            self.broker = self.network = None
+
+    def _start_broker(self, folder: Path) -> Broker:
+        return start_broker(self.broker_kind, data_dir=folder, tls=self._tls.broker if self._tls else None)
+
+    def _lay_cables(self, stack: ExitStack, broker: Broker) -> None:
+        self.network = stack.enter_context(EmulatedNetwork(broker.host, broker.port))
+        for device in self.devices:
+            emulation = self._emulations.get(device.name)
+            link = self._links.get(device.name) or (emulation.link if emulation else LinkConditions())
+            self._ports[device.name] = self.network.add(device.name, link, seed=self.simulation.seed)
+
+    def shown(self) -> list[str]:
+        """What is emulated, and how, in words; nothing where nothing is."""
+        return shown(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
+
+    @property
+    def devices(self) -> tuple[SimulatedDevice, ...]:
+        return self.simulation.fleet.devices
+
+    @property
+    def identity(self) -> Path:
+        """The file of the aggregator's key."""
+        return self.simulation.folder.path / "aggregator.key"
+
+    @property
+    def finished(self) -> bool:
+        """The aggregator has ended well: every round is closed."""
+        return "aggregator" not in self.expected_down and self._exit_status("aggregator") == 0
+
+    def start_aggregator(self) -> None:
+        folder = self.simulation.folder
+        command = [
+            *self.aggregator,
+            str(folder.task),
+            "--broker",
+            self._broker_url,
+            "--out",
+            str(folder.aggregator),
+            "--identity",
+            str(self.identity),
+            "--run-id",
+            f"seed{self.simulation.seed}",
+            "--devices",
+            str(self._known_devices()),
+            "--resume",
+        ]
+        if self.simulation.data_dir:
+            command += ["--data-dir", str(self.simulation.data_dir)]
+        for key, path in (self._tls.files(AGGREGATOR) if self._tls else {}).items():
+            command += [f"--{key.replace('_', '-')}", path]
+        self._start(
+            "aggregator",
+            command,
+            folder.path / "aggregator.log",
+        )
+
+    def _known_devices(self) -> Path:
+        """The list of the fleet, as an operator would keep it; the aggregator pins the first key of each."""
+        path = self.simulation.folder.path / "devices.toml"
+        path.write_text("[devices]\n" + "".join(f'"{device.name}" = "certificate"\n' for device in self.devices))
+        return path
+
+    def start_device(self, name: str) -> None:
+        files = self.simulation.folder.device(name)
+        config = files.path / "device.toml"
+        config.write_text(self.device_config(name))
+        command = [*self.client, str(config)]
+        memory_mib = self._memory_mib.get(name) or (
+            self._emulations[name].memory_mib if name in self._emulations else None
+        )
+        memory = client_memory() if memory_mib else None
+        if memory_mib is None or memory is None:
+            self._start(name, command, files.log)
+        else:
+            self._start(name, limited(command, address_space_bytes(memory_mib, memory)), files.log, **ARENAS)
+
+    def device_config(self, name: str) -> str:
+        """The text of its DEVICE.toml."""
+        (device,) = [d for d in self.devices if d.name == name]
+        emulation = self._emulations.get(name)
+        scheme = "mqtts" if self._tls else "mqtt"
+        return device_toml(
+            device,
+            self.simulation.folder.device(name),
+            self.simulation,
+            broker_url=f"{scheme}://127.0.0.1:{self._ports[name]}" if self.network else self._broker_url,
+            slowdown=emulation.slowdown if emulation else 1.0,
+            write_mb_s=self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None),
+            memory_mib=self._memory_mib.get(name, 0),
+            tls=self._tls,
+        )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to `broker`, `aggregator` or a device, without a goodbye. It is revived, unless expected down."""
+        if name == "broker":
+            self._running_broker.kill()
+        elif name in self._processes:
+            self._processes[name].kill()
+            self._processes[name].wait()
+
+    def stop(self, name: str) -> None:
+        """Asks it to end (SIGTERM), and does not wait: a client first ends its batch. It is expected down then."""
+        self.expected_down.add(name)
+        if name == "broker":
+            self._running_broker.stop()
+        elif self.is_running(name):
+            self._processes[name].terminate()
+
+    def cut(self, device: str) -> None:
+        """Pulls the device's network cable; its process lives on. Raises `BadInput` where there is no network."""
+        self._cabled.cut(device)
+
+    def mend(self, device: str) -> None:
+        """Puts the cable back."""
+        self._cabled.mend(device)
+
+    def start_again(self, name: str) -> None:
+        """What was killed or has ended, or was absent; the broker comes back on its port, remembering nothing."""
+        self.expected_down.discard(name)
+        if name == "broker":
+            self._running_broker.restart()
+        elif name == "aggregator":
+            self.start_aggregator()
+        else:
+            self.start_device(name)
+
+    def is_running(self, name: str) -> bool:
+        if name == "broker":
+            return self.broker is not None and self.broker.is_running
+        return name in self._processes and self._processes[name].poll() is None
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def check(self) -> None:
+        """Restarts what died unexpectedly, or raises `HushfleetError` with the end of its log."""
+        if not self.is_running("broker") and "broker" not in self.expected_down:
+            self._revive("broker", "ended")
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status not in (None, 0) and name not in self.expected_down:
+                self._revive(name, f"ended with status {status}")
+
+    def _revive(self, name: str, what: str) -> None:
+        if self._restarted.get(name, 0) >= self.restarts:
+            log = self._log_of(name)
+            if name in self._memory_mib:  # dying is what it was given so little memory for
+                _log.warning("%s %s again and is given up; see %s", name, what, log)
+                self.expected_down.add(name)
+                return
+            raise HushfleetError(f"the process of {name} {what}; the end of {log}:\n{_tail(log)}")
+        self._restarted[name] = self._restarted.get(name, 0) + 1
+        self.start_again(name)
+
+    def wait(self) -> None:
+        """Returns when the task is finished and the clients have ended, restarting what dies meanwhile."""
+        while not self.finished:
+            self.check()
+            time.sleep(_TICK_S)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while time.monotonic() < deadline and any(self.is_running(device.name) for device in self.devices):
+            time.sleep(_TICK_S)
+
+    @property
+    def _running_broker(self) -> Broker:
+        if self.broker is None:
+            raise HushfleetError("the broker is not running")
+        return self.broker
+
+    @property
+    def _cabled(self) -> EmulatedNetwork:
+        if self.network is None:
+            raise BadInput("the devices have no cables to cut: start the fleet with emulate or proxied")
+        return self.network
+
+    @property
+    def _broker_url(self) -> str:
+        return self._running_broker.url
+
+    def _exit_status(self, name: str) -> int | None:
+        return self._processes[name].poll() if name in self._processes else None
+
+    def _log_of(self, name: str) -> Path:
+        if name == "broker":
+            return self._running_broker.log_path
+        folder = self.simulation.folder
+        return folder.path / "aggregator.log" if name == "aggregator" else folder.device(name).log
+
+    def _start(self, name: str, command: list[str], log: Path, **variables: str) -> None:
+        # One thread each: the processes share the machine's cores.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
+        with log.open("ab") as output:
+            self._processes[name] = subprocess.Popen(
+                dies_with_parent(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            )
+
+    def _stop_processes(self) -> None:
+        running = [process for process in self._processes.values() if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def device_toml(
+    device: SimulatedDevice,
+    files: DeviceFolder,
+    simulation: Simulation,
+    *,
+    broker_url: str,
+    slowdown: float = 1.0,
+    write_mb_s: float | None = None,
+    memory_mib: int = 0,
+    tls: FleetTls | None = None,
+) -> str:
+    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices, and
+    they take its accounting: simulated data have no owner.
+
+    :param slowdown: see `hushfleet.edge_client.board.config.SimulationSection`, likewise `write_mb_s`.
+    :param memory_mib: for training; 0: the board's share.
+    """
+    text = json.dumps  # a JSON string is a TOML string
+    certificates = "".join(f"{key} = {text(path)}\n" for key, path in (tls.files(device.name) if tls else {}).items())
+    slow_disk = "" if write_mb_s is None else f"write_mb_s = {write_mb_s!r}\n"
+    return f"""# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.
+[device]
+id = {text(device.name)}
+federation = {text(FEDERATION)}
+state_dir = {text(str(files.path.resolve()))}
+board = {text(device.board)}
+
+[broker]
+url = {text(broker_url)}
+{certificates}
+[data]
+kind = "arrays"
+path = {text(str(files.train.resolve()))}
+
+[limits]
+epsilon_server = {device.epsilon_limit!r}
+delta = {simulation.prepared.spec.privacy.delta!r}
+memory_mib = {memory_mib}
+noise_preference = {device.preference!r}
+accounting = {text(simulation.prepared.spec.privacy.accounting)}
+
+[simulation]
+seed = {simulation.seed}
+index = {device.index}
+common_test = {text(str(simulation.folder.common_test.resolve()))}
+local_test = {text(str(files.local_test.resolve()))}
+metrics = {text(str(files.metrics.resolve()))}
+reconnect_s = {RECONNECT_S}
+slowdown = {slowdown!r}
+{slow_disk}"""
+
+
+def _tail(log: Path) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+    except OSError:
+        return "(no log was written)"

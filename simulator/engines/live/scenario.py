@@ -1,0 +1,178 @@
+"""Makes the scenario happen to a live fleet: kills, stops, starts, cuts and mends its parts when their time comes.
+
+It learns of rounds as anybody can, from the run's event log, and writes what it does to `scenario.jsonl` in the run
+folder, so that a run can be explained afterwards: `{"at", "event": "scenario", "action", "target"}`, where `action`
+is one of `Kind`, or `not-played` with a `reason`. It works in the thread that waits for the
+fleet, since a process dies with the thread that started it.
+
+When the task is finished nothing more goes wrong: the server's processes and the networks are restored at once, so
+that all can say goodbye, and devices that are down stay so.
+
+A resumed run plays what belongs to the open round and to later ones; its seconds count anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hushfleet.aggregator.observe.events import EventLog, EventTail, read_events
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.schedule import Action, Playback, Schedule, Window
+
+_TICK_S = 0.1
+_BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
+
+
+class Director:
+    """Follows a schedule through one live run. Made before the fleet starts: it looks where the run stands.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, simulation: Simulation, schedule: Schedule, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._log = simulation.folder.scenario
+        self._events = EventTail(simulation.folder.events)
+        history = self._events.read()
+        self._opened = _last(history, "round_open")
+        self._first_round = 1 + _last(history, "round_close")
+        self._is_resumed = bool(history)
+        self._playback = Playback(schedule, first_round=self._first_round)
+        self._began: float | None = None
+        self._is_over = False
+        self._down = set(self._playback.absent)
+        self._cut: set[str] = set()
+        self._to_start: list[str] = []
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Devices that the fleet must not start at its beginning."""
+        return self._playback.absent
+
+    @property
+    def note(self) -> str | None:
+        """For the person who resumes a run: what of the scenario is played. None in a new run."""
+        if not self._is_resumed:
+            return None
+        left_out = len(self._playback.left_out)
+        return f"the scenario goes on in round {self._first_round}, and its seconds count anew from now" + (
+            f"; what belongs to earlier rounds is left out ({left_out} events)" if left_out else ""
+        )
+
+    def direct(self, fleet: LiveFleet) -> None:
+        """Returns when the task is finished and the clients have ended. Raises as `LiveFleet.check` does."""
+        while not fleet.finished:
+            self.tick(fleet)
+            fleet.check()
+            time.sleep(_TICK_S)
+        self.end(fleet)
+        fleet.wait()
+
+    def tick(self, fleet: LiveFleet) -> None:
+        """Does what is due. The first call is the run's start."""
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+            self._playback.round_opened(self._opened, 0.0)
+            self._note_what_came_back()
+            self._note_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
+        now_s = now - self._began
+        for event in self._events.read():
+            if event.get("event") == "round_open":
+                self._playback.round_opened(event["round"], now_s)
+            elif event.get("event") == "finished":
+                self._is_over = True
+        if self._is_over:
+            self._restore(fleet)
+            return
+        for name in [name for name in self._to_start if not fleet.is_running(name)]:
+            self._to_start.remove(name)
+            self._start(fleet, name)
+        for action in self._playback.due(now_s):
+            self._do(fleet, action)
+
+    def end(self, fleet: LiveFleet) -> None:
+        """The task is finished: restores the networks, and writes down what of the scenario never happened."""
+        self._is_over = True
+        self._restore(fleet)
+        self._note_unplayed(self._playback.unplayed, "the run was over before")
+
+    def _do(self, fleet: LiveFleet, action: Action) -> None:
+        _, kind, name = action
+        if kind == "start":
+            # Two processes must never share a store, and a device that was told to stop first finishes its batch.
+            if fleet.is_running(name):
+                self._to_start.append(name)
+            else:
+                self._start(fleet, name)
+        elif kind == "mend":
+            self._mend(fleet, name)
+        elif kind == "cut":
+            self._note(kind, name)
+            self._cut.add(name)
+            fleet.cut(name)
+        else:
+            self._note(kind, name)
+            self._take_down(fleet, kind, name)
+
+    def _take_down(self, fleet: LiveFleet, kind: str, name: str) -> None:
+        if name in self._to_start:
+            self._to_start.remove(name)
+        self._down.add(name)
+        fleet.expected_down.add(name)
+        if kind == "kill":
+            fleet.kill(name)
+        else:
+            fleet.stop(name)
+
+    def _start(self, fleet: LiveFleet, name: str) -> None:
+        self._note("start", name)
+        fleet.start_again(name)
+        self._down.remove(name)
+        fleet.expected_down.discard(name)
+
+    def _mend(self, fleet: LiveFleet, name: str) -> None:
+        self._note("mend", name)
+        fleet.mend(name)
+        self._cut.remove(name)
+
+    def _restore(self, fleet: LiveFleet) -> None:
+        for name in sorted(self._cut):
+            self._mend(fleet, name)
+        for name in ("broker", "aggregator"):
+            if name in self._down:
+                self._start(fleet, name)
+
+    def _note_what_came_back(self) -> None:
+        """What was down or cut off when the run was interrupted is not so now, unless the scenario keeps it down."""
+        missing: dict[tuple[str, str], None] = {}
+        for event in read_events(self._log)[0]:
+            action, target = event["action"], event["target"]
+            if action in _BROUGHT_BACK_BY:
+                missing[target, _BROUGHT_BACK_BY[action]] = None
+            else:
+                missing.pop((target, action), None)
+        for target, action in missing:
+            if action == "mend" or target not in self._down:
+                self._note(action, target)
+
+    def _note_unplayed(self, windows: Iterable[Window], reason: str) -> None:
+        for window in windows:
+            moment: dict[str, Any] = {"at_s": window.ends_s if window.begins_s is None else window.begins_s}
+            if window.at_round:
+                moment["at_round"] = window.at_round
+            self._note("not-played", window.target, **moment, reason=reason)
+
+    def _note(self, action: str, target: str, **more: Any) -> None:
+        with EventLog(self._log) as log:
+            log.write("scenario", action=action, target=target, **more)
+
+
+def _last(history: Iterable[dict[str, Any]], kind: str) -> int:
+    """The last round of which this is told; 0: none."""
+    return max((event["round"] for event in history if event.get("event") == kind), default=0)

@@ -1,0 +1,44 @@
+"""Where a live run with mutual TLS finds its certificates: one folder, as `examples/certificates.sh` fills it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet.aggregator.broker.process import BrokerTls
+
+AGGREGATOR = "aggregator"
+
+
+@dataclass(frozen=True)
+class FleetTls:
+    """`ca.pem`, and `NAME.pem` with `NAME.key` for `broker`, `aggregator` and each device."""
+
+    folder: Path
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def cert_file(self, name: str) -> Path:
+        return self.folder / f"{name}.pem"
+
+    def key_file(self, name: str) -> Path:
+        return self.folder / f"{name}.key"
+
+    @property
+    def broker(self) -> BrokerTls:
+        return BrokerTls(
+            ca_file=self.ca_file,
+            cert_file=self.cert_file("broker"),
+            key_file=self.key_file("broker"),
+            aggregator=AGGREGATOR,
+        )
+
+    def files(self, name: str) -> dict[str, str]:
+        """As the keys of `[broker]` in DEVICE.toml, which are the aggregator's options, too."""
+        return {
+            "ca_file": str(self.ca_file.resolve()),
+            "cert_file": str(self.cert_file(name).resolve()),
+            "key_file": str(self.key_file(name).resolve()),
+        }

@@ -1,0 +1,1 @@
+"""The fast engine on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Local training of many clients as arrays `[clients, d]` in one process."""

@@ -1,0 +1,106 @@
+"""The runtime `vmap`: a cohort's local training as arrays in this process, the rest of each round in the workers.
+
+It takes the accelerator where there is one. While a group is trained, the workers finish the group before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hushfleet.methods import make_method
+from hushfleet.models import get_model
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
+from hushfleet.simulator.engines.fast.worker_context import bench
+from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
+from hushfleet.training.batches import Recipe
+
+
+def train_at_once(jobs: Sequence[Job], workers: Crew) -> Iterator[Answer]:
+    """Trains and commits like `hushfleet.simulator.engines.fast.jobs.train`; answers in the order of the jobs."""
+    before: Iterator[Answer] = iter(())
+    first = 0
+    while first < len(jobs):
+        group = jobs[first : first + _group_size(jobs[first])]
+        known, trained = _train(group)
+        yield from before
+        before = _in_order(group, known, workers.map(commit, trained))
+        first += len(group)
+    yield from before
+
+
+@lru_cache(maxsize=2)
+def cohort_trainer(path: Path) -> CohortTrainer:
+    """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
+    files = bench(path, "onnx")
+    model = get_model(files.spec.model.name, classes=len(files.spec.model.class_names))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
+
+
+def _group_size(job: Job) -> int:
+    files = bench(job.path, job.runtime)
+    spec = files.spec
+    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+    member = Member(method.init_state(), files.train(job.device), np.random.default_rng(0))
+    return cohort_trainer(job.path).clients_at_once(method, [member], recipe=Recipe(spec.model.dropout, spec.augment))
+
+
+def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
+    """Answers of the devices that have committed this round before or decline it, and the others, trained."""
+    known: dict[str, Answer] = {}
+    jobs: list[Job] = []
+    members: list[Member] = []
+    files = bench(group[0].path, group[0].runtime)
+    for job in group:
+        with device_of(job, files) as trainer:
+            stored = trainer.store.outbox(job.plan.task, job.plan.round)
+            if stored is not None:
+                known[job.device] = Answer(job.device, trainer.store.identity.public_key, stored.data)
+                continue
+            try:
+                state = trainer.state_for(job.plan)
+            except REFUSALS as error:
+                known[job.device] = declined(job, trainer, error)
+                continue
+            jobs.append(job)
+            rng, noise = trainer.randomness.order(job.plan.round), trainer.randomness.noise(job.plan.round)
+            members.append(Member(state, trainer.samples, rng, trainer.terms_of(job.plan), noise))
+    if not jobs:
+        return known, []
+    try:
+        results = cohort_trainer(jobs[0].path).train(
+            trainer.method,
+            members,
+            files.global_params(jobs[0].plan),
+            recipe=Recipe(files.spec.model.dropout, files.spec.augment),
+        )
+    except REFUSALS as error:
+        return _one_by_one(jobs, known, error)
+    return known, [TrainedJob(job, result) for job, result in zip(jobs, results, strict=True)]
+
+
+def _one_by_one(
+    jobs: Sequence[Job], known: dict[str, Answer], error: Exception
+) -> tuple[dict[str, Answer], list[TrainedJob]]:
+    """After a refusal in the middle of a training: begun anew by each alone, so that who must declines for itself."""
+    if len(jobs) == 1:
+        with device_of(jobs[0], bench(jobs[0].path, jobs[0].runtime)) as trainer:
+            return {**known, jobs[0].device: declined(jobs[0], trainer, error)}, []
+    trained: list[TrainedJob] = []
+    for job in jobs:
+        answers, done = _train([job])
+        known.update(answers)
+        trained += done
+    return known, trained
+
+
+def _in_order(group: Sequence[Job], known: dict[str, Answer], finished: Iterator[Answer]) -> Iterator[Answer]:
+    for job in group:
+        yield known[job.device] if job.device in known else next(finished)

@@ -1,0 +1,111 @@
+"""The worst case that an audit inserts: an update as long as clipping allows, or records with such gradients.
+
+A real device's update, or a real image, is easier to hide than the worst one, and a promise is about the worst one. So
+canaries are made, not found (Nasr et al. 2021, "Adversary instantiation": gradient canaries).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.batch_gradient import GradientFunction
+
+# Times the clip norm: a canary that is not clipped stands out.
+LENGTH = 1000.0
+
+
+def signs(layout: ParamLayout, rng: np.random.Generator) -> np.ndarray:
+    """float32 `[d]` of +1 and -1, as many of each in every layer as can be, at random places.
+
+    Each layer has a mean of zero, for thresholds that follow a layer's spread over its mean; each entry has a part, so
+    that noise that is missing anywhere is found.
+    """
+    out = np.empty(layout.size, np.float32)
+    for layer in layout.layers:
+        balanced = np.where(np.arange(layer.size) % 2, -1.0, 1.0)
+        out[layer.start : layer.stop] = rng.permutation(balanced)
+    return out
+
+
+def canary_update(layout: ParamLayout, clip_norm: float, rng: np.random.Generator) -> np.ndarray:
+    """float32 `[d]`, in each layer `LENGTH` times as long as `clip_norm`."""
+    update = signs(layout, rng)
+    for layer in layout.layers:
+        update[layer.start : layer.stop] *= LENGTH * finite(clip_norm) / math.sqrt(layer.size)
+    return update
+
+
+def finite(clip_norm: float) -> float:
+    return clip_norm if math.isfinite(clip_norm) else 1.0
+
+
+class WorstData:
+    """What a method may ask of the data of a device whose reports are to be as telling as they can be."""
+
+    def __init__(self, classes: int, rng: np.random.Generator) -> None:
+        self._classes, self._rng = classes, rng
+
+    def squared_gradient(self, params: Any) -> Any:
+        return self._rng.random(params.shape[-1]).astype(np.float32)
+
+    def logits(self, params: Any) -> np.ndarray:
+        return np.zeros((1, self._classes), np.float32)
+
+    def evaluate(self, params: Any) -> Evaluation:
+        return Evaluation(1.0, math.inf)
+
+
+class CanaryGradient:
+    """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.
+
+    Canary i has a gradient on its own block of coordinates, all others' blocks excluded. Of the other records, either a
+    network is asked, or they all have the gradient `others`.
+
+    :param blocks: float32 `[m, b]` of directions with norm 1, and int `[m, b]` where they lie.
+    :param length: norm of a canary's gradient.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        blocks: tuple[np.ndarray, np.ndarray],
+        length: float,
+        network: GradientFunction | None = None,
+        others: np.ndarray | float = 0.0,
+    ) -> None:
+        self.classes, self.length = classes, length
+        self.directions, self.places = blocks
+        self._network, self._others = network, others
+
+    def __call__(
+        self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **distilled: Any
+    ) -> tuple[float, Any]:
+        out = np.empty_like(params) if out is None else out
+        canaries, loss = y >= self.classes, 0.0
+        real = ~canaries
+        if real.any() and self._network is not None:
+            rows = {name: None if given is None else given[real] for name, given in distilled.items()}
+            loss, _ = self._network(params, x[real], y[real], tuple(mask[real] for mask in dropout), out=out, **rows)
+            out *= real.sum() / len(y)
+        else:
+            out[...] = self._others * real.sum() / len(y)
+        for label in y[canaries]:
+            number = label - self.classes
+            out[self.places[number]] += self.directions[number] * np.float32(self.length / len(y))
+        return loss, out
+
+
+def disjoint_blocks(layout: ParamLayout, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Directions `[count, b]` of norm 1 and their places `[count, b]`: disjoint, at random, as long as they can be."""
+    width = layout.size // count
+    if count == 1:
+        places = np.arange(width)[None]
+    else:
+        places = rng.permutation(layout.size)[: count * width].reshape(count, width)
+    return signs(layout, rng)[places] / np.float32(math.sqrt(width)), places

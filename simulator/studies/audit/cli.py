@@ -1,0 +1,122 @@
+"""`hushfleet audit`: what an adversary can really tell, beside what the ledger claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.errors import BadInput
+from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.games import (
+    Effort,
+    device_findings,
+    one_run_finding,
+    record_findings,
+    subject_of,
+)
+from hushfleet.simulator.studies.audit.show import plot, print_findings, to_json
+
+VIOLATED = 1
+
+
+class UnitName(StrEnum):
+    device = "device"
+    record = "record"
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def audit(
+        task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to audit; see `tasks/`.")],
+        unit: Annotated[UnitName | None, typer.Option(help="Instead of privacy.unit.")] = None,
+        trials: Annotated[int, typer.Option(min=60, max=10_000_000, help="Rounds, or canaries, in each world.")] = 1000,
+        seconds: Annotated[float, typer.Option(min=1, help="A game ends after these, with the trials that it has.")] = 120,
+        seed: Annotated[int, typer.Option(min=0, help="Decides canaries and noise.")] = 0,
+        field_noise: Annotated[bool, typer.Option("--field-noise", help="The noise source of real devices, which no seed repeats.")] = False,
+        one_run: Annotated[bool, typer.Option(help="Unit record: also many canaries in one training on real images.")] = True,
+        data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
+        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.noise_multiplier=1.5.")] = None,
+        out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.png, the trade-off curve.")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False,
+    ) -> None:  # fmt: skip
+        """Measure a lower bound on epsilon, beside the one that the ledger claims.
+
+        The audit plays against the code that devices run. It inserts a canary, the worst update or record that clipping
+        lets through, in half of the trials, looks at what the adversary sees, and guesses: was it in? How often that
+        goes wrong bounds epsilon from below, with 95 % confidence. Exit code 1 if the bound is above the claim: then
+        something adds less noise than it charges for.
+
+        A bound far below the claim is no proof that the claim is loose. N trials show at most about log(N / 4): with
+        1000 trials, audit a noise that makes one round cost 1 to 3.
+
+        Examples:
+
+        `hushfleet audit tasks/digits-fedglp-adp.toml --set privacy.accounting=strict --set privacy.delta=0.01`
+
+        `hushfleet audit tasks/digits-record.toml --trials 4000 --out runs/audit`
+
+        `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
+        """
+        console = Console(stderr=as_json)
+        overrides = [*(settings or []), *([] if unit is None else [f"privacy.unit={unit.value}"])]
+        task = load_task(task_file, overrides)
+        with console.status("loading data, exporting and checking the model's graphs"):
+            prepared = prepare(task, data_dir=data_dir, run_id="audit")
+        effort = Effort(trials, seconds)
+        findings = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
+        title = f"{task.method.name} on {task.data.name}, {task.privacy.accounting}"
+        text = to_json(task.name, task.method.name, task.privacy.accounting, findings)
+        if as_json:
+            print(text)
+        else:
+            print_findings(console, title, findings)
+        if out is not None:
+            _write(out, text, title, findings)
+            console.print(f"figures  {out / 'audit.json'}\nplot     {out / 'audit.png'}", highlight=False)
+        if any(each.verdict == "VIOLATED" for each in findings):
+            raise typer.Exit(VIOLATED)
+
+
+def _played(
+    prepared: PreparedTask, effort: Effort, console: Console, *, seed: int, field_noise: bool, with_run: bool
+) -> Iterator[Finding]:
+    subject = subject_of(prepared, seed=seed, field_noise=field_noise)
+    record = prepared.spec.privacy.unit == "record"
+    with _bar(console, "trials", effort.trials) as shown:
+        yield from (record_findings if record else device_findings)(subject, effort, shown)
+    if record and with_run:
+        with console.status("one run with many canaries, on real images"):
+            found = one_run_finding(prepared, subject, effort)
+        if found is not None:
+            yield found
+
+
+@contextmanager
+def _bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], bool]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=total)
+
+        def shown(done: int) -> bool:
+            progress.update(bar, completed=min(done, total))
+            return True
+
+        yield shown
+
+
+def _write(out: Path, text: str, title: str, findings: list[Finding]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "audit.json").write_text(text + "\n", "utf-8")
+        plot(out / "audit.png", title, findings)
+    except OSError as error:
+        raise BadInput(f"--out {out}: {error}") from error

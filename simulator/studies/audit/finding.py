@@ -1,0 +1,221 @@
+"""Scores of a game against the claim: what is measured, with what confidence, and whether the claim holds.
+
+Two thresholds are chosen on scores that are not counted afterwards: one where two normal distributions are told apart
+best, one where the bound at the task's delta is expected to be largest. Both error rates at both are bounded by Clopper
+and Pearson, each with a quarter of the risk, so that everything said here holds together at the stated confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+
+from hushfleet.simulator.studies.audit.bounds import (
+    ErrorRates,
+    epsilon_at_least,
+    one_run_epsilon,
+    rate_at_most,
+    separation_at_least,
+)
+from hushfleet.simulator.studies.audit.claims import Claim
+from hushfleet.simulator.studies.audit.device import Scores
+from hushfleet.simulator.studies.audit.record import OneRun
+
+CONFIDENCE = 0.95
+_TUNING_SHARE = 0.2
+_LEAST_TUNING = 12
+_CANDIDATES = 60
+_GUESSES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+Verdict = Literal["holds", "VIOLATED", "no claim"]
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """One game's outcome.
+
+    :param adversary: what it sees, in words.
+    :param game: how it was played, in words.
+    :param trials: those that are counted: in each world, or canaries of one run.
+    :param rounds: of the whole task, or those of the one run.
+    :param claim: of one round.
+    :param points: error rates at most, at some thresholds; empty for the one-run game.
+    :param proven: lower bound on epsilon without any assumption: for one round, or for all rounds of the one run.
+    :param refuted_at: a delta at which the measured errors contradict the ledger, if any.
+    :param scores: of the trials that are counted.
+    """
+
+    unit: str
+    adversary: str
+    game: str
+    trials: int
+    delta: float
+    rounds: int
+    claim: Claim
+    points: tuple[ErrorRates, ...]
+    proven: float
+    refuted_at: float | None
+    scores: Scores | None = None
+    confidence: float = CONFIDENCE
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.refuted_at is not None:
+            return "VIOLATED"
+        return "no claim" if math.isinf(self.claimed) else "holds"
+
+    @cached_property
+    def claimed_round(self) -> float:
+        return self.claim.epsilon(self.delta)
+
+    @cached_property
+    def claimed(self) -> float:
+        return self._all_rounds(self.claim).epsilon(self.delta)
+
+    @cached_property
+    def noise_measured(self) -> float | None:
+        """The noise multiplier that a mechanism of the claimed form can have had at most (Nasr et al. 2023, "Tight
+        auditing of differentially private machine learning"); None for the one-run game."""
+        return min((self.claim.multiplier_at_most(point) for point in self.points), default=None)
+
+    @property
+    def measured_round(self) -> float | None:
+        """Lower bound for one round, without any assumption."""
+        return self.proven if self.points else None
+
+    @property
+    def measured_round_of_form(self) -> float | None:
+        """The same, where the mechanism has the form that is charged and as much noise as the errors allow."""
+        return self._of_form(self.claim) if self.points else None
+
+    @property
+    def measured(self) -> float:
+        """Lower bound for `rounds` rounds: of that form, but for the one-run game, which assumes nothing."""
+        return self._of_form(self._all_rounds(self.claim)) if self.points else self.proven
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an unbounded number is None."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        unbounded = (name for name, value in plain.items() if isinstance(value, float) and math.isinf(value))
+        return {**plain, **dict.fromkeys(unbounded)}
+
+    @property
+    def noise_claimed(self) -> float:
+        return self.claim.charge.noise_multiplier
+
+    @property
+    def raw(self) -> list[str]:
+        """What leaves without noise, in words."""
+        return list(self.claim.charge.raw)
+
+    def _all_rounds(self, claim: Claim) -> Claim:
+        return claim.over(self.rounds)
+
+    def _of_form(self, claim: Claim) -> float:
+        noise = self.noise_measured
+        if math.isinf(noise) or claim.charge.mechanism == "none":
+            return self.proven
+        return max(self.proven, claim.with_noise(noise).epsilon(self.delta))
+
+
+_PLAIN = (
+    "unit",
+    "adversary",
+    "game",
+    "trials",
+    "confidence",
+    "delta",
+    "rounds",
+    "claimed_round",
+    "claimed",
+    "measured_round",
+    "measured_round_of_form",
+    "measured",
+    "noise_claimed",
+    "noise_measured",
+    "refuted_at",
+    "raw",
+    "verdict",
+)
+
+
+def two_worlds(
+    scores: Scores, claim: Claim, *, rounds: int, delta: float, unit: str, adversary: str, game: str
+) -> Finding:
+    """:param claim: of one round, which is what one trial played."""
+    risk = (1 - CONFIDENCE) / 4
+    tuning = max(_LEAST_TUNING, round(_TUNING_SHARE * len(scores.inside)))
+    tuned, tested = (Scores(*(each[part] for each in scores)) for part in (slice(tuning), slice(tuning, None)))
+    points = tuple(_rates(tested, threshold, risk) for threshold in _thresholds(tuned, len(tested.inside), delta, risk))
+    refuted = [found for point in points if (found := claim.refuted_at(point, delta)) is not None]
+    return Finding(
+        unit=unit,
+        adversary=adversary,
+        game=game,
+        trials=len(tested.inside),
+        delta=delta,
+        rounds=rounds,
+        claim=claim,
+        points=points,
+        proven=max(epsilon_at_least(point, delta) for point in points),
+        refuted_at=refuted[0] if refuted else None,
+        scores=tested,
+    )
+
+
+def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
+    """The best of a few numbers of guesses, each at its share of the risk."""
+    risk = (1 - CONFIDENCE) / len(_GUESSES)
+    order = np.argsort(-run.scores, kind="stable")
+    correct = run.included[order]
+    bounds = []
+    for share in _GUESSES:
+        half = max(1, int(share * len(order) / 2))
+        right = int(correct[:half].sum() + (~correct[-half:]).sum())
+        bounds.append(one_run_epsilon(len(order), 2 * half, right, delta=delta, risk=risk))
+    measured = max(bounds)
+    return Finding(
+        unit="record",
+        adversary=adversary,
+        game=game,
+        trials=len(order),
+        delta=delta,
+        rounds=run.rounds,
+        claim=claim,
+        points=(),
+        proven=measured,
+        refuted_at=delta if measured > claim.over(run.rounds).epsilon(delta) else None,
+    )
+
+
+def _rates(scores: Scores, threshold: float, risk: float) -> ErrorRates:
+    trials = len(scores.inside)
+    false_positives = int((scores.outside > threshold).sum())
+    false_negatives = int((scores.inside <= threshold).sum())
+    return ErrorRates(
+        rate_at_most(false_positives, trials, risk=risk), rate_at_most(false_negatives, trials, risk=risk)
+    )
+
+
+def _thresholds(scores: Scores, trials: int, delta: float, risk: float) -> tuple[float, float]:
+    """By normal distributions with the scores' means and variances: for the separation, and for epsilon at `delta`."""
+    inside, outside = (NormalDist(float(s.mean()), max(float(s.std()), 1e-9)) for s in (scores.inside, scores.outside))
+    low, high = sorted((outside.mean - 4 * outside.stdev, inside.mean + 4 * inside.stdev))
+    best: dict[str, tuple[float, float]] = {}
+    for threshold in np.linspace(low, high, _CANDIDATES):
+        expected = ErrorRates(
+            rate_at_most(round((1 - outside.cdf(threshold)) * trials), trials, risk=risk),
+            rate_at_most(round(inside.cdf(threshold) * trials), trials, risk=risk),
+        )
+        for name, value in (
+            ("separation", separation_at_least(expected)),
+            ("epsilon", epsilon_at_least(expected, delta)),
+        ):
+            if name not in best or value > best[name][0]:
+                best[name] = (value, float(threshold))
+    return best["separation"][1], best["epsilon"][1]

@@ -1,0 +1,129 @@
+"""The same run with one thing changed, by the fast engine: what privacy costs, and what bytes buy.
+
+One run answers whether federating paid at its own noise; the privacy officer also wants to know how much noise the
+gain would survive, and the field engineer how few bytes. Each point is a run of its own in `sweep/`, so an
+interrupted sweep goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
+from hushfleet.errors import BadInput
+from hushfleet.methods import method_class
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.results import assemble
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+
+
+def sweep_noise(
+    simulation: Simulation,
+    workers: Crew,
+    multipliers: Sequence[float],
+    alone: Sequence[Alone],
+    *,
+    runtime: str = "onnx",
+) -> Iterator[SweepPoint]:
+    """One point for each multiplier, in rising order."""
+    for multiplier in sorted(set(multipliers)):
+        task = _with_noise(simulation.task, multiplier)
+        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
+        yield SweepPoint(
+            noise_multiplier=multiplier,
+            epsilon_server=max(row.epsilon_server for row in result.privacy),
+            epsilon_release=max(row.epsilon_release for row in result.privacy),
+            **_reached(result, alone),
+        )
+
+
+def sweep_wire(
+    simulation: Simulation,
+    workers: Crew,
+    choices: Sequence[str],
+    alone: Sequence[Alone],
+    *,
+    runtime: str = "onnx",
+) -> Iterator[WirePoint]:
+    """One point for each choice of `with_wire`, in the order given. Noise, order and partition are the run's own, so
+    points differ by the codec alone."""
+    for choice in dict.fromkeys(choices):
+        result = _run_with(simulation, workers, with_wire(simulation.task, choice), f"wire-{choice}", runtime)
+        yield WirePoint(
+            wire=result.wire,
+            uplink_bytes=result.uplink_bytes,
+            bits_per_value=result.bits_per_value,
+            **_reached(result, alone),
+        )
+
+
+def with_wire(task: Task, choice: str) -> Task:
+    """The task with another codec, or quantised with another step.
+
+    :param choice: a codec's name, or a step: in units of the noise, or of a layer's root mean square in a task whose
+        updates carry none.
+
+    Raises `BadInput`.
+    """
+    try:
+        step = float(choice)
+    except ValueError:
+        changes: dict[str, Any] = {"codec": choice}
+    else:
+        changes = {"codec": "quantized", "step" if _noises_updates(task) else "relative_step": step}
+    plain = task.model_dump(mode="json", exclude_none=True)
+    plain["wire"] |= changes
+    try:
+        return parse_task(plain, where="the task")
+    except BadInput as error:
+        raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
+
+
+def _noises_updates(task: Task) -> bool:
+    privacy = task.privacy
+    return (
+        privacy.unit == "device"
+        and bool(privacy.noise_multiplier or privacy.epsilon)
+        and method_class(task.method.name).clips
+    )
+
+
+def _with_noise(task: Task, multiplier: float) -> Task:
+    privacy = task.privacy.model_copy(update={"noise_multiplier": multiplier, "epsilon": None})
+    return task.model_copy(update={"privacy": privacy})
+
+
+def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:
+    """The accuracies of a point, and its gain over training alone where that was measured."""
+    last = result.rounds[-1]
+    gain = None
+    if alone:
+        gain = (last.accuracy_own_common or 0.0) - fmean(one.accuracy_common for one in alone)
+    return {
+        "accuracy_own_common": last.accuracy_own_common,
+        "accuracy_own_local": last.accuracy_own_local,
+        "accuracy_global": last.accuracy_global,
+        "gain_over_local_only": gain,
+    }
+
+
+def _run_with(simulation: Simulation, workers: Crew, task: Task, name: str, runtime: str) -> Result:
+    """:param name: of the folder in `sweep/`."""
+    folder = RunFolder(simulation.folder.path / "sweep" / name)
+    if folder.result.exists():
+        return Result.load(folder.result)
+    if folder.task.exists():
+        point = go_on(folder.path, data_dir=simulation.data_dir)
+    else:
+        point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
+    with EventLog(point.folder.events) as events:
+        run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds)
+    result = assemble(point, engine="fast")
+    result.save(folder.result)
+    return result
