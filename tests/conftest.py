@@ -14,7 +14,7 @@ import pytest
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.model.params import ParamLayout
 
-sys.path.insert(0, str(Path(__file__).parent))  # the benches of several folders' tests
+sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 
 # How long an example takes says how busy the machine is, and no test is about that.
 hypothesis.settings.register_profile(
@@ -34,8 +34,8 @@ def _own_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 @pytest.fixture
 def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Makes fleets of `fleet_bench`: an aggregator's rounds, and devices that sign what it is given."""
-    from fleet_bench import Fleet  # with PyTorch, which many tests do without
+    """Makes fleets of `support.fleet`: an aggregator's rounds, and devices that sign what it is given."""
+    from support.fleet import Fleet  # with PyTorch, which many tests do without
 
     fleets: list[Fleet] = []
 

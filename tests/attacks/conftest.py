@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from support import whole
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -25,13 +26,11 @@ def _bench(name: str, file: str) -> ModuleType:
     return module
 
 
-make_field = _bench("field_bench", "aggregator/test_coordinator.py").make_field
-_certificates = _bench("certificates_bench", "hushfleet/test_wire_tls.py")
-_bench("edge_bench", "edge_client/edge_bench.py")
-_whole = _bench("whole_bench", "attacks/whole_bench.py")
+make_field = _bench("field_bench", "aggregator/rounds/test_coordinator.py").make_field
+_certificates = _bench("certificates_bench", "hushfleet/wire/link/test_tls.py")
 
 
 @pytest.fixture(scope="session")
 def prepared_runs() -> tuple[PreparedTask, PreparedTask]:
     """One task, and the same task begun another time."""
-    return _whole.prepared_digits("one"), _whole.prepared_digits("two")
+    return whole.prepared_digits("one"), whole.prepared_digits("two")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_bench import CLIP_NORM, LAYOUT
 from hushfleet.aggregator.observe.metrics import privacy_table
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.base import RoundTerms
+from support.fleet import CLIP_NORM, LAYOUT
 
 MakeFleet = Callable[..., Any]
 LIAR = "dev-0"

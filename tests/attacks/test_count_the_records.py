@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edge_bench import Bench, Clock, Package, write_samples
 
-from device_bench import config, make_bench, package  # noqa: F401
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.board.config import DataSection, DeviceConfig
 from hushfleet.edge_client.board.constant_time import announced_at
@@ -19,6 +17,8 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.refusals import Refusal
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import GradientGraph
+from support.device import config, make_bench, package  # noqa: F401
+from support.edge import Bench, Clock, Package, write_samples
 
 RECORD_S = 0.1  # what a board takes for one record's gradient
 NOMINAL = 64  # records, at which a batch has 16

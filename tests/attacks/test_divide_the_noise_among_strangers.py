@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from edge_bench import DEVICE, Bench, Package
 
-from device_bench import config, make_bench, package  # noqa: F401
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig
+from support.device import config, make_bench, package  # noqa: F401
+from support.edge import DEVICE, Bench, Package
 
 STRANGERS = 198
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from whole_bench import Board, Whole
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client import __main__ as command
@@ -16,6 +15,7 @@ from hushfleet.edge_client.net.store_copies import Standing
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.wire.link.local import LocalHub
+from support.whole import Board, Whole
 
 TASK = "digits-one"
 Runs = tuple[PreparedTask, PreparedTask]

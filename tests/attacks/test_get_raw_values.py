@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edge_bench import Bench, Package
 
-from device_bench import config, make_bench, package  # noqa: F401
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -23,6 +21,8 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.training.batches import Recipe
 from hushfleet.training.local_round import train_round
+from support.device import config, make_bench, package  # noqa: F401
+from support.edge import Bench, Package
 
 LAYOUT = ParamLayout(
     ("one.weight", "one.bias", "two.weight", "two.bias", "three.weight"), ((6, 4), (6,), (5, 6), (5,), (3, 5))

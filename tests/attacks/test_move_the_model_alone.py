@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet_bench import CLIP_NORM, LAYOUT
+from support.fleet import CLIP_NORM, LAYOUT
 
 MakeFleet = Callable[..., Any]
 LIAR = "dev-0"

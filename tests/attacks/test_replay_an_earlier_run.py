@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from whole_bench import Board, Connect, Whole
 
 from hushfleet.aggregator.broker.process import start_broker
 from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -30,6 +29,7 @@ from hushfleet.wire.format.messages import (
 from hushfleet.wire.link.interface import Delivery, LinkUp, Will
 from hushfleet.wire.link.local import LocalHub
 from hushfleet.wire.link.mqtt import MqttLink
+from support.whole import Board, Connect, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]
 

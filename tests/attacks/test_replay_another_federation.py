@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from whole_bench import Board, Whole
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.wire.format import messages
 from hushfleet.wire.link.local import LocalHub
+from support.whole import Board, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]
 

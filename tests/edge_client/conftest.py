@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from device_bench import config, make_bench, package
+from support.device import config, make_bench, package
 
 __all__ = ["config", "make_bench", "package"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_bench import DEVICE, Bench, Package, write_samples
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client import runtime
@@ -19,6 +18,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.messages import ServerState
+from support.edge import DEVICE, Bench, Package, write_samples
 
 MakeBench = Callable[..., Bench]
 

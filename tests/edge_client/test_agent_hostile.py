@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from edge_bench import CHUNK_BYTES, DEVICE, Bench
 
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD, split
 from hushfleet.wire.format.identity import Identity
@@ -27,6 +26,7 @@ from hushfleet.wire.format.messages import (
     Want,
     encode_message,
 )
+from support.edge import CHUNK_BYTES, DEVICE, Bench
 
 MakeBench = Callable[..., Bench]
 MUTATIONS = 10_000

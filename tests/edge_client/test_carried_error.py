@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from edge_bench import DEVICE, Bench, Package
 
 from hushfleet.config.spec import WireSpec
 from hushfleet.edge_client.trainer import TrainedRound
@@ -14,6 +13,7 @@ from hushfleet.errors import StoreError
 from hushfleet.methods.base import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_update
+from support.edge import DEVICE, Bench, Package
 
 
 def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], package: Package) -> None:

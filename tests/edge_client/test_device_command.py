@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_bench import DEVICE, Bench, Package
 from PIL import Image
 
 from hushfleet.edge_client.__main__ import main
@@ -23,6 +22,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from hushfleet.wire.link.local import LocalHub
+from support.edge import DEVICE, Bench, Package
 
 MakeBench = Callable[..., Bench]
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +214,7 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
         import numpy as np
         import hushfleet.edge_client.agent, hushfleet.edge_client.predict, hushfleet.wire.link.mqtt
         from hushfleet.graphs.session import GradientGraph
-        from hushfleet.graph_safety import check_graph
+        from hushfleet.graphs.safety import check_graph
         from hushfleet.config.spec import TaskSpec
         folder = Path(sys.argv[1])
         spec = TaskSpec.from_bytes((folder / "package.bin").read_bytes())
@@ -230,7 +230,7 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
         print("loss fell" if after < loss else "loss rose")
         sys.argv = ["edge_client", "--help"]
         try:
-            runpy.run_module("edge_client", run_name="__main__")
+            runpy.run_module("hushfleet.edge_client", run_name="__main__")
         finally:
             print(sorted(REFUSED & set(sys.modules)))
     """

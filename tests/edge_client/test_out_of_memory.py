@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from edge_bench import Package
 
 from hushfleet.edge_client.refusals import Declined, refusal_of
 from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, StoreError
+from support.edge import Package
 
 # What native code raises depends on where the last byte was missing, so it is really made to miss some.
 AT_ITS_LIMIT = """

@@ -27,7 +27,7 @@ KINDS = {
     "decoupled-distillation": Objective("decoupled-distillation", 2.0, 0.25),
 }
 RUNTIMES = ["torch", "onnx", "native"]
-EXPORTED = "decoupled-distillation"  # takes seconds; tests/simulator/test_every_method_at_once.py exports the other
+EXPORTED = "decoupled-distillation"  # takes seconds; test_every_method.py exports the other
 CASES = [(runtime, kind) for runtime in RUNTIMES for kind in KINDS if runtime != "onnx" or kind == EXPORTED]
 
 

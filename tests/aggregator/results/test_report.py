@@ -1,0 +1,322 @@
+"""The report: every section, the result's own numbers, honest sentences, and nothing from outside."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hushfleet.aggregator.results.report import render_report, write_report
+from hushfleet.aggregator.results.report.charts import Series, lines
+from hushfleet.aggregator.results.report.svg import Scale, linear_ticks, log_ticks, whole_ticks
+from hushfleet.aggregator.results.report.verdict import (
+    answer,
+    guess_rate,
+    judge,
+    number,
+    percent_up,
+    points,
+    privacy_answer,
+    received,
+    size,
+    trade_answer,
+)
+from hushfleet.aggregator.results.result import WireInfo
+from support import report_samples
+
+samples = vars(report_samples)
+sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED"]
+
+SECTIONS = ["accuracy", "devices-alone", "bytes", "privacy", "sweep", "layers", "labels", "fleet", "run", "meaning"]
+VOID = {"meta", "line", "path", "rect", "circle", "polygon"}
+
+
+class Page(HTMLParser):
+    """Collects text by section and every attribute, and checks that tags are closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sections: dict[str, str] = {}
+        self.charts: dict[str, int] = {}
+        self.attributes: list[tuple[str, str, str]] = []
+        self.tags: set[str] = set()
+        self.missing = 0
+        self._here = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.attributes += [(tag, name, value) for name, value in values.items()]
+        if tag == "section":
+            self._here = values["id"]
+        if tag == "svg":
+            self.charts[self._here] = self.charts.get(self._here, 0) + 1
+        self.missing += values.get("class") == "missing"
+        if tag not in VOID or tag in {"rect", "circle", "polygon"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        text = data.replace("\N{NO-BREAK SPACE}", " ")
+        self.sections[self._here] = self.sections.get(self._here, "") + text + "\n"
+
+
+@pytest.mark.parametrize("result", [sample(), sample(200, 60, layers=9), sample(1, 1), bare(sample(2, 2))])
+def test_every_report_has_every_section_and_is_well_formed(result) -> None:
+    page = Page(render_report(result))
+    assert page.open == []
+    assert [name for name in page.sections if name] == SECTIONS
+    anchors = [value for tag, name, value in page.attributes if tag == "a" and name == "href"]
+    assert anchors == [f"#{name}" for name in SECTIONS]
+
+
+@pytest.mark.parametrize("result", [sample(), sample(200, 60, layers=9), bare(sample())])
+def test_a_report_needs_nothing_from_outside(result) -> None:
+    html = render_report(result)
+    page = Page(html)
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "base"}
+    assert not [a for a in page.attributes if a[1] in {"src", "srcset", "xlink:href"} or a[1].startswith("on")]
+    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
+    assert "://" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "prefers-color-scheme: dark" in html
+
+
+@pytest.mark.parametrize(
+    ("down", "told"),
+    [(8000, "received 24 kB"), (1000, "received 3 kB, 8 times less than full models"), (0, "received 0 B")],
+)
+def test_what_was_received_against_full_models(down: int, told: str) -> None:
+    result = sample(2, 3)  # 2 devices x 4000 B x 3 rounds as whole models
+    rounds = [row.model_copy(update={"downlink_bytes": down}) for row in result.rounds]
+    assert received(result.model_copy(update={"rounds": rounds})).replace("\N{NO-BREAK SPACE}", " ") == told
+
+
+def test_the_numbers_of_the_result_are_in_the_report() -> None:
+    page = Page(render_report(sample(2, 3, sweep=((3.0, 0.012), (50.0, 0.04)))))
+    head = page.sections[""]
+    assert "+5.0 points" in head  # 75.0 % against 70.0 %
+    assert "+2.0 points" in head  # 90.0 % against 88.0 %
+    assert "common test: 75.0 %, alone 70.0 %" in head
+    assert "epsilon_server = 12.2" in head
+    assert "epsilon_release = 2" in head
+    # 2 devices x 1000 B x 3 rounds sent; Eq. (20) 3 times and float32 4 times as much
+    assert "sent 6 kB up in 3 rounds and received 24 kB" in page.sections["bytes"]
+    assert "Eq. (20) counts 18 kB: what was sent is 3 times smaller" in page.sections["bytes"]
+    assert "float32 counts 24 kB: what was sent is 4 times smaller" in page.sections["bytes"]
+    assert "1e-05" in page.sections["privacy"]
+    assert "add or remove one device's whole contribution" in page.sections["privacy"]
+    assert "\u22121.2" not in page.sections["sweep"]
+    assert "+1.2" in page.sections["sweep"]
+    assert "board-001" in page.sections["fleet"]
+    assert "2 late" in page.sections["fleet"]
+    assert "1 memory" in page.sections["fleet"]
+    assert "stranger (1 unknown-device)" in page.sections["fleet"]
+    assert "digits-fedglp-adp-0001" in page.sections["run"]
+    assert "2.3.1" in page.sections["run"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "step", "unit", "told"),
+    [
+        ("quantized", 0.5, "noise", ["quantized, step 0.5 of the noise", "0.0895 dB: 2.08 % more variance"]),
+        ("quantized", 1.0, "noise", ["step 1 of the noise", "0.348 dB: 8.33 % more variance"]),
+        ("quantized", 0.05, "rms", ["of a layer's root mean square", "rounding is 36.8 dB below the update"]),
+        ("one-bit", None, "noise", ["1.96 dB: signs have 1.57 times the variance"]),
+        ("float16", None, "noise", ["at most 1/2,048"]),
+        ("float32", None, "noise", ["codec\nfloat32\n", "cost in signal to noise\nnone\n"]),
+    ],
+)
+def test_what_the_form_on_the_wire_costs(codec: str, step: float | None, unit: str, told: list[str]) -> None:
+    wire = WireInfo(codec=codec, step=step, step_unit=unit)
+    words = Page(render_report(sample(2, 3, wire=wire))).sections["bytes"]
+    assert [part for part in told if part not in words] == []
+    assert "24 kB; as whole float32 models 24 kB, of the same size" in words
+
+
+def test_bits_are_of_whole_updates() -> None:
+    assert "8 bits, header and signature in" in Page(render_report(sample(2, 3))).sections["bytes"]
+    assert "not recorded" in Page(render_report(sample().model_copy(update={"wire": None}))).sections["bytes"]
+
+
+def test_signs_have_no_signal_to_noise_ratio_and_the_report_says_why() -> None:
+    wire = WireInfo(codec="one-bit", step_unit="noise")
+    for form, told in ((wire, "all updates have the same norm"), (QUANTIZED, "was not recorded")):
+        rows = [row.model_copy(update={"snr_db": None}) for row in sample().rounds]
+        page = Page(render_report(sample(wire=form).model_copy(update={"rounds": rows})))
+        assert told in page.sections["privacy"]
+
+
+def test_other_forms_are_drawn_by_their_bytes_and_the_runs_own_is_marked() -> None:
+    one_bit = WireInfo(codec="one-bit", step_unit="noise")
+    page = Page(render_report(sample(wire_sweep=((QUANTIZED, 6000), (one_bit, 750)))))
+    words = page.sections["wire-sweep"]
+    assert page.charts["wire-sweep"] == 1
+    assert words.index("one-bit") < words.index("quantized, step 0.5 (this run)")
+    assert "one-bit (this run)" not in words
+    assert "\n1\n750 B\n1.96\n72.0 %" in words
+    assert "\n8\n6 kB\n0.0895\n71.0 %" in words
+    assert "wire-sweep" not in Page(render_report(sample())).sections
+
+
+def test_text_from_outside_is_escaped() -> None:
+    result = sample().model_copy(update={"dataset": "<script>alert(1)</script>", "method": "a&b"})
+    page = Page(render_report(result))
+    assert "script" not in page.tags
+    assert "a&b on <script>alert(1)</script>" in page.sections[""]
+    assert "<owl & co>" in page.sections["labels"]
+
+
+def test_small_fleets_have_a_line_a_device_and_large_ones_a_band() -> None:
+    small, large = render_report(sample(12)), render_report(sample(13))
+    assert small.count("faint") > 24
+    assert 'class="band' not in small
+    assert 'class="band' in large
+    assert len(render_report(sample(500, 20))) < 3_000_000
+
+
+def test_missing_data_is_said_and_not_drawn() -> None:
+    full, field = Page(render_report(sample(sweep=((3.0, 0.1),)))), Page(render_report(bare(sample())))
+    assert full.missing == 0
+    assert set(full.charts) == {"accuracy", "devices-alone", "bytes", "privacy", "sweep", "layers", "labels"}
+    assert set(field.charts) == {"bytes"}
+    assert field.missing >= 8
+    assert "cannot say whether federating was worth it" in field.sections[""]
+    assert "no privacy ledger" in field.sections[""]
+
+
+@pytest.mark.parametrize(
+    ("own", "own_local", "told"),
+    [
+        (0.75, 0.90, "beat training alone: +5.0 points on the common test set and +2.0 points"),
+        (0.65, 0.80, "lost to training alone: \u22125.0 points on the common test set and \u22128.0 points"),
+        (0.75, 0.80, "won on one test and lost on the other against training alone: +5.0"),
+        (0.7001, 0.8801, "made no difference to training alone: 0.0 points"),
+    ],
+)
+def test_the_answer_follows_the_gains(own: float, own_local: float, told: str) -> None:
+    assert told in answer(judge(sample(own=own, own_local=own_local)))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "told"),
+    [
+        (0.5, "strong protection against the server"),
+        (2.0, "moderate protection against the server"),
+        (4.1, "weak protection against the server"),
+        (8.0, "weak protection against the server"),
+        (8.1, "no meaningful protection against the server"),
+        (math.inf, "no protection at all against the server"),
+    ],
+)
+def test_the_privacy_sentence_follows_epsilon(epsilon: float, told: str) -> None:
+    result = sample(epsilon_server=epsilon, epsilon_release=0.3)
+    assert told in privacy_answer(judge(result), devices=2)
+
+
+def test_the_worst_device_and_the_largest_delta_speak_for_all() -> None:
+    result = sample()
+    worse = result.privacy[1].model_copy(update={"epsilon_server": 99.0, "delta": 0.01})
+    verdict = judge(result.model_copy(update={"privacy": [result.privacy[0], worse]}))
+    assert (verdict.epsilon_server, verdict.epsilon_release, verdict.delta) == (99.0, 2.0, 0.01)
+
+
+def test_a_large_delta_is_named() -> None:
+    assert "Mind the delta: 0.1" in privacy_answer(judge(sample(10, delta=0.1)), devices=10)
+    assert "Mind the delta" not in privacy_answer(judge(sample(10, delta=0.001)), devices=10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"epsilon_server": 5.0}, "this run has both"),
+        ({"epsilon_server": 500.0}, "none worth the name"),
+        ({"epsilon_server": 5.0, "own": 0.6}, "no gain on the common test set"),
+        ({"epsilon_server": 500.0, "own": 0.6}, "neither a gain on the common test set nor"),
+        ({"epsilon_server": 500.0, "sweep": ((6.0, 0.02), (60.0, 0.3))}, "+2.0 points at epsilon_server = 6"),
+        ({"epsilon_server": 500.0, "sweep": ((6.0, -0.02), (60.0, 0.3))}, "No noise level of the sweep"),
+        ({"epsilon_server": 500.0, "sweep": ((60.0, 0.3),)}, "No point of the noise sweep"),
+    ],
+)
+def test_gain_and_privacy_are_weighed_together(changes: dict, told: str) -> None:
+    result = sample(**changes)
+    assert told in trade_answer(result, judge(result))
+
+
+def test_devices_that_would_be_better_off_alone_are_counted() -> None:
+    result = sample(4)
+    details = result.details.model_copy(update={"local_only_common": [0.9, 0.8, 0.7, None]})
+    result = result.model_copy(update={"details": details})
+    assert "1 of 3 devices got a better model" in answer(judge(result))
+    page = Page(render_report(result))
+    assert "Here 2 of 3 would be" in page.sections["devices-alone"]
+
+
+def test_a_run_without_noise_says_so() -> None:
+    result = sample(epsilon_server=math.inf, epsilon_release=math.inf)
+    result = result.model_copy(update={"rounds": [r.model_copy(update={"snr_db": math.inf}) for r in result.rounds]})
+    page = Page(render_report(result))
+    assert "infinite from the first round on" in page.sections["privacy"]
+    assert "no noise in the updates" in page.sections["privacy"]
+
+
+def test_lines_pass_over_what_was_not_measured_and_end_at_infinity() -> None:
+    def paths(*values: float | None) -> list[int]:
+        chart = lines(range(1, len(values) + 1), [Series("a", values, 1)], label="a")
+        return [path.count("L") + 1 for path in re.findall(r'd="(M[^"]*)"', chart)]
+
+    assert paths(0.1, None, None, 0.4, 0.5) == [3]
+    assert paths(0.1, 0.2, math.inf, 0.4, 0.5, 0.6) == [2, 3]
+    assert paths(None, None, 0.5) == []
+
+
+def test_guessing_by_hand() -> None:
+    assert guess_rate(0.0, 0.0) == 0.5
+    assert guess_rate(math.log(3), 0.0) == pytest.approx(0.75)
+    assert guess_rate(0.0, 0.1) == pytest.approx(0.55)
+    assert guess_rate(5000.0, 0.1) == 1.0
+    assert percent_up(guess_rate(2.0, 0.0)) == "88.1\N{NO-BREAK SPACE}%"  # 0.8808 is never rounded down
+    assert percent_up(0.99998) == "99.999\N{NO-BREAK SPACE}%"
+    assert percent_up(0.999991) == "99.9999\N{NO-BREAK SPACE}%"
+
+
+def test_numbers_as_people_write_them() -> None:
+    assert [number(v) for v in (0, 2.0, 12.2, 379.4, 2463.6, 0.0041, -21.3, math.inf, None)] == [
+        "0", "2", "12.2", "379", "2,464", "0.0041", "\u221221.3", "\u221e", "not measured",
+    ]  # fmt: skip
+    assert [size(v).replace("\N{NO-BREAK SPACE}", " ") for v in (0, 999, 1000, 999_600, 2_290_000, 4.99e9)] == [
+        "0 B", "999 B", "1 kB", "1 MB", "2.29 MB", "4.99 GB",
+    ]  # fmt: skip
+    assert [points(v) for v in (0.032, -0.011, 0.0001, -0.0001, None)] == [
+        "+3.2 points", "\u22121.1 points", "0.0 points", "0.0 points", "not measured",
+    ]  # fmt: skip
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert linear_ticks(0.0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert log_ticks(3.0, 300.0, 5) == pytest.approx([5, 10, 20, 50, 100, 200])
+    assert whole_ticks(1, 10, 11) == list(range(1, 11))
+    assert whole_ticks(1, 60, 11) == [10, 20, 30, 40, 50, 60]
+    assert Scale(1, 100, 0, 200, log=True)(10) == pytest.approx(100)
+    assert Scale(0, 10, 100, 0)(2.5) == pytest.approx(75)
+
+
+def test_the_report_is_written_whole(tmp_path: Path) -> None:
+    write_report(sample(), tmp_path / "report.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.match(r"<!DOCTYPE html>", html)
+    assert html.endswith("</html>\n")

@@ -1,0 +1,249 @@
+"""`hushfleet forecast`: figures by hand, policies compared, and what the command says."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.config.task import RoundSection, Task
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.errors import BadInput
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.boards import FleetMix, parse_mix
+from hushfleet.simulator.engines.clock.cli import print_forecasts, register, shown_bytes, shown_time
+from hushfleet.simulator.engines.clock.device import Spent
+from hushfleet.simulator.engines.clock.device_time import Costs
+from hushfleet.simulator.engines.clock.fleet import device_names, sample_counts
+from hushfleet.simulator.engines.clock.forecast import Forecast, epsilon_unused, forecast
+from hushfleet.simulator.engines.clock.policies import AS_IN_TASK, read_policies
+from hushfleet.simulator.engines.clock.sizes import sizes_of
+from hushfleet.simulator.fleet import make_fleet
+
+ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
+COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)
+TASK = Path(__file__).parents[4] / "tasks" / "digits-fedglp-adp.toml"
+
+
+@pytest.fixture(scope="module")
+def prepared(short_task: Callable[..., Task]) -> PreparedTask:
+    # gamma = 0 leaves the clip norms alone: nothing raw is sent, and epsilons are finite
+    task = short_task(method={"gamma": 0.0}, round={"rounds": 6, "min_updates": 1, "deadline_s": 600})
+    return prepare(task, run_id="seed7")
+
+
+def predict(prepared: PreparedTask, mix: FleetMix, *, samples: int = 160, **changes: Any) -> Forecast:
+    """Forecast of 160 samples, 16 a batch: ten batches of 50 ms on the reference board."""
+    rules = RoundSection(**(prepared.task.round.model_dump() | changes))
+    sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
+    return forecast(prepared, mix, rules, policy="this", samples=[samples], costs=COSTS, sizes=sizes)
+
+
+def test_time_energy_and_bytes_of_two_boards(prepared: PreparedTask) -> None:
+    one = predict(prepared, FleetMix.in_turn([ZERO, ORIN], 2))
+    # the Zero computes 0.5 s / 0.05 a round, the Orin 0.5 s / 0.25; the model has 4,890 parameters
+    train_s, quick_s = 10.0, 2.0
+    # and a difference between two models is about as large as an update
+    transfers_s = 5 * 0.005 + 0.05 + 2 * 2300 * 8 / 35e6
+    assert one.round_median_s == pytest.approx(train_s + transfers_s, rel=0.005)
+    # the longest of six is the first, in which package and graphs are fetched one after the other
+    assert one.round_p95_s - one.round_median_s == pytest.approx(3 * (0.01 + 0.05), rel=0.05)
+    assert one.total_s == pytest.approx(6 * (train_s + transfers_s), rel=0.02)
+    assert (one.updates_per_round, one.stragglers, one.rounds_without, one.unused_share) == (2, 0, 0, 0)
+    idle_wh = (0.7 + 4) * one.total_s / 3600
+    active_wh = ((1.8 - 0.7) * 6 * train_s + (15 - 4) * 6 * quick_s) / 3600
+    assert one.energy_wh == pytest.approx(idle_wh + active_wh, rel=1e-6)
+    # 12 updates, 2 models of four bytes a parameter and 10 differences, and small messages
+    assert 12 * 1900 < one.up_bytes < 12 * 2350 + 12 * 1600
+    models = 2 * 4 * 4890 + 10 * 2150
+    assert models < one.down_bytes - 2 * 12_000 < models * 1.1 + 12 * 2000
+    sigma = prepared.spec.privacy.noise_multiplier / math.sqrt(2)
+    assert one.epsilon == pytest.approx(epsilon([Step(sigma, 1.0, 6)], delta=prepared.spec.privacy.delta))
+
+
+def test_a_quorum_leaves_the_slow_behind_and_their_privacy_is_spent_all_the_same(prepared: PreparedTask) -> None:
+    mix = FleetMix.in_turn([ORIN, ORIN, ZERO], 6)
+    calm, quick = predict(prepared, mix), predict(prepared, mix, quorum=0.6)
+    assert quick.total_s < 0.5 * calm.total_s
+    assert quick.updates_per_round == 4
+    zero, orin = sorted(quick.boards, key=lambda share: share.board, reverse=True)
+    assert (zero.board, zero.devices, zero.places) == (ZERO, 2, 12)
+    assert (zero.used, zero.stragglers, orin.used, orin.stragglers) == (0, 1, 1, 0)
+    assert zero.given_up == 1, "they notice the new round long before their last batch"
+    assert quick.stragglers == pytest.approx(1 / 3)
+    # a round that closes as the Zeros send: all are charged, two of three are used
+    late = predict(prepared, mix, deadline_s=10.06)
+    zero = next(share for share in late.boards if share.board == ZERO)
+    assert (zero.late, late.unused_share) == (1, pytest.approx(1 / 3))
+    assert late.epsilon_unused == pytest.approx(late.epsilon), "a Zero spent all that it spent for nothing"
+    assert late.epsilon == pytest.approx(calm.epsilon)
+
+
+def test_epsilon_of_unused_rounds_is_what_they_added(prepared: PreparedTask) -> None:
+    spent = Spent(charged=Counter({1: 6}), unused=Counter({1: 4}))
+    sigma, delta = prepared.spec.privacy.noise_multiplier, prepared.spec.privacy.delta
+    expected = epsilon([Step(sigma, 1.0, 6)], delta=delta) - epsilon([Step(sigma, 1.0, 2)], delta=delta)
+    assert epsilon_unused(prepared, spent) == pytest.approx(expected)
+    assert epsilon_unused(prepared, Spent(charged=Counter({1: 6}))) == 0
+
+
+def test_longer_deadlines_use_more_and_faster_boards_end_sooner(prepared: PreparedTask) -> None:
+    mix = FleetMix.in_turn([ORIN, ZERO, "raspberry-pi-4-4gb", "raspberry-pi-5-8gb"], 12)
+    used = [predict(prepared, mix, deadline_s=each).updates_per_round for each in (1, 3, 6, 12, 50)]
+    assert used == sorted(used)
+    assert used[0] < used[-1] == 12
+    ends = [
+        predict(prepared, FleetMix.in_turn([board], 4)).total_s
+        for board in (ZERO, "raspberry-pi-4-4gb", ORIN, "raspberry-pi-5-8gb")
+    ]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_parts_of_a_cohort_sum_to_one_under_a_scenario(short_task: Callable[..., Task]) -> None:
+    plain = short_task(round={"rounds": 5, "min_updates": 1, "min_devices": 4}).model_dump()
+    plain["scenario"] = {
+        "day": [{"devices": 4, "period_s": 60.0, "share": 0.5}],
+        "drop_out": [{"devices": 3, "at_round": 2, "for_s": 30.0}],
+        "outage": [{"devices": "all", "at_s": 50.0, "for_s": 10.0}],
+        "crash": [{"process": "aggregator", "at_round": 3, "for_s": 2.0}],
+        "slow_disk": [{"devices": 1, "write_mb_s": 0.01}],
+        "out_of_memory": [{"devices": 1, "memory_mib": 10}],
+    }
+    prepared = prepare(Task.model_validate(plain), run_id="seed7")
+    one = predict(prepared, FleetMix.in_turn([ORIN, ZERO], 8), quorum=0.8)
+    for share in one.boards:
+        total = share.used + share.late + share.given_up + share.declined + share.lost
+        assert total == pytest.approx(1)
+    assert sum(share.declined for share in one.boards) > 0, "the device without memory"
+    assert sum(share.lost for share in one.boards) > 0, "who sleeps or was switched off"
+
+
+def test_a_fleet_of_thousands_is_quick_and_the_same_each_time(prepared: PreparedTask) -> None:
+    text = f'[[board]]\nprofile = "{ZERO}"\nshare = 0.7\n[[board]]\nprofile = "{ORIN}"\nshare = 0.3\n'
+    mix = parse_mix(text, devices=3000, seed=1)
+    one = predict(prepared, mix, cohort_size=200, quorum=0.5)
+    assert (one.devices, one.rounds, sum(share.places for share in one.boards)) == (3000, 6, 1200)
+    assert predict(prepared, mix, cohort_size=200, quorum=0.5) == one
+
+
+def test_policies_change_the_rules_that_they_name() -> None:
+    rules = RoundSection(rounds=7, quorum=0.9, deadline_s=300)
+    policies = read_policies(["quorum=0.5, deadline_s=20", "cohort_size=10"], rules)
+    assert list(policies) == ["quorum=0.5,deadline_s=20", "cohort_size=10"]
+    assert policies["quorum=0.5,deadline_s=20"] == rules.model_copy(update={"quorum": 0.5, "deadline_s": 20.0})
+    assert policies["cohort_size=10"] == rules.model_copy(update={"cohort_size": 10})
+    assert read_policies([], rules) == {AS_IN_TASK: rules}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds=3", r"'rounds=3' is not KEY=VALUE with one of cohort_size, min_devices"),
+        ("quorum", "'quorum' is not KEY=VALUE"),
+        ("quorum=2", r"--policy 'quorum=2': quorum = '2': .*less than or equal to 1"),
+        ("deadline_s=soon", "deadline_s = 'soon'"),
+    ],
+)
+def test_a_policy_that_is_none_is_explained(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        read_policies([text], RoundSection())
+
+
+def test_names_and_samples_are_those_of_a_simulation(prepared: PreparedTask) -> None:
+    fleet = make_fleet(prepared.task, prepared.dataset)
+    assert device_names(8) == [device.name for device in fleet.devices]
+    assert sample_counts(prepared.task, prepared.dataset) == [len(device.train) for device in fleet.devices]
+    assert device_names(1001)[7] == "device-0007"
+
+
+def test_numbers_are_shown_in_units_that_suit_them() -> None:
+    assert [shown_time(each) for each in (0.12, 3.21, 119, 150, 7300, 3e5)] == [
+        "0.12 s", "3.2 s", "119.0 s", "2.5 min", "2.0 h", "3.5 d"
+    ]  # fmt: skip
+    assert [shown_bytes(each) for each in (12, 1234, 5.5e6, 1e9, 2e12)] == ["12 B", "1.23 kB", "5.5 MB", "1 GB", "2 TB"]
+
+
+@pytest.fixture(scope="module")
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
+
+
+def invoke(app: typer.Typer, *arguments: str) -> str:
+    result = CliRunner().invoke(app, ["forecast", *arguments], env={"COLUMNS": "220"}, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_command_compares_policies_and_draws_them(app: typer.Typer, tmp_path: Path) -> None:
+    mix, plot = tmp_path / "mix.toml", tmp_path / "plots" / "policies.svg"
+    mix.write_text(
+        f'[[board]]\nprofile = "{ZERO}"\ncount = 12\nnetwork = {{ up_mbit_s = 1, latency_ms = 50 }}\n'
+        f'[[board]]\nprofile = "{ORIN}"\ncount = 8\n'
+    )
+    arguments = (str(TASK), "--boards", str(mix), "--rounds", "4", "--samples", "160", "--step-ms", "50")
+    policies = ("--policy", "quorum=1.0", "--policy", "quorum=0.4")
+    plain = json.loads(invoke(app, *arguments, *policies, "--json", "--plot", str(plot)))
+    one, other = plain["policies"]
+    assert [each["policy"] for each in (one, other)] == ["quorum=1.0", "quorum=0.4"]
+    assert (one["devices"], one["rounds"]) == (20, 4), "the counts say how many devices there are"
+    # ten steps of 50 ms, twenty times that on a Zero
+    assert 10 < one["round_median_s"] < 11.5
+    assert 2 < other["round_median_s"] < 3.5
+    assert other["boards"][0]["board"] == ZERO
+    assert other["boards"][0]["used"] == 0
+    assert plot.read_text().lstrip().startswith("<?xml")
+
+
+def test_people_see_a_row_a_policy_and_a_row_a_board(prepared: PreparedTask) -> None:
+    mix = FleetMix.in_turn([ORIN, ORIN, ZERO], 6)
+    out = io.StringIO()
+    print_forecasts(Console(file=out, width=220), [predict(prepared, mix, quorum=0.6)], COSTS, step_s=0.05)
+    shown = out.getvalue()
+    assert "6 devices, 6 rounds" in shown
+    assert "33.3 %" in shown, "stragglers"
+    assert re.search(rf"{ZERO} .* 2 .* 0\.0 \+ 100\.0 %", shown)
+    assert "a step 50 ms" in shown
+    assert "estimates from data sheets" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plot", "x.txt"], r"--plot x\.txt: the name must end in \.png"),
+        (["--boards", "pi"], "there is no board 'pi'"),
+        (["--policy", "speed=1"], "'speed=1' is not KEY=VALUE"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(app: typer.Typer, arguments: list[str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        invoke(app, str(TASK), *arguments)
+
+
+def test_the_help_teaches(app: typer.Typer) -> None:
+    shown = invoke(app, "--help")
+    for text in ("mix.toml", "--policy cohort_size=500,quorum=0.8", "share = 0.6", "estimates"):
+        assert text in shown
+
+
+def test_a_task_in_the_field_needs_to_be_told_the_samples(app: typer.Typer, tmp_path: Path) -> None:
+    path = tmp_path / "field.toml"
+    path.write_text(
+        'name = "field"\n[model]\nname = "digits-cnn"\n[method]\nname = "fedavg"\n'
+        '[data]\nname = "folder"\nclass_names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]\n'
+        "input_shape = [1, 8, 8]\ndevices = 3\n"
+    )
+    with pytest.raises(BadInput, match="say by --samples"):
+        invoke(app, str(path))

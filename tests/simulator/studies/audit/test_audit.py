@@ -1,0 +1,201 @@
+"""`hushfleet audit` on sound code, whose claims hold, and on code with planted faults, each of which it finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.methods import METHODS, base
+from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.simulator.studies.audit import device
+from hushfleet.simulator.studies.audit.device import Subject
+from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.games import Effort, device_findings, record_findings
+
+pytestmark = pytest.mark.slow
+
+MakeSubject = Callable[..., Subject]
+RECORD = {"unit": "record", "noise_multiplier": 1.0, "sample_rate": 0.5, "batches": 3}
+
+
+def of_device(subject: Subject, trials: int) -> Finding:
+    return next(device_findings(subject, Effort(trials)))
+
+
+def of_gradients(subject: Subject, trials: int = 1000) -> Finding:
+    return next(record_findings(subject, Effort(trials)))
+
+
+@pytest.fixture(autouse=True)
+def few_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "MEASURED", 16)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_claims_of_all_methods_hold_for_a_device(name: str, audited: MakeSubject) -> None:
+    found = of_device(audited(name), 50)
+    if name == "fedavg":
+        assert found.verdict == "no claim"
+        assert found.measured_round > 1.5
+        return
+    assert found.verdict == "holds"
+    assert 0 <= found.measured_round < found.claimed_round
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_claims_of_all_methods_hold_for_a_record(name: str, audited: MakeSubject) -> None:
+    found, update = record_findings(audited(name, **RECORD), Effort(100))
+    assert found.verdict == update.verdict == "holds"
+    assert 0 <= found.measured_round < found.claimed_round
+
+
+def test_what_is_measured_comes_near_the_claim_with_trials(audited: MakeSubject) -> None:
+    found = of_gradients(audited("dp-fedavg", **RECORD), 3000)
+    assert found.claimed_round / 2 < found.measured_round_of_form < found.claimed_round
+
+
+def test_an_audit_is_repeatable_by_its_seed(audited: MakeSubject) -> None:
+    one, same, other = (of_device(audited("fedper", seed=seed), 40) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(one.scores.inside, same.scores.inside)
+    np.testing.assert_array_equal(one.scores.outside, same.scores.outside)
+    assert one.points == same.points
+    assert not np.array_equal(one.scores.inside, other.scores.inside)
+
+
+def test_field_noise_holds_as_well(audited: MakeSubject) -> None:
+    subject = audited()
+    found = of_device(Subject(subject.spec, subject.initial, subject.cohort, field_noise=True), 60)
+    assert found.verdict == "holds"
+
+
+def less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_noise = GaussianMechanism.add_noise
+    half = lambda self, x, stds, *rest, **named: add_noise(self, x, np.asarray(stds) / 2, *rest, **named)  # noqa: E731
+    monkeypatch.setattr(GaussianMechanism, "add_noise", half)
+
+
+def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "clip", lambda x, clip_norm: x)
+
+
+def noise_drawn_for_each_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that forgets what it committed: the round is trained, noised and charged anew."""
+
+    def forgetful(self: DeviceStore, commit: Any) -> OutboxEntry:
+        return OutboxEntry(commit.task, commit.round, commit.update, bytes(32), commit.public_before, "pending")
+
+    monkeypatch.setattr(DeviceStore, "commit_round", forgetful)
+
+
+def raw(entries: slice) -> Callable[[pytest.MonkeyPatch], None]:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        add_noise = GaussianMechanism.add_noise
+
+        def leaking(self: GaussianMechanism, x: Any, *rest: Any, **named: Any) -> Any:
+            noised = add_noise(self, x, *rest, **named)
+            noised[entries] = x[entries]
+            return noised
+
+        monkeypatch.setattr(GaussianMechanism, "add_noise", leaking)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("name", "trials", "plant"),
+    [
+        pytest.param("dp-fedavg", 120, less_noise, id="noise halved"),
+        pytest.param("dp-fedavg", 60, no_clipping, id="clip skipped"),
+        pytest.param("dp-fedavg", 300, noise_drawn_for_each_asking, id="noise twice"),
+        pytest.param("fedglp-adp", 60, raw(slice(0, 108)), id="a layer without noise"),
+        pytest.param("dp-fedavg", 60, raw(slice(40, 43)), id="raw entries below the mask"),
+    ],
+)
+def test_a_planted_fault_is_found_for_a_device(
+    name: str,
+    trials: int,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    audited: MakeSubject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    found = of_device(audited(name, codec="float32", noise_multiplier=0.6), trials)
+    assert found.verdict == "VIOLATED"
+    assert found.noise_measured < found.noise_claimed
+
+
+def less_noise_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    noised_mean = RecordMechanism.noised_mean
+
+    def less(self: RecordMechanism, total: Any, noise: Any) -> Any:
+        values = {each.name: getattr(self, each.name) for each in fields(RecordMechanism)}
+        return noised_mean(RecordMechanism(**{**values, "noise_multiplier": self.noise_multiplier / 2}), total, noise)
+
+    monkeypatch.setattr(RecordMechanism, "noised_mean", less)
+
+
+def no_clipping_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm: x)
+
+
+@pytest.mark.parametrize("plant", [less_noise_on_gradients, no_clipping_of_gradients])
+def test_a_planted_fault_is_found_for_a_record(
+    plant: Callable[[pytest.MonkeyPatch], None], audited: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert of_gradients(audited("dp-fedavg", **RECORD)).verdict == "VIOLATED"
+
+
+def test_two_gradients_of_a_batch_that_are_charged_as_independent_are_found(
+    audited: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    privacy = {"unit": "record", "noise_multiplier": 0.5, "sample_rate": 0.02, "batches": 60}
+    assert of_gradients(audited("feddpa", **privacy), 1500).verdict == "holds"
+    charge = RecordMechanism.charge
+
+    def as_independent(self: RecordMechanism) -> Any:
+        pair = charge(self)
+        values = {each.name: getattr(pair, each.name) for each in fields(pair)}
+        steps = self.batches * self.gradients_per_batch
+        return type(pair)(**{**values, "noise_multiplier": self.multiplier, "steps": steps})
+
+    monkeypatch.setattr(RecordMechanism, "charge", as_independent)
+    assert of_gradients(audited("feddpa", **privacy), 1500).verdict == "VIOLATED"
+
+
+RECORD_TASK = Path(__file__).parents[4] / "tasks" / "digits-record.toml"
+
+
+def test_the_command_prints_claim_and_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run on real images among them; a planted fault makes it exit with 1."""
+    words = ["audit", str(RECORD_TASK), "--trials", "300", "--set", "round.rounds=2", "--set", "data.limit=200"]
+    words += ["--set", "privacy.sample_rate=0.25", "--set", "privacy.delta=0.001"]
+    done = CliRunner().invoke(build_app(), [*words, "--json", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "audit.json").read_text("utf-8"))
+    assert (tmp_path / "audit.png").stat().st_size > 1000
+    assert [each["verdict"] for each in found["findings"]] == ["holds"] * 3
+    gradients, _, one_run = found["findings"]
+    assert 0 < gradients["measured_round_of_form"] < gradients["claimed_round"] < gradients["claimed"]
+    assert one_run["measured"] <= one_run["claimed"] == pytest.approx(8)
+    assert one_run["trials"] == 256
+    less_noise_on_gradients(monkeypatch)
+    done = CliRunner().invoke(build_app(), [*words, "--trials", "1000", "--no-one-run"])
+    assert done.exit_code == 1
+    assert "VIOLATED" in done.output
+
+
+def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    for words in (["--trials", "3"], ["--set", "privacy.nose=1"], ["--unit", "planet"]):
+        assert CliRunner().invoke(build_app(), ["audit", str(RECORD_TASK), *words]).exit_code != 0
+    assert CliRunner().invoke(build_app(), ["audit", str(tmp_path / "none.toml")]).exit_code != 0

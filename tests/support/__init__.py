@@ -1,0 +1,1 @@
+"""Fleets, devices and samples that tests of several folders use."""
