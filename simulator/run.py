@@ -117,7 +117,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
         broker_kind=options.broker,
         restarts=LIVE_RESTARTS,
         emulate=options.emulate,
-        proxied=schedule.needs_cables,
+        proxied=schedule.needs_proxy,
         boards={device.name: simulation.mix[device.index].board for device in simulation.fleet.devices},
         absent=director.absent,
         write_mb_s=schedule.write_mb_s,

@@ -22,8 +22,8 @@ from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.engine import deliver
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, device_of
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import unavailable
-from hushfleet.simulator.engines.fast.worker_context import bench
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.wire.format.forms import steps_for
 from hushfleet.wire.format.identity import Identity
@@ -143,7 +143,7 @@ def _federate(simulation: Simulation) -> Iterator[Update]:
             plan = engine.open_round(names)
             for device in simulation.fleet.devices:
                 job = Job(folder.path, runtime, device.name, device.index, simulation.seed, plan, evaluate=False)
-                files, shown = bench(folder.path, runtime), []
+                files, shown = loaded_run(folder.path, runtime), []
                 with device_of(job, files) as trainer:
                     trainer.observer = shown.append
                     entry = trainer.run_round(plan, files.global_params(plan))

@@ -13,7 +13,7 @@ from hushfleet.data.folder import save_folder
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.fast.worker_context import Bench
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.fleet import Fleet, Part, make_fleet, save_samples
 from hushfleet.simulator.run_folder import begin, go_on
 
@@ -129,7 +129,7 @@ def test_a_devices_test_file_gives_its_test_part_back(tmp_path: Path, test_fract
     plain = {"name": "parts", "model": {"name": "digits-cnn"}, "method": {"name": "fedavg"}}
     data = {"name": "digits", "devices": 3, "test_fraction": test_fraction}
     simulation = begin(parse_task(plain | {"data": data}), tmp_path / "run", data_dir=None)
-    files = Bench(tmp_path / "run", "onnx")
+    files = LoadedRun(tmp_path / "run", "onnx")
     for device in simulation.fleet.devices:
         found, expected = files.local_test(device.name), device.local_test.samples
         np.testing.assert_array_equal(found.images, expected.images)

@@ -1,8 +1,7 @@
 """The fast engine: the same fleet without a network, without processes of its own per device.
 
-Devices are `Trainer` and the server is `RoundEngine`: method, codec, ledger
-and round are the field's own code. Only MQTT, and the waiting, are left out. With the same seed it ends in
-the same global model as the live engine.
+Devices are `Trainer` and the server is `RoundEngine`: method, codec, ledger and round are the field's own code. Only
+MQTT and the waiting are left out. With the same seed it ends in the same global model as the live engine.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
-from hushfleet.simulator.engines.fast.runtimes import AT_ONCE
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.runtimes import VMAP
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.jobs import train_at_once
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
@@ -27,7 +26,7 @@ ALL_SPENT = "every device has spent its privacy budget"
 
 def run_rounds(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     events: EventLog,
     *,
     runtime: str = "onnx",
@@ -51,15 +50,8 @@ def run_rounds(
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names)
             events.write("round_open", round=plan.round, cohort=sorted(plan.cohort))
-            for answer in train_cohort(
-                simulation,
-                workers,
-                plan,
-                plan.cohort,
-                runtime=runtime,
-                evaluate_every=evaluate_every,
-                evaluate_last=evaluate_last,
-            ):
+            evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
+            for answer in train_cohort(simulation, workers, plan, plan.cohort, runtime=runtime, evaluate=evaluate):
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
@@ -109,15 +101,17 @@ def hear_decline(answer: Answer, engine: RoundEngine, plan: RoundPlan) -> dict[s
 
 def train_cohort(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     plan: RoundPlan,
     devices: Collection[str],
     *,
     runtime: str = "onnx",
-    evaluate_every: int = 1,
-    evaluate_last: int = 1,
+    evaluate: bool = True,
 ) -> Iterator[Answer]:
-    """Trains `devices` of the plan's cohort; their answers come in the fleet's order."""
+    """Trains `devices` of the plan's cohort; their answers come in the fleet's order.
+
+    :param evaluate: whether the devices' own models are tested afterwards.
+    """
     jobs = [
         Job(
             path=simulation.folder.path,
@@ -126,13 +120,13 @@ def train_cohort(
             index=device.index,
             seed=simulation.seed,
             plan=plan,
-            evaluate=plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0,
+            evaluate=evaluate,
             epsilon_limit=device.epsilon_limit,
             preference=device.preference,
         )
         for device in simulation.fleet.devices
         if device.name in devices
     ]
-    if runtime == AT_ONCE:
+    if runtime == VMAP:
         return train_at_once(jobs, workers)
     return workers.map(train, jobs)

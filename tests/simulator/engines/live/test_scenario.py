@@ -277,7 +277,7 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
 
     schedule = schedule_of(live.task, [device.name for device in live.fleet.devices])
     director = Director(live, schedule)
-    fleet = LiveFleet(live, absent=director.absent, proxied=schedule.needs_cables)
+    fleet = LiveFleet(live, absent=director.absent, proxied=schedule.needs_proxy)
     with fleet.running():
         direct(fleet, director)
 
