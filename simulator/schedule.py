@@ -15,7 +15,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
 from typing import Literal, NamedTuple
 
 import numpy as np

@@ -14,7 +14,7 @@ from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
-from hushfleet.simulator.fleet import Fleet, Part, make_fleet, save_samples
+from hushfleet.simulator.fleet import Fleet, Subset, make_fleet, save_samples
 from hushfleet.simulator.run_folder import begin, go_on
 
 DIGITS = load("digits")
@@ -31,8 +31,8 @@ def numbered() -> DataSet:
     return DataSet("digits", part(900, 0), part(300, 1000), ("a", "b", "c"))
 
 
-def numbers_of(part: Part | Samples) -> list[int]:
-    samples = part.samples if isinstance(part, Part) else part
+def numbers_of(part: Subset | Samples) -> list[int]:
+    samples = part.samples if isinstance(part, Subset) else part
     high, low = samples.images.reshape(len(samples), 2).astype(int).T
     return (256 * high + low).tolist()
 

@@ -17,14 +17,13 @@ from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.fleet import device_names, sample_counts
-from hushfleet.simulator.engines.clock.forecast import Forecast, forecast
+from hushfleet.simulator.engines.clock.forecast import POLICY_KEYS, Forecast, forecast, read_policies
 from hushfleet.simulator.engines.clock.measure import measure_costs
-from hushfleet.simulator.engines.clock.plot import check_plot_path, plot_forecasts
-from hushfleet.simulator.engines.clock.policies import read_policies
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.live.emulation import machine_speed
+from hushfleet.simulator.fleet import device_names, make_fleet
 
+PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
 
 The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
@@ -68,7 +67,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(
                 metavar="KEY=VALUE,...",
-                help="A column; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.",
+                help=f"A column; keys of [round]: {', '.join(POLICY_KEYS)}.",
             ),
         ] = None,
         samples: Annotated[int | None, typer.Option(min=1, help="Training samples of every device.")] = None,
@@ -84,15 +83,15 @@ def register(app: typer.Typer) -> None:
         plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None,
     ) -> None:
         console = Console(stderr=as_json)
-        if plot is not None:
-            check_plot_path(plot)
+        if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:  # before any work is done
+            raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
         written = load_task(task_file, tuple(settings or ()))
         task = _for_fleet(written, task_file, settings or [], boards=boards, devices=devices, rounds=rounds)
         policies = read_policies(policy or [], task.round)
         mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
         with console.status("loading data, exporting the graphs, measuring what a round costs"):
             prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")
-            counts = [samples] if samples else _samples(written, prepared)
+            counts = [samples] if samples else sample_counts(written, prepared)
             costs = _costs(prepared, step_ms)
         sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
         forecasts = []
@@ -100,7 +99,7 @@ def register(app: typer.Typer) -> None:
             with console.status(f"{rules.rounds} rounds of {len(mix)} devices: {text}"):
                 forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
         if as_json:
-            plain = {"costs": costs.to_plain(), "policies": [each.to_plain() for each in forecasts]}
+            plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}
             typer.echo(json.dumps(plain, indent=2))
         else:
             print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
@@ -123,10 +122,11 @@ def _for_fleet(
     return load_task(path, (*settings, *given)) if given else written
 
 
-def _samples(written: Task, prepared: PreparedTask) -> list[int]:
+def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
+    """How many training samples each device of the task's own partition has."""
     if prepared.dataset is None:
         raise BadInput("the task's data are in the field only; say by --samples how many a device has")
-    return sample_counts(written, prepared.dataset)
+    return [len(device.train) for device in make_fleet(task, prepared.dataset).devices]
 
 
 def _costs(prepared: PreparedTask, step_ms: float | None) -> Costs:
@@ -209,3 +209,33 @@ def shown_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} B"
+
+
+def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:
+    """How long each policy takes, against how many updates a round it uses: a point a policy.
+
+    Raises `BadInput` where the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    longest_s = max(each.total_s for each in forecasts)
+    unit, unit_s = ("days", 86400.0) if longest_s > 2 * 86400 else ("hours", 3600.0)
+    for each in forecasts:
+        point = (each.updates_per_round, each.total_s / unit_s)
+        axes.plot(*point, "o", markersize=8)
+        label = f"{each.policy}\n{100 * each.stragglers:.0f} % stragglers"
+        axes.annotate(label, point, xytext=(8, 4), textcoords="offset points", fontsize=8)
+    first = forecasts[0]
+    axes.set_xlabel("updates used a round")
+    axes.set_ylabel(f"{unit} for {first.rounds} rounds")
+    axes.set_title(f"{first.devices:,} devices on the virtual clock")
+    axes.margins(0.2)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise BadInput(f"--plot {path}: it cannot be written: {error.strerror}") from error

@@ -6,7 +6,7 @@ MQTT and the waiting are left out. With the same seed it ends in the same global
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog
@@ -79,24 +79,37 @@ def all_have_spent(store: AggregatorStore, devices: Collection[str]) -> bool:
 
 def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
     """Hands an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
-    engine.store.add_device(answer.device, public_key=answer.public_key)
+    event, fields = hear(answer, engine, plan)
+    events.write(event, **fields)
+
+
+def hear(
+    answer: Answer,
+    engine: RoundEngine,
+    plan: RoundPlan,
+    *,
+    board: str = "",
+    with_public: Callable[[Answer], bytes] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """The aggregator takes an answer; gives the event for the log, and its fields.
+
+    :param with_public: the update with the device's public state, where the aggregator may lack that.
+    """
+    data = answer.update
+    engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
     if answer.refusal is not None:
-        events.write("decline", **hear_decline(answer, engine, plan))
-        return
-    verdict = engine.accept(answer.device, answer.update)
+        code, reason = answer.refusal
+        engine.decline(answer.device, code, reason, round=plan.round)
+        return "decline", {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
+    verdict = engine.accept(answer.device, data)
+    if verdict.code == "state-unknown" and with_public is not None:
+        data = with_public(answer)
+        verdict = engine.accept(answer.device, data)
     if not verdict.acknowledged:
         raise HushfleetError(
             f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
         )
-    fields = update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(answer.update))
-    events.write("update", **fields)
-
-
-def hear_decline(answer: Answer, engine: RoundEngine, plan: RoundPlan) -> dict[str, Any]:
-    """Tells the aggregator that a device declines; gives the fields of its `decline` event."""
-    code, reason = answer.refusal
-    engine.decline(answer.device, code, reason, round=plan.round)
-    return {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
+    return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(data))
 
 
 def train_cohort(
