@@ -20,10 +20,10 @@ from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
 from hushfleet.simulator.engines.fast.runtime_choice import choose_runtime
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES
-from hushfleet.simulator.engines.fast.workers import Crew, Workers
+from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
-from hushfleet.simulator.engines.ray.pool import RayCrew
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
+from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
@@ -89,9 +89,9 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
     return result
 
 
-def _crew(options: RunOptions) -> Crew:
+def _crew(options: RunOptions) -> WorkerPool:
     if options.engine == "ray":
-        return RayCrew(options.workers, address=options.ray_address)
+        return RayWorkers(options.workers, address=options.ray_address)
     return Workers(options.workers)
 
 
@@ -100,7 +100,7 @@ def _display(simulation: Simulation, console: Console) -> FleetDisplay:
     return FleetDisplay(console=console, delta=privacy.delta, accountant=privacy.accountant)
 
 
-def _runtime(simulation: Simulation, workers: Crew, options: RunOptions, console: Console) -> str:
+def _runtime(simulation: Simulation, workers: WorkerPool, options: RunOptions, console: Console) -> str:
     if options.runtime != AUTO:
         return options.runtime
     with console.status("which runtime is the quickest here?"):
@@ -111,7 +111,7 @@ def _runtime(simulation: Simulation, workers: Crew, options: RunOptions, console
 
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
     schedule = schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
-    director = Director(simulation, schedule)
+    player = ScenarioPlayer(simulation, schedule)
     fleet = LiveFleet(
         simulation,
         broker_kind=options.broker,
@@ -119,17 +119,17 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
         emulate=options.emulate,
         proxied=schedule.needs_proxy,
         boards={device.name: simulation.mix[device.index].board for device in simulation.fleet.devices},
-        absent=director.absent,
+        absent=player.absent,
         write_mb_s=schedule.write_mb_s,
         memory_mib=schedule.memory_mib,
     )
-    for line in (*fleet.shown(), *([director.note] if director.note else [])):
+    for line in (*fleet.shown(), *([player.note] if player.note else [])):
         console.print(line, style="bright_black", highlight=False)
     with Watch(simulation, _display(simulation, console), engine=options.engine), fleet.running():
-        director.direct(fleet)
+        player.play(fleet)
 
 
-def _run_fast(simulation: Simulation, workers: Crew, options: RunOptions, runtime: str, console: Console) -> None:
+def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:
     engine, every = options.engine, options.evaluate_every
     watch = Watch(simulation, _display(simulation, console), engine=engine, clocked=options.clocked)
     if options.clocked:
@@ -153,7 +153,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def _train_alone(simulation: Simulation, workers: Crew, runtime: str, console: Console) -> list[Alone]:
+def _train_alone(simulation: Simulation, workers: WorkerPool, runtime: str, console: Console) -> list[Alone]:
     devices = len(simulation.fleet.devices)
     with _progress(console) as progress:
         bar = progress.add_task("each device alone, for comparison", total=devices)

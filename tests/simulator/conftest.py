@@ -19,7 +19,7 @@ from hushfleet.models.native.build import COMPILERS
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.chaos.audit import check_stores, check_tap, ledger_of, logs_of, models_of
 from hushfleet.simulator.studies.chaos.machine import build_library
@@ -167,19 +167,19 @@ def finish() -> Callable[[LiveFleet], None]:
 
 
 @pytest.fixture(scope="session")
-def direct() -> Callable[[LiveFleet, Director], None]:
+def play_scenario() -> Callable[[LiveFleet, ScenarioPlayer], None]:
     """The same for a fleet that is led through a scenario."""
 
-    def direct(fleet: LiveFleet, director: Director) -> None:
+    def play_scenario(fleet: LiveFleet, player: ScenarioPlayer) -> None:
         def done() -> bool:
-            director.tick(fleet)
+            player.tick(fleet)
             fleet.check()
             return fleet.finished
 
         wait_until(done, "the run finished", logs=lambda: logs_of(fleet.simulation))
-        director.direct(fleet)
+        player.play(fleet)
 
-    return direct
+    return play_scenario
 
 
 @pytest.fixture

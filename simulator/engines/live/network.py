@@ -26,7 +26,7 @@ _PIECE_S = 0.01  # a piece of data is what the link sends in this time ...
 _PIECE_BYTES = (1460, 1 << 16)  # ... within these bounds
 _HOLD_S = 0.02
 _HELD_BYTES = 1 << 16
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 
 _log = logging.getLogger("hushfleet.simulator")
@@ -74,7 +74,7 @@ class EmulatedNetwork:
         return self._do(self._add(device, conditions, seed))
 
     def cut(self, device: str) -> None:
-        """Pulls the cable: no byte passes and nobody is told. Connections live on while both ends have patience."""
+        """No byte passes and nobody is told. Connections live on until one of their ends gives up."""
         self._do(_now(self._link(device).passes.clear))
 
     def mend(self, device: str) -> None:
@@ -84,10 +84,6 @@ class EmulatedNetwork:
     def reset(self, device: str) -> None:
         """Breaks all connections of the device at once, by RST to both ends."""
         self._do(self._link(device).reset())
-
-    def retarget(self, host: str, port: int) -> None:
-        """New connections go to another broker."""
-        self._target = (host, port)
 
     def traffic(self, device: str) -> Traffic:
         link = self._link(device)
@@ -102,7 +98,7 @@ class EmulatedNetwork:
         return self._links[device]
 
     async def _add(self, device: str, conditions: LinkConditions, seed: int) -> int:
-        link = _Link(device, conditions, seed=seed, target=lambda: self._target)
+        link = _Link(device, conditions, seed=seed, target=self._target)
         self._links[device] = link
         return link.port
 
@@ -114,15 +110,13 @@ class EmulatedNetwork:
         if not self._thread.is_alive():
             work.close()
             raise HushfleetError("the emulated network is not running; use it inside its `with` block")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
 
 
 class _Link:
     """One device's link. Everything in here runs in the loop's thread."""
 
-    def __init__(
-        self, device: str, conditions: LinkConditions, *, seed: int, target: Callable[[], tuple[str, int]]
-    ) -> None:
+    def __init__(self, device: str, conditions: LinkConditions, *, seed: int, target: tuple[str, int]) -> None:
         now = asyncio.get_running_loop().time()
         self.conditions = conditions
         self.up = Direction(conditions, "up", seed=seed, device=device, made_at=now)
@@ -176,7 +170,7 @@ class _Link:
 
     async def _serve(self, device: socket.socket) -> None:
         """One connection, until it ends or breaks. Ends that are not in order are RST to both sides."""
-        broker = socket.socket(socket.AF_INET6 if ":" in self._target()[0] else socket.AF_INET, socket.SOCK_STREAM)
+        broker = socket.socket(socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET, socket.SOCK_STREAM)
         loop = asyncio.get_running_loop()
         try:
             _prepare(device)
@@ -186,7 +180,7 @@ class _Link:
                 return
             # Loopback has answered the handshake at once; here is the round trip that it takes.
             await asyncio.sleep(2 * self.up.latency_s)
-            await loop.sock_connect(broker, self._target())
+            await loop.sock_connect(broker, self._target)
             async with asyncio.TaskGroup() as both:
                 both.create_task(_Pipe(device, broker, self.up, self.passes).run(early))
                 both.create_task(_Pipe(broker, device, self.down, self.passes).run(b""))

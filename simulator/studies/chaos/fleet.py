@@ -68,7 +68,7 @@ class ChaosFleet(LiveFleet):
 
     def reset_link(self, device: str) -> None:
         """Breaks all connections of the device."""
-        self._cabled.reset(device)
+        self._proxy.reset(device)
 
     def start_twin(self, device: str) -> str:
         """Starts a second client with the device's name and data, and another key; gives the process' name."""

@@ -1,4 +1,4 @@
-"""The director: on a stage that writes down what it is told, and with a real fleet, which ends as if all was calm."""
+"""Playing a scenario: on a stage that writes down what it is told, and with a real fleet, which ends as if all was calm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
 from hushfleet.simulator.schedule import Day, Schedule, make_schedule, schedule_of
 
@@ -24,7 +24,7 @@ Told = list[tuple[str, str]]
 
 
 class Stage:
-    """What a director needs of a fleet. A process that is told to stop ends when the test says so."""
+    """What a player needs of a fleet. A process that is told to stop ends when the test says so."""
 
     def __init__(self, absent: frozenset[str]) -> None:
         self.told: Told = []
@@ -56,18 +56,18 @@ class Stage:
 
 
 class Play:
-    """A director and its stage, with a clock that the test turns."""
+    """A player and its stage, with a clock that the test turns."""
 
     def __init__(self, simulation: Simulation, schedule: Schedule) -> None:
         self.simulation = simulation
         self._now = 1000.0
-        self.director = Director(simulation, schedule, clock=lambda: self._now)
-        self.stage = Stage(self.director.absent)
+        self.player = ScenarioPlayer(simulation, schedule, clock=lambda: self._now)
+        self.stage = Stage(self.player.absent)
 
     def at(self, seconds: float) -> Told:
         """What the fleet is told so many seconds after the start."""
         self._now, before = 1000.0 + seconds, len(self.stage.told)
-        self.director.tick(self.stage)  # type: ignore[arg-type]
+        self.player.tick(self.stage)  # type: ignore[arg-type]
         return self.stage.told[before:]
 
     def happened(self, kind: str, **fields: Any) -> None:
@@ -111,8 +111,8 @@ def test_everything_is_done_when_its_time_comes_and_written_down(play: Callable[
             "outage": [{"devices": ["device-0", "device-1"], "at_s": 6, "for_s": 2}],
         }
     )
-    assert on.director.absent == {"device-5"}
-    assert on.director.note is None
+    assert on.player.absent == {"device-5"}
+    assert on.player.note is None
     assert on.at(0) == []
     on.happened("round_open", round=1)
     assert on.at(1) == [("kill", "device-1")]
@@ -182,7 +182,7 @@ def test_after_the_end_servers_and_networks_come_back_and_devices_rest(play: Cal
     assert on.at(2) == [("mend", "device-4"), ("start", "broker"), ("start", "aggregator")]
     assert on.at(99) == []
     assert on.stage.expected_down == {"device-1", "device-5"}
-    on.director.end(on.stage)  # type: ignore[arg-type]
+    on.player.end(on.stage)  # type: ignore[arg-type]
     assert on.at(100) == []
     reason = "the run was over before"
     assert on.not_played == [
@@ -239,8 +239,8 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
 ) -> None:
     history = [("run", 0), ("round_open", 1), ("round_close", 1), ("round_open", 2), ("round_close", 2)]
     on = play(STORY, history=(*history, *([("round_open", 3)] if round_is_open else [])))
-    assert on.director.absent == {"device-1"}
-    assert on.director.note == (
+    assert on.player.absent == {"device-1"}
+    assert on.player.note == (
         "the scenario goes on in round 3, and its seconds count anew from now; what belongs to earlier rounds is "
         "left out (2 events)"
     )
@@ -260,7 +260,7 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
 
 
 def test_a_stormy_live_run_ends_in_the_calm_runs_model(
-    short_task: Callable[..., Task], runs: Any, audit: Any, direct: Any, tmp_path: Path
+    short_task: Callable[..., Task], runs: Any, audit: Any, play_scenario: Any, tmp_path: Path
 ) -> None:
     # Enough training for the network to be cut while it lasts.
     calm_task = short_task(data={"devices": 3, "limit": 240}, round={"min_updates": 3}, method={"local_epochs": 40})
@@ -276,10 +276,10 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
     live = begin(stormy_task, tmp_path / "live", data_dir=None)
 
     schedule = schedule_of(live.task, [device.name for device in live.fleet.devices])
-    director = Director(live, schedule)
-    fleet = LiveFleet(live, absent=director.absent, proxied=schedule.needs_proxy)
+    player = ScenarioPlayer(live, schedule)
+    fleet = LiveFleet(live, absent=player.absent, proxied=schedule.needs_proxy)
     with fleet.running():
-        direct(fleet, director)
+        play_scenario(fleet, player)
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)
