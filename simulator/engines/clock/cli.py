@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,16 +13,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import read_boards
+from hushfleet.simulator.cli import DataDir, Devices, Rounds, Settings, overridden
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import POLICY_KEYS, Forecast, forecast, read_policies
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import device_names, make_fleet
+from hushfleet.simulator.units import shown_bytes, shown_time
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
@@ -61,8 +64,8 @@ def register(app: typer.Typer) -> None:
         boards: Annotated[
             str, typer.Option(help="A mix file, or profiles dealt to the devices in turn, with commas between.")
         ] = "generic-x86",
-        devices: Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")] = None,
-        rounds: Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")] = None,
+        devices: Devices = None,
+        rounds: Rounds = None,
         policy: Annotated[
             list[str] | None,
             typer.Option(
@@ -75,18 +78,19 @@ def register(app: typer.Typer) -> None:
             float | None,
             typer.Option(min=0, help="CPU time of a training step on one core of generic-x86, instead of a trial's."),
         ] = None,
-        settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the task.")
-        ] = None,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
+        settings: Settings = None,
+        data_dir: DataDir = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
         plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None,
     ) -> None:
         console = Console(stderr=as_json)
         if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:  # before any work is done
             raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
-        written = load_task(task_file, tuple(settings or ()))
-        task = _for_fleet(written, task_file, settings or [], boards=boards, devices=devices, rounds=rounds)
+        written = overridden(task_file, settings)
+        if devices is None and boards.strip().endswith(".toml"):
+            with suppress(BadInput):  # shares, or a mistake that is told when the number is known
+                devices = len(read_boards(boards))
+        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds})
         policies = read_policies(policy or [], task.round)
         mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
         with console.status("loading data, exporting the graphs, measuring what a round costs"):
@@ -106,20 +110,6 @@ def register(app: typer.Typer) -> None:
         if plot is not None:
             plot_forecasts(forecasts, plot)
             console.print(f"plot  {plot}", highlight=False)
-
-
-def _for_fleet(
-    written: Task, path: Path, settings: list[str], *, boards: str, devices: int | None, rounds: int | None
-) -> Task:
-    """The task with as many devices and rounds as are asked for; counts in a mix say how many devices there are."""
-    if devices is None and boards.strip().endswith(".toml"):
-        try:
-            devices = len(read_boards(boards))
-        except BadInput:
-            devices = None  # shares, or a mistake that is told when the number is known
-    given = [f"data.devices={devices}"] if devices is not None else []
-    given += [f"round.rounds={rounds}"] if rounds is not None else []
-    return load_task(path, (*settings, *given)) if given else written
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
@@ -193,22 +183,6 @@ def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
             cells.append(f"{100 * share.late:.1f} + {100 * share.given_up:.1f} %{more}")
         table.add_row(board.board, f"{board.devices:,}", *cells)
     console.print(table)
-
-
-def shown_time(seconds: float) -> str:
-    """In the unit that suits it."""
-    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.1f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def shown_bytes(count: float) -> str:
-    """In powers of 1000."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
 
 
 def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Playing a scenario: on a stage that writes down what it is told, and with a real fleet, which ends as if all was calm."""
+"""Playing a scenario: on a stage that writes down what it is told, and with a real fleet, which ends as if calm."""
 
 from __future__ import annotations
 
