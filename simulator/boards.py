@@ -16,7 +16,7 @@ import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,24 +65,15 @@ class BoardKind:
             ),
         )
 
-    @property
+    @cached_property
     def board(self) -> Board:
         """The profile, with this kind's link in the place of the board's own where an uplink lies behind it."""
-        return _board_of(self)
-
-
-@lru_cache(maxsize=256)
-def _board_of(kind: BoardKind) -> Board:
-    board = load_board(kind.profile)
-    figures = {f"network_{name}": value for name, value in asdict(kind.link).items()}
-    return replace(
-        board,
-        **{
-            field: Quantity(value, estimated=True, basis="the board's own link and the fleet's uplink behind it")
-            for field, value in figures.items()
-            if value != float(getattr(board, field))
-        },
-    )
+        board, changed = load_board(self.profile), {}
+        for name, value in asdict(self.link).items():
+            if value != float(getattr(board, f"network_{name}")):
+                basis = "the board's own link and the fleet's uplink behind it"
+                changed[f"network_{name}"] = Quantity(value, estimated=True, basis=basis)
+        return replace(board, **changed)  # type: ignore[arg-type]  # all of them are quantities
 
 
 @dataclass(frozen=True)

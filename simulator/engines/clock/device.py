@@ -55,6 +55,8 @@ class Attempt:
     :param deadline_at: when it gives up training.
     :param download: what brings the global model; None where the device holds it already.
     :param broadcasts: of what is downloaded.
+    :param pass_at: when the broadcast begins that brings the model.
+    :param model_at: when the model has come in whole.
     :param train_at: when the model is stored and the first batch begins.
     :param last_at: when the last batch begins.
     :param trained_at: when the last batch ends.
@@ -70,6 +72,8 @@ class Attempt:
     deadline_at: float
     download: Download | None
     broadcasts: Broadcasts | None
+    pass_at: float
+    model_at: float
     train_at: float
     last_at: float
     trained_at: float
@@ -82,7 +86,7 @@ class Attempt:
 
     def delay(self, by_s: float) -> None:
         """Everything from the model on comes later."""
-        for name in ("train_at", "last_at", "trained_at", "commit_at", "sent_from", "arrive_at"):
+        for name in ("pass_at", "model_at", "train_at", "last_at", "trained_at", "commit_at", "sent_from", "arrive_at"):
             setattr(self, name, getattr(self, name) + by_s)
 
 
@@ -175,10 +179,11 @@ class Device:
         :param broadcasts: of what is downloaded.
         """
         times = self.times
-        train_at = began_at
+        pass_at = model_at = train_at = began_at
         if download is not None and broadcasts is not None:
             pass_at = broadcasts.want(began_at + times.latency_s)
-            train_at = pass_at + times.latency_s + times.download_s(download) + times.download_store_s(download)
+            model_at = pass_at + times.latency_s + times.download_s(download)
+            train_at = model_at + times.download_store_s(download)
         last_at = train_at + max(times.steps - 1, 0) * times.step_s
         trained_at = train_at + times.train_s
         update = sizes.update(self.participations, with_public=not self.in_sync)
@@ -190,6 +195,8 @@ class Device:
             deadline_at=deadline_at,
             download=download,
             broadcasts=broadcasts,
+            pass_at=pass_at,
+            model_at=model_at,
             train_at=train_at,
             last_at=last_at,
             trained_at=trained_at,
@@ -201,25 +208,15 @@ class Device:
         )
         return self.attempt
 
-    def holds_model_at(self, attempt: Attempt) -> float:
-        """When the global model has come in whole."""
-        if attempt.download is None:
-            return attempt.began_at
-        return attempt.train_at - self.times.download_store_s(attempt.download)
-
-    def pass_at(self, attempt: Attempt) -> float:
-        """When its first pass began; the device must have wanted one."""
-        return self.holds_model_at(attempt) - self.times.download_s(attempt.download) - self.times.latency_s
-
     def resume(self, attempt: Attempt, at: float) -> None:
         """The link is up again since `at`: what was on its way goes on, what was not goes out as it becomes ready."""
         cut_at, attempt.cut_at = attempt.cut_at, None
         if cut_at is None:
             return
         times = self.times
-        if attempt.broadcasts is not None and cut_at < self.holds_model_at(attempt):
+        if attempt.broadcasts is not None and cut_at < attempt.model_at:
             # asks for the chunks that it lacks; those that came are kept
-            missing_from = max(cut_at, self.pass_at(attempt) + times.latency_s)
+            missing_from = max(cut_at, attempt.pass_at + times.latency_s)
             goes_on_at = attempt.broadcasts.want(at + times.latency_s) + times.latency_s
             attempt.delay(goes_on_at - missing_from)
         elif cut_at < attempt.sent_from:
@@ -251,7 +248,7 @@ class Device:
         """How much of the global model has come by then, with the passes for others that came along."""
         if attempt.download is None or attempt.broadcasts is None:
             return 0.0
-        whole_at, own_pass_at = self.holds_model_at(attempt), self.pass_at(attempt)
+        whole_at, own_pass_at = attempt.model_at, attempt.pass_at
         began_at, fetch_s = own_pass_at + self.times.latency_s, self.times.download_s(attempt.download)
         more = attempt.broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
         if until >= whole_at:
@@ -267,17 +264,16 @@ class Device:
         times = self.times
         if self.committed_round == attempt.round:  # and was switched off since
             return Ending(True, attempt.commit_at, attempt.sent_from, self.free_at)
-        stops_at = closed_at + times.latency_s
+        stops_at, cut_at = closed_at + times.latency_s, attempt.cut_at
         if not self.linked:
-            no_model = attempt.cut_at is not None and attempt.cut_at < self.holds_model_at(attempt)
-            stops_at = attempt.cut_at if no_model else attempt.deadline_at
+            stops_at = cut_at if cut_at is not None and cut_at < attempt.model_at else attempt.deadline_at
         if attempt.last_at > attempt.deadline_at:
             stops_at = min(stops_at, attempt.deadline_at)
         if stops_at <= attempt.last_at:
             ends_at = times.boundary(attempt.train_at, stops_at) if stops_at > attempt.train_at else stops_at
             return Ending(False, ends_at, ends_at, ends_at)
         ends_at = max(stops_at, attempt.commit_at)
-        return Ending(True, ends_at, stops_at if attempt.cut_at is None else attempt.cut_at, ends_at)
+        return Ending(True, ends_at, stops_at if cut_at is None else cut_at, ends_at)
 
     def worked_s(self, attempt: Attempt, until: float) -> float:
         """Seconds of computing by then."""

@@ -428,10 +428,8 @@ class FleetClock:
         elif went_at is not None and attempt.commit_at <= linked_at:
             device.send_in_vain(attempt, linked_at)
             device.send_again(attempt, linked_at + 2 * times.latency_s)
-        elif went_at is not None and attempt.broadcasts is not None and went_at < device.holds_model_at(attempt):
-            pass_at = device.pass_at(attempt)
-            if pass_at > went_at:
-                attempt.delay(attempt.broadcasts.want(linked_at + times.latency_s) - pass_at)
+        elif went_at is not None and attempt.broadcasts is not None and went_at < attempt.pass_at:
+            attempt.delay(attempt.broadcasts.want(linked_at + times.latency_s) - attempt.pass_at)
         device.number += 1
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
 

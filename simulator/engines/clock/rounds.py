@@ -26,7 +26,8 @@ from hushfleet.simulator.engines.clock.events import ClosedRound, LogEvent
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
-from hushfleet.simulator.engines.fast.engine import Answer, check_participation, hear, train_cohort
+from hushfleet.simulator.engines.fast.engine import check_participation, hear, train_cohort
+from hushfleet.simulator.engines.fast.jobs import Answer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S

@@ -7,9 +7,8 @@ the devices' own graphs, whose results are the live engine's: the trial would co
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,7 +35,11 @@ _MOST_MEMBERS = 32
 
 @dataclass(frozen=True)
 class Trial:
-    """:param samples_per_s: training throughput of one core, by runtime; :param missing: why others were not tried."""
+    """What was chosen, and why.
+
+    :param samples_per_s: training throughput of one core, by runtime.
+    :param missing: why others were not tried.
+    """
 
     runtime: str
     samples_per_s: dict[str, float] = field(default_factory=dict)
@@ -106,22 +109,20 @@ def _rate_of_vmap(simulation: Simulation) -> float:
     few = [run.train(d.name).take(slice(0, _BATCHES * method.config.batch_size)) for d in cohort]
     trainer, start = cohort_trainer(simulation.folder.path), simulation.prepared.initial
 
-    def train() -> None:
+    def train() -> int:
         members = [Member(method.init_state(), samples, np.random.default_rng(0)) for samples in few]
         trainer.train(method, members, start, recipe=Recipe(spec.model.dropout, spec.augment))
+        return sum(samples_trained(len(each), method.config) for each in few)
 
-    train()
-    best_s = math.inf
-    for _ in range(_TURNS):
-        began = time.perf_counter()
-        train()
-        best_s = min(best_s, time.perf_counter() - began)
-    return sum(samples_trained(len(each), method.config) for each in few) / best_s
+    return _rates({VMAP: train})[VMAP]
 
 
 def _measure_here(job: _Job) -> dict[str, float]:
-    """Whole steps in turns, so that whatever else the machine does hits all alike; the best turn counts."""
-    steps = {runtime: _step(LoadedRun(job.path, runtime), job.device) for runtime in job.runtimes}
+    return _rates({runtime: _step(LoadedRun(job.path, runtime), job.device) for runtime in job.runtimes})
+
+
+def _rates(steps: Mapping[str, Callable[[], int]]) -> dict[str, float]:
+    """Samples a second of each. In turns, so that whatever else the machine does hits all; the best turn counts."""
     for step in steps.values():
         step()  # loads, compiles, touches its memory
     rates = dict.fromkeys(steps, 0.0)

@@ -61,7 +61,7 @@ class Emulation:
 def emulation_of(board: Board, *, machine_speed: float) -> Emulation:
     """:param machine_speed: one core of this machine, in cores of `generic-x86`.
 
-    Profiles state no jitter, stalls or resets, so the link has none.
+    Profiles state no jitter and no stalls, so the link has none.
     """
     slowdown = machine_speed / float(board.relative_cpu_speed)
     return Emulation(
@@ -127,6 +127,5 @@ def means() -> list[str]:
         "speed and storage: modelled, the client waits as long as the board would take; start-up and the network "
         "thread run at full speed",
         limit,
-        "network: a TCP proxy on loopback with the profile's rates and latency; profiles state no jitter, stalls or "
-        "resets",
+        "network: a TCP proxy on loopback with the profile's rates and latency; profiles state no jitter and no stalls",
     ]

@@ -13,12 +13,12 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.simulator.engines.live.link_model import Direction, LinkConditions, resets
+from hushfleet.simulator.engines.live.link_model import Direction, LinkConditions
 
 _HOST = "127.0.0.1"
 _SOCKET_BUFFER_BYTES = 1 << 16  # else the kernel takes megabytes from a sender that should be waiting
@@ -130,15 +130,11 @@ class _Link:
         self._listener.listen(16)
         self.port: int = self._listener.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
-        self._tasks = [
-            asyncio.create_task(self._accept(), name=f"{device} accepts"),
-            asyncio.create_task(self._reset_at(resets(conditions, seed=seed, device=device), made_at=now)),
-        ]
+        self._accepting = asyncio.create_task(self._accept(), name=f"{device} accepts")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
         self._listener.close()
         await self.reset()
 
@@ -147,13 +143,6 @@ class _Link:
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
-
-    async def _reset_at(self, times: Iterator[float], *, made_at: float) -> None:
-        loop = asyncio.get_running_loop()
-        for at_s in times:
-            await asyncio.sleep(made_at + at_s - loop.time())
-            if self.passes.is_set():
-                await self.reset()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -184,10 +173,10 @@ class _Link:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_Pipe(device, broker, self.up, self.passes).run(early))
                 both.create_task(_Pipe(broker, device, self.down, self.passes).run(b""))
-        except* OSError:
-            _break_off(device, broker)
-        except* asyncio.CancelledError:
-            _break_off(device, broker)
+        except* (OSError, asyncio.CancelledError):
+            for sock in (device, broker):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         finally:
             device.close()
             broker.close()
@@ -271,9 +260,3 @@ def _prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _break_off(*sockets: socket.socket) -> None:
-    for sock in sockets:
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

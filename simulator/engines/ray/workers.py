@@ -245,7 +245,7 @@ def replace_store(store: Path, content: np.ndarray) -> None:
     part = store.with_name(store.name + ".part")
     part.unlink(missing_ok=True)
     with open(part, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(memoryview(content))
+        file.write(content.data)
     os.replace(part, store)
 
 
@@ -255,7 +255,7 @@ def _read(path: Path) -> np.ndarray:
 
 def _write(path: Path, content: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(memoryview(content))
+    path.write_bytes(content.data)
 
 
 # the cluster
