@@ -72,10 +72,11 @@ class Links:
     def act(self, action: Action) -> None:
         """One action of the schedule, which falls due now."""
         self._queue.log("scenario", action=action.kind, target=action.target)
+        starts = action.kind == "start"
         if action.target == "aggregator":
-            self._server(action.kind == "start")
+            (self._start_server if starts else self._kill_server)()
         elif action.target == "broker":
-            self._broker(action.kind == "start")
+            (self._start_broker if starts else self._kill_broker)()
         else:
             self._device(self._fleet[action.target], action.kind)
 
@@ -118,7 +119,7 @@ class Links:
     def _link_again(self, device: Device) -> None:
         """The way may be free again for a device that had a link, or would have had one."""
         if device.on and not device.cut and self._broker_up:
-            self._link_from(device, self._attempt(device.down_since, self._queue.now))
+            self._link_from(device, self._reconnects_at(device.down_since, self._queue.now))
 
     def _link_from(self, device: Device, first_packet_at: float) -> None:
         latency_s = device.times.latency_s
@@ -132,7 +133,7 @@ class Links:
 
         self._queue.at(heard_at, link)
 
-    def _attempt(self, down_since: float, free_at: float) -> float:
+    def _reconnects_at(self, down_since: float, free_at: float) -> float:
         """When the first attempt is made that finds the way free."""
         at, ceiling_s = down_since, self._options.first_backoff_s
         while True:
@@ -141,14 +142,15 @@ class Links:
             if at >= free_at:
                 return at
 
-    def _broker(self, starts: bool) -> None:
-        self._broker_up = starts
-        if starts:
-            if self.server_up:
-                self._connect_server(self._attempt(self._down_since, self._queue.now))
-            for device in self._fleet.values():
-                self._link_again(device)
-            return
+    def _start_broker(self) -> None:
+        self._broker_up = True
+        if self.server_up:
+            self._connect_server(self._reconnects_at(self._down_since, self._queue.now))
+        for device in self._fleet.values():
+            self._link_again(device)
+
+    def _kill_broker(self) -> None:
+        self._broker_up = False
         self._down_since = self._queue.now
         if self.server_linked:
             self._queue.log("link", state="down")
@@ -157,21 +159,23 @@ class Links:
             if device.linked:
                 self._break(device, power=False)
 
-    def _server(self, starts: bool) -> None:
+    def _start_server(self) -> None:
         self._server_life += 1
-        if starts:
-            starts_at = self._queue.now + self._options.server_start_s
-            self._queue.at(starts_at, self._server_started, self._server_life)
-            return
+        life = self._server_life
+
+        def started() -> None:
+            if life == self._server_life:
+                self.server_up = True
+                if self._broker_up:
+                    self._connect_server(self._queue.now)
+
+        self._queue.at(self._queue.now + self._options.server_start_s, started)
+
+    def _kill_server(self) -> None:
+        self._server_life += 1
         self.server_up = False
         self._unlink_server()
         self._clock.server_went()
-
-    def _server_started(self, life: int) -> None:
-        if life == self._server_life:
-            self.server_up = True
-            if self._broker_up:
-                self._connect_server(self._queue.now)
 
     def _unlink_server(self) -> None:
         self._server_number += 1

@@ -31,7 +31,7 @@ from hushfleet.simulator.engines.live.memory_limit import ARENAS, address_space_
 from hushfleet.simulator.engines.live.network import EmulatedNetwork
 from hushfleet.simulator.engines.live.tls import AGGREGATOR, FleetTls
 from hushfleet.simulator.fleet import SimulatedDevice
-from hushfleet.simulator.run_folder import DeviceFolder, Simulation
+from hushfleet.simulator.run_folder import Simulation
 
 FEDERATION = "default"
 STOP_TIMEOUT_S = 10.0
@@ -185,19 +185,41 @@ class LiveFleet:
             self._start(name, limited(command, address_space_bytes(memory_mib, memory)), files.log, **ARENAS)
 
     def device_config(self, name: str) -> str:
-        """The text of its DEVICE.toml."""
-        (device,) = [d for d in self.devices if d.name == name]
-        emulation = self._emulations.get(name)
-        scheme = "mqtts" if self._tls else "mqtt"
-        return device_toml(
-            device,
-            self.simulation.folder.device(name),
-            self.simulation,
-            broker_url=f"{scheme}://127.0.0.1:{self._ports[name]}" if self.network else self._broker_url,
-            slowdown=emulation.slowdown if emulation else 1.0,
-            write_mb_s=self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None),
-            memory_mib=self._memory_mib.get(name, 0),
-            tls=self._tls,
+        """The text of its DEVICE.toml.
+
+        Budget and preference are what the task gives simulated devices, and they take its accounting: simulated data
+        have no owner.
+        """
+        (device,) = [device for device in self.devices if device.name == name]
+        simulation, files, emulation = self.simulation, self.simulation.folder.device(name), self._emulations.get(name)
+        url, privacy = self._broker_url, simulation.prepared.spec.privacy
+        if self.network:
+            url = f"{'mqtts' if self._tls else 'mqtt'}://127.0.0.1:{self._ports[name]}"
+        write_mb_s = self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None)
+        sections: dict[str, dict[str, object]] = {
+            "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
+            "broker": {"url": url, **(self._tls.files(name) if self._tls else {})},
+            "data": {"kind": "arrays", "path": files.train},
+            "limits": {
+                "epsilon_server": device.epsilon_limit,
+                "delta": privacy.delta,
+                "memory_mib": self._memory_mib.get(name, 0),
+                "noise_preference": device.preference,
+                "accounting": privacy.accounting,
+            },
+            "simulation": {
+                "seed": simulation.seed,
+                "index": device.index,
+                "common_test": simulation.folder.common_test,
+                "local_test": files.local_test,
+                "metrics": files.metrics,
+                "reconnect_s": RECONNECT_S,
+                "slowdown": emulation.slowdown if emulation else 1.0,
+                **({"write_mb_s": write_mb_s} if write_mb_s else {}),
+            },
+        }
+        return "# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.\n" + (
+            "\n".join(f"[{name}]\n" + "".join(map(_toml, keys.items())) for name, keys in sections.items())
         )
 
     def kill(self, name: str) -> None:
@@ -316,56 +338,12 @@ class LiveFleet:
             process.wait()
 
 
-def device_toml(
-    device: SimulatedDevice,
-    files: DeviceFolder,
-    simulation: Simulation,
-    *,
-    broker_url: str,
-    slowdown: float = 1.0,
-    write_mb_s: float | None = None,
-    memory_mib: int = 0,
-    tls: FleetTls | None = None,
-) -> str:
-    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices, and
-    they take its accounting: simulated data have no owner.
-
-    :param slowdown: see `hushfleet.edge_client.board.config.SimulationSection`, likewise `write_mb_s`.
-    :param memory_mib: for training; 0: the board's share.
-    """
-    text = json.dumps  # a JSON string is a TOML string
-    certificates = "".join(f"{key} = {text(path)}\n" for key, path in (tls.files(device.name) if tls else {}).items())
-    slow_disk = "" if write_mb_s is None else f"write_mb_s = {write_mb_s!r}\n"
-    return f"""# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.
-[device]
-id = {text(device.name)}
-federation = {text(FEDERATION)}
-state_dir = {text(str(files.path.resolve()))}
-board = {text(device.board)}
-
-[broker]
-url = {text(broker_url)}
-{certificates}
-[data]
-kind = "arrays"
-path = {text(str(files.train.resolve()))}
-
-[limits]
-epsilon_server = {device.epsilon_limit!r}
-delta = {simulation.prepared.spec.privacy.delta!r}
-memory_mib = {memory_mib}
-noise_preference = {device.preference!r}
-accounting = {text(simulation.prepared.spec.privacy.accounting)}
-
-[simulation]
-seed = {simulation.seed}
-index = {device.index}
-common_test = {text(str(simulation.folder.common_test.resolve()))}
-local_test = {text(str(files.local_test.resolve()))}
-metrics = {text(str(files.metrics.resolve()))}
-reconnect_s = {RECONNECT_S}
-slowdown = {slowdown!r}
-{slow_disk}"""
+def _toml(item: tuple[str, object]) -> str:
+    key, value = item
+    if isinstance(value, Path):
+        value = str(value.resolve())
+    # A JSON string is a TOML string.
+    return f"{key} = {json.dumps(value) if isinstance(value, str) else repr(value)}\n"
 
 
 def _tail(log: Path) -> str:
