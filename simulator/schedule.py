@@ -1,7 +1,7 @@
 """What happens when to a simulated fleet: the task's scenario, with names drawn and times laid out.
 
 A `Schedule` holds windows: from then to then a target is down, or cut off. Those of a round count from its opening,
-which nobody knows beforehand, and a day returns for ever. So there is no list of actions in advance: `Playback` gives
+which nobody knows beforehand, and a night returns for ever. So there is no list of actions in advance: `Playback` gives
 the actions as they fall due. Windows of one target may overlap: it is up while none of them is open.
 
 The live engine (real time) and the virtual clock follow the same playback. It reads no clock: it is told the time.
@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ class Window:
 
     :param at_round: seconds count from the opening of this round; 0: from the run's start.
     :param begins_s: None for a target that is down from the run's start on.
+    :param every_s: it comes again every so many seconds, and may have begun before the run did; 0: it comes once.
     """
 
     target: str
@@ -57,6 +59,11 @@ class Window:
     at_round: int
     begins_s: float | None
     ends_s: float
+    every_s: float = 0.0
+
+    @property
+    def is_open_at_start(self) -> bool:
+        return self.begins_s is None or (self.every_s > 0 and self.begins_s <= 0)
 
     @classmethod
     def of(cls, target: str, how: How, entry: LateEntry | DropOutEntry | CrashEntry | OutageEntry) -> Window:
@@ -64,16 +71,6 @@ class Window:
         if isinstance(entry, LateEntry):
             return cls(target, how, entry.at_round or 0, None, at_s)
         return cls(target, how, entry.at_round or 0, at_s, at_s + entry.for_s)
-
-
-@dataclass(frozen=True)
-class Day:
-    """The device is on for the first `on_s` of every `period_s` seconds; the run starts `phase_s` into the day."""
-
-    device: str
-    period_s: float
-    on_s: float
-    phase_s: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,6 @@ class Schedule:
     """
 
     windows: tuple[Window, ...]
-    days: tuple[Day, ...]
     write_mb_s: Mapping[str, float]
     memory_mib: Mapping[str, int]
 
@@ -97,7 +93,7 @@ class Schedule:
     @property
     def is_calm(self) -> bool:
         """Whether nothing ever happens."""
-        return not (self.windows or self.days or self.write_mb_s or self.memory_mib)
+        return not (self.windows or self.write_mb_s or self.memory_mib)
 
 
 def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
@@ -132,7 +128,6 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
     this fleet does not have.
     """
     windows = [Window.of(crash.process, "kill", crash) for crash in section.crash]
-    days: list[Day] = []
     disks: dict[str, float] = {}
     memories: dict[str, int] = {}
 
@@ -147,7 +142,9 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
         drawn = _stream(seed, "day", index, 1).random(len(devices)).tolist()
         phases = dict(zip(devices, drawn, strict=True))  # the part of its day that each device is in at the start
         for name in named("day", index, day.devices):
-            days.append(Day(name, day.period_s, day.period_s * day.share, day.period_s * phases[name]))
+            midnight_s = -day.period_s * phases[name]
+            off_s = midnight_s + day.period_s * day.share
+            windows.append(Window(name, "stop", 0, off_s, midnight_s + day.period_s, day.period_s))
     for index, disk in enumerate(section.slow_disk):
         for name in named("slow_disk", index, disk.devices):
             disks[name] = min(disk.write_mb_s, disks.get(name, disk.write_mb_s))
@@ -155,7 +152,7 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
         for name in named("out_of_memory", index, memory.devices):
             memories[name] = min(memory.memory_mib, memories.get(name, memory.memory_mib))
     windows.sort(key=lambda w: (w.at_round, -1.0 if w.begins_s is None else w.begins_s, w.ends_s, w.target, w.how))
-    return Schedule(tuple(windows), tuple(days), disks, memories)
+    return Schedule(tuple(windows), disks, memories)
 
 
 def _stream(seed: int, kind: str, index: int, use: int = 0) -> np.random.Generator:
@@ -201,23 +198,25 @@ class Playback:
     """
 
     def __init__(self, schedule: Schedule, *, first_round: int = 1) -> None:
-        self.left_out = tuple(window for window in schedule.windows if 0 < window.at_round < first_round)
-        self._edges: list[tuple[_Edge, Iterator[_Edge]]] = []  # the next of each window or day, with those after it
+        self._edges: list[tuple[_Edge, Iterator[_Edge]]] = []  # the next of each window, with those after it
         # The numbers of the windows for which a target is down, or (True) cut off.
         self._reasons: dict[tuple[str, bool], set[int]] = defaultdict(set)
-        self._unplayed = {
-            number: window for number, window in enumerate(schedule.windows) if window not in self.left_out
-        }
-        for number, window in self._unplayed.items():
-            if window.begins_s is None:
+        left_out = []
+        self._unplayed: dict[int, Window] = {}
+        self._by_round: dict[int, dict[int, Window]] = defaultdict(dict)
+        for number, window in enumerate(schedule.windows):
+            if 0 < window.at_round < first_round:
+                left_out.append(window)
+                continue
+            if not window.every_s:
+                self._unplayed[number] = window
+            if window.is_open_at_start:
                 self._reasons[window.target, False].add(number)
-            if not window.at_round:
+            if window.at_round:
+                self._by_round[window.at_round][number] = window
+            else:
                 self._add(_edges(window, number, 0.0))
-        self._by_round = {number: window for number, window in self._unplayed.items() if window.at_round}
-        for number, day in enumerate(schedule.days, len(schedule.windows)):
-            if day.phase_s >= day.on_s:
-                self._reasons[day.device, False].add(number)
-            self._add(_edges_of_days(day, number))
+        self.left_out = tuple(left_out)
         self.absent = frozenset(target for (target, _), reasons in self._reasons.items() if reasons)
 
     @property
@@ -232,8 +231,8 @@ class Playback:
 
     def round_opened(self, round: int, now_s: float) -> None:
         """Lays out what belongs to this round. Saying it again, as a restarted aggregator might, does nothing."""
-        for number in [number for number, window in self._by_round.items() if window.at_round == round]:
-            self._add(_edges(self._by_round.pop(number), number, now_s))
+        for number, window in self._by_round.pop(round, {}).items():
+            self._add(_edges(window, number, now_s))
 
     def due(self, now_s: float) -> list[Action]:
         """What has to be done by now and was not given before, in order of time.
@@ -273,17 +272,11 @@ class Playback:
 
 
 def _edges(window: Window, number: int, anchor_s: float) -> Iterator[_Edge]:
-    if window.begins_s is not None:
-        yield _Edge(anchor_s + window.begins_s, False, number, window.how, window.target)
-    yield _Edge(anchor_s + window.ends_s, True, number, window.how, window.target)
-
-
-def _edges_of_days(day: Day, number: int) -> Iterator[_Edge]:
-    """From the first one after the run's start on, without an end; not added up, so that days do not drift."""
-    cycle = 0
-    while True:
-        midnight_s = cycle * day.period_s - day.phase_s
-        for at_s, closes in ((midnight_s, True), (midnight_s + day.on_s, False)):
-            if at_s > 0:
-                yield _Edge(at_s, closes, number, "stop", day.device)
-        cycle += 1
+    """In order of time, and for ever where the window comes again; not added up, so that days do not drift."""
+    for cycle in count():
+        at_s = anchor_s + cycle * window.every_s
+        if window.begins_s is not None and (cycle or not window.is_open_at_start):
+            yield _Edge(at_s + window.begins_s, False, number, window.how, window.target)
+        yield _Edge(at_s + window.ends_s, True, number, window.how, window.target)
+        if not window.every_s:
+            return
