@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
+from hushfleet.simulator.engines.clock.cli import shown_time
 from hushfleet.simulator.studies.reproduce.at_hand import missing_data
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.crew import Failure, Job, jobs_here, run_cells
@@ -27,7 +28,6 @@ from hushfleet.simulator.studies.reproduce.page import render_page
 from hushfleet.simulator.studies.reproduce.recipe import Entry, load_entries, load_entry, load_paper, paper_names
 from hushfleet.simulator.studies.reproduce.shown import listed, print_table
 from hushfleet.simulator.studies.reproduce.table import make_table
-from hushfleet.simulator.units import shown_time
 
 INTERRUPTED, FAILED = 130, 1
 RUNS = Path("runs/reproduce-cells")

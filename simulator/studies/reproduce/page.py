@@ -7,11 +7,11 @@ from html import escape
 
 from hushfleet.aggregator.results.report.markup import Section, definitions
 from hushfleet.aggregator.results.report.style import STYLE
+from hushfleet.simulator.engines.clock.cli import shown_time
 from hushfleet.simulator.studies.reproduce.chart import dots
 from hushfleet.simulator.studies.reproduce.recipe import Paper
 from hushfleet.simulator.studies.reproduce.shown import epsilon, epsilons, number, ours, rank_words, raw_words, waiting
 from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, measured_as
-from hushfleet.simulator.units import shown_time
 
 _STYLE = """
 .labels { list-style: none; padding: 0; margin: 0 0 12px; }

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from hushfleet.simulator.engines.clock.cli import shown_time
 from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Ranking, Square, measured_as
-from hushfleet.simulator.units import shown_time
 
 _OPEN = "·"
 
