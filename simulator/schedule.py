@@ -257,14 +257,6 @@ class Playback:
                 actions.append(Action(edge.at_s, edge.how if reasons else restored, edge.target))
         return actions
 
-    def is_down(self, target: str) -> bool:
-        """As of what `due` gave last."""
-        return bool(self._reasons[target, False])
-
-    def is_cut(self, device: str) -> bool:
-        """Whether the device has no network, as of what `due` gave last."""
-        return bool(self._reasons[device, True])
-
     def _add(self, edges: Iterator[_Edge]) -> None:
         for edge in edges:
             heapq.heappush(self._edges, (edge, edges))

@@ -21,7 +21,6 @@ from hushfleet.simulator.engines.clock.device import Device, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
 from hushfleet.simulator.engines.clock.events import ClosedRound
-from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import schedule_of
@@ -124,7 +123,6 @@ def forecast(
     samples: Sequence[int],
     costs: Costs,
     sizes: Sizes,
-    options: LinkOptions | None = None,
 ) -> Forecast:
     """Runs all rounds of one policy on the virtual clock.
 
@@ -137,7 +135,7 @@ def forecast(
     names = device_names(len(mix))
     schedule = schedule_of(task.model_copy(update={"round": rules}), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
-    clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, options=options)
+    clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
     return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)
 
 
