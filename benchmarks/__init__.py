@@ -1,1 +1,1 @@
-"""Scripts that measure: run them in the repository's root as `python -m benchmarks.NAME`. Results: docs/performance.md."""
+"""Scripts that measure, run as `python -m benchmarks.NAME` in the repository's root; results: docs/performance.md."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +40,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Child:
-    """A process that has said that it is ready, in `ready`. It and what it started end with the context.
+    """A process that has said that it is ready: `ready` is what it said, and `start_s` how long that took.
+
+    It and what it started end with the context.
 
     :param command: after the interpreter.
 
@@ -48,6 +51,7 @@ class Child:
 
     def __init__(self, *command: str, python: str = sys.executable, variables: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed with the context
+        began = time.perf_counter()
         self._process = subprocess.Popen(
             [python, *command],
             env=environment(**(variables or {})),
@@ -63,6 +67,7 @@ class Child:
         except ChildFailed:
             self._end(0)
             raise
+        self.start_s = time.perf_counter() - began
 
     def ask(self, *words: Any) -> Answer:
         with suppress(OSError):  # it has ended, which is what reading finds out
