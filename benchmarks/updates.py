@@ -61,10 +61,10 @@ def runtime_of(model: str) -> str:
     return "onnx" if native.unavailable(get_model(model)) else "native"
 
 
-def train(simulation: Simulation, *, processes: int = 1) -> None:
+def train(simulation: Simulation, *, processes: int = 1, runtime: str | None = None) -> None:
     """All rounds, without tests of accuracy."""
     with Workers(processes) as workers, EventLog(simulation.folder.events) as events:
-        runtime = runtime_of(simulation.task.model.name)
+        runtime = runtime or runtime_of(simulation.task.model.name)
         run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=1 << 30, evaluate_last=0)
 
 

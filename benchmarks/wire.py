@@ -398,7 +398,7 @@ def draw(figure: Any, figures: Figures) -> None:
     entropy.set(xscale="log", xlabel="step, in units of the noise", title="coded values above their entropy, %")
     for row in figures.get("speed", {}).get("rows", []):
         for side, colour in (("encode", "ours"), ("decode", "third")):
-            speed.plot(row[f"{side}_mb_s"], row["name"], marker="o", color=COLOURS[colour])
+            speed.scatter(row[f"{side}_mb_s"], row["name"], color=COLOURS[colour])
     speed.axvline(LEAST_MB_S, color=COLOURS["limit"], linestyle="--", linewidth=1)
     speed.set(xscale="log", xlabel="MB of float32 a second, one core", title="encode (green) and decode (blue)")
     for result in figures.get("accuracy", []):
