@@ -45,7 +45,6 @@ ROWS = {
     FLOWER: ("flower", "float32", "other"),
 }
 """Label: the part of the way, the codec, the colour."""
-LEAST_OF_COPY, LEAST_OF_DECODER, MOST_FLAT_MIB = 0.5, 0.8, 16.0
 MOST_IN_A_PLAN = 2000  # about how many devices a round plan can name; larger fleets take turns
 DISTINCT = 16  # updates that take turns: more than the caches hold of a network of a million parameters
 CELL_TIMEOUT_S = 300
@@ -135,7 +134,7 @@ def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -
         copy = copy_gb_s()
         with growth(figures):
             found = in_turns(works[work], copy, updates=cohort, value_bytes=update.values.nbytes, box_s=box_s)
-        if decoder_rates:
+        if decoder_rates:  # of the decoder alone, which took turns with it
             figures["of_decoder"] = found["updates_per_s"] / float(np.median(decoder_rates))
         return found | figures
 
@@ -183,35 +182,6 @@ def run_cell(label: str, model: str, cohort: int, box_s: float, options: argpars
     return figures
 
 
-def goals_of(cells: Sequence[Figures], flat: Sequence[Figures]) -> list[Figures]:
-    """Each at the largest cohort up to 1,000, where a cell has many bursts."""
-    goals: list[Figures] = []
-
-    def best(label: str) -> Figures:
-        mine = [cell for cell in cells if cell["row"] == label and "missing" not in cell]
-        return max(mine, key=lambda cell: (cell["cohort"] <= 1000, cell["cohort"]))
-
-    def goal(text: str, found: float, least: float) -> None:
-        goals.append({"text": f"{text}: {found:.2f}, at least {least:g}", "met": found >= least})
-
-    for label in ("add, float32", "decode and add, float32"):
-        goal(f"{label}, of a memory copy", best(label)["of_copy"], LEAST_OF_COPY)
-    for codec in CODECS[1:]:
-        label = f"decode and add, {codec}"
-        goal(f"{label}, of the decoder alone", best(label)["of_decoder"], LEAST_OF_DECODER)
-    for peer in ("plain loop, float32", FLOWER):
-        mine = [cell for cell in cells if cell["row"] == peer and "missing" not in cell]
-        for label in ("decode and add, float32", "accept with store, quantized") if mine else ():
-            other = max(mine, key=lambda cell: (cell["cohort"] <= 1000, cell["cohort"]))
-            (ours,) = (c for c in cells if (c["row"], c["cohort"]) == (label, other["cohort"]))
-            # of a copy each, since the machine was not the same for both
-            goal(f"{label}, times {peer}, cohort of {other['cohort']}", ours["of_copy"] / other["of_copy"], 1)
-    most = max(abs(cell["grown_mib"]) for cell in flat)
-    goals.append({"text": f"memory of the largest cohort: {most:.1f} MiB, at most {MOST_FLAT_MIB:g}",
-                  "met": most <= MOST_FLAT_MIB})  # fmt: skip
-    return goals
-
-
 def draw(figure: Any, figures: Figures) -> None:
     model = figures["cells"][0]["model"]
     for axes, key, text in zip(
@@ -257,11 +227,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = run_cell(label, model, taken, box_s, options)
             cells.append({"model": model, "row": label, "cohort": taken, **found})
             console.print(cells[-1])
-        n = len(flat_rows)
-        figures = {"cells": cells, "goals": goals_of(cells[:-n], cells[-n:]), "box_s": options.box_s}
+        figures = {"cells": cells, "box_s": options.box_s}
+    peers = {cell["cohort"]: cell.get("of_copy") for cell in figures["cells"] if cell["row"] == FLOWER}
     shown = ("model", "row", "cohort", "updates", "updates_per_s", "float32_gb_s", "of_copy", "of_decoder", "grown_mib")
-    table("Aggregation", [{key: cell.get(key, "") for key in (*shown, "missing")} for cell in figures["cells"]])
-    table("Goals", figures["goals"])
+    rows = []
+    for cell in figures["cells"]:
+        peer = peers.get(cell["cohort"])
+        # of a copy each, since the machine was not the same for both
+        times = cell["of_copy"] / peer if peer and "of_copy" in cell else ""
+        rows.append({key: cell.get(key, "") for key in shown} | {"x Flower": times, "missing": cell.get("missing", "")})
+    table("Aggregation: float32 bytes a second, of a memory copy and of the decoder alone", rows)
     write(options, figures)
     plot(options, figures, "Aggregation", lambda figure: draw(figure, figures), size=(11, 5))
 

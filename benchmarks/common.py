@@ -81,7 +81,8 @@ def plot(
 def table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
     """Prints a table: a column for each key, numbers to the right."""
     rows = list(rows)
-    shown = Table(title=title, title_justify="left", box=None, padding=(0, 1))
+    console.print(title, style="bold")
+    shown = Table(box=None, padding=(0, 1))
     for name in dict.fromkeys(key for row in rows for key in row):
         text = all(isinstance(row.get(name, ""), str) for row in rows) and name == next(iter(rows[0]))
         shown.add_column(name, justify="left" if text else "right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The fast engine against a plain PyTorch loop, pfl, Flower and the machine's own limit, in one run.
+"""The fast engine against a plain PyTorch loop, pfl and Flower, in one run.
 
     python -m benchmarks.simulation [--quick] [--workloads W1,W2] [--data-dir DIR] [--peers-python PYTHON] [--check]
 
@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.common import COLOURS, Figures, cores, earlier, make_parser, plot, table, words_of, write
 from benchmarks.frameworks.ours import task_of
-from benchmarks.frameworks.workload import MFLOP_PER_SAMPLE, WORKLOADS, Job, Workload, network_of
+from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
 from benchmarks.processes import Child, ChildFailed
 from hushfleet.data.sets import load
 from hushfleet.models import get_model
@@ -42,7 +42,6 @@ PEERS = {"pfl": "pfl", "flower": "flwr"}
 """The other frameworks, and the package that each needs."""
 RUNTIMES = ("onnx", "native", "torch", "vmap")
 REFERENCE = "plain loop, 1 process"
-LIMIT = "matrix products"
 FAMILY_COLOURS = dict(zip(FAMILIES, map(COLOURS.get, ("ours", "other", "second", "third")), strict=True))
 QUICK = {"shrink": 10, "turns": 3}
 TEST_IMAGES = 1000
@@ -69,7 +68,6 @@ class Framework:
 
 
 def frameworks_of(options: argparse.Namespace, job: Job, data_dir: Path) -> list[Framework]:
-    """All that were asked for, and the machine's limit."""
     cpu, folder, found = options.device == "cpu", str(job.folder), []
     counts = sorted({1, cores()}) if cpu else [1]
 
@@ -88,8 +86,7 @@ def frameworks_of(options: argparse.Namespace, job: Job, data_dir: Path) -> list
         add(f"pfl, {_counted(count)}", "pfl", "pfl_simulation", before=launcher if count > 1 else ())
     for count in counts if cpu else [1, 2]:
         add(f"Flower, {count} actor{'s' * (count > 1)}", "flower", "flower_simulation", count)
-    add(LIMIT, "limit", "matrix_products", cores())
-    return [each for each in found if each.family in (*options.frameworks, "limit")]
+    return [each for each in found if each.family in options.frameworks]
 
 
 def _counted(count: int) -> str:
@@ -116,9 +113,8 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
             row["failure"] = str(error)
 
     def round_of(row: Figures, child: Child) -> Figures:
-        answer = child.ask("round")
-        expected = 0 if row["family"] == "limit" else workload.samples_per_round
-        if answer.get("samples", 0) != expected:
+        answer, expected = child.ask("round"), workload.samples_per_round
+        if answer["samples"] != expected:
             raise ChildFailed(f"it trained on {answer['samples']} samples in a round, not on {expected}")
         row["rounds"].append(answer)
         return answer
@@ -141,7 +137,7 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
                         answers = [round_of(row, child) for _ in range(workload.turn)]
                         row["rates"].append(_rate(answers))
         for row, child in alive:
-            if check and row["failure"] is None and row["family"] != "limit":
+            if check and row["failure"] is None:
                 with noted(row):
                     child.ask("save", str(job.folder / "model.npy"))
                     row["accuracy"] = accuracy(job, np.load(job.folder / "model.npy"))
@@ -158,9 +154,7 @@ def _check_installed(framework: Framework) -> None:
 
 
 def _rate(answers: Sequence[Figures]) -> float:
-    """Samples a second of a turn, or GFLOP/s."""
-    if "gflop_s" in answers[0]:
-        return float(answers[0]["gflop_s"])
+    """Samples a second of a turn."""
     return sum(answer["samples"] for answer in answers) / sum(answer["seconds"] for answer in answers)
 
 
@@ -172,19 +166,15 @@ def accuracy(job: Job, params: np.ndarray) -> float:
 
 
 def compared(rows: list[Figures]) -> Figures:
-    """Medians of the turns, and their ratios to the plain loop, to the best peer and to the machine's limit."""
+    """Medians of the turns, and their ratios to the plain loop and to the best peer."""
     for row in rows:
-        best = max if row["family"] == "limit" else statistics.median  # a limit is what the machine can do at most
-        row["rate"] = best(row["rates"]) if row["rates"] and row["failure"] is None else None
+        row["rate"] = statistics.median(row["rates"]) if row["rates"] and row["failure"] is None else None
     there = {row["label"]: row for row in rows if row["rate"] is not None}
-    limit = there.pop(LIMIT, None)
-    ceiling = limit["rate"] * 1e3 / MFLOP_PER_SAMPLE if limit else None
     peer = max((row for row in there.values() if row["family"] in PEERS), key=lambda row: row["rate"], default=None)
     for row in there.values():
         row["times_plain"] = times(row, there.get(REFERENCE))
         row["times_best_peer"] = times(row, peer)
-        row["share_of_ceiling"] = row["rate"] / ceiling if ceiling else None
-    return {"ceiling_samples_per_s": ceiling, "best_peer": peer["label"] if peer else None, "frameworks": rows}
+    return {"best_peer": peer["label"] if peer else None, "frameworks": rows}
 
 
 def times(row: Figures, base: Figures | None) -> float | None:
@@ -238,7 +228,7 @@ def show(comparison: Figures) -> None:
     for row in comparison["frameworks"]:
         if row["rate"] is None:
             rows.append({"framework": row["label"], "samples/s": row["failure"].splitlines()[0][:40]})
-        elif row["family"] != "limit":
+        else:
             spread = (max(row["rates"]) - min(row["rates"])) / row["rate"]
             rows.append(
                 {
@@ -247,12 +237,10 @@ def show(comparison: Figures) -> None:
                     "spread": f"{spread:.0%}",
                     "x plain": row["times_plain"],
                     "x best peer": row["times_best_peer"],
-                    "of ceiling": row["share_of_ceiling"],
                     **({"accuracy": row["accuracy"]} if row.get("accuracy") is not None else {}),
                 }
             )
-    ceiling = comparison["ceiling_samples_per_s"]
-    table(f"{comparison['text']}; matrix products alone: {ceiling or 0:,.0f} samples/s", rows)
+    table(comparison["text"], rows)
     failed = [row for row in comparison["frameworks"] if row["failure"]]
     print(*(f"{row['label']}: {row['failure']}" for row in failed), sep="\n")
 
@@ -261,7 +249,7 @@ def draw(figure: Any, comparisons: Sequence[Figures]) -> None:
     """A panel a workload, a bar a framework: the median turn, and a line from the slowest to the quickest."""
     for number, comparison in enumerate(comparisons):
         axes = figure.add_subplot(1, len(comparisons), number + 1)
-        rows = [row for row in comparison["frameworks"] if row["rate"] and row["family"] != "limit"][::-1]
+        rows = [row for row in comparison["frameworks"] if row["rate"]][::-1]
         errors = [
             [row["rate"] - min(row["rates"]) for row in rows],
             [max(row["rates"]) - row["rate"] for row in rows],
@@ -272,8 +260,7 @@ def draw(figure: Any, comparisons: Sequence[Figures]) -> None:
             ratio = f"  ({row['times_plain']:.2f} x)" if row["times_plain"] else ""
             axes.text(1.02 * max(row["rates"]), place, f"{row['rate']:,.0f}{ratio}", va="center", fontsize=9)
         axes.set_xlim(0, 1.5 * max(row["rate"] for row in rows))
-        ceiling = comparison["ceiling_samples_per_s"]
-        axes.set_xlabel(f"samples/s (times the plain loop); matrix products: {ceiling:,.0f}")
+        axes.set_xlabel("samples/s (times the plain loop)")
         axes.set_title(comparison["text"].replace(", ", "\n", 1), fontsize=9)
 
 

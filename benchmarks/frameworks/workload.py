@@ -27,8 +27,6 @@ from benchmarks.processes import Parent, versions
 CLIP_NORM = 1.0
 ROUNDS = 1000
 """A run is begun as a long one and left when enough is measured; frameworks must know its length at the start."""
-MFLOP_PER_SAMPLE = 2 * 12.340224
-"""Of a step of `Network`: the products of the forward pass and of the gradients of weights and inputs."""
 
 
 @dataclass(frozen=True)
