@@ -244,7 +244,7 @@ def draw(figure: Any, figures: Figures) -> None:
     middle.set_xlabel("peak, MiB")
     right.set_xlabel("a round's CPU time, %")
     left.legend(fontsize=7)
-    right.legend(fontsize=6, ncols=2)
+    right.legend(fontsize=6, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

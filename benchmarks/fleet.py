@@ -18,10 +18,9 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,21 +103,19 @@ class Usage:
         return next((sample for sample in self.samples if sample[0] >= moment), self.samples[-1])
 
 
-class Meter(threading.Thread):
-    """Samples processes until it is stopped.
+class Meter:
+    """Samples processes, as often as `SAMPLE_S` allows."""
 
-    :param pids: gives name -> process id, at this moment.
-    """
-
-    def __init__(self, pids: Callable[[], dict[str, int]]) -> None:
-        super().__init__(name="meter", daemon=True)
-        self._pids, self.stopped = pids, threading.Event()
+    def __init__(self) -> None:
         self._cpu: dict[tuple[str, int], float] = {}
+        self._next_at = 0.0
         self.usages: dict[str, Usage] = {}
 
-    def run(self) -> None:
-        while not self.stopped.wait(SAMPLE_S):
-            for name, pid in self._pids().items():
+    def look(self, pids: dict[str, int]) -> None:
+        """:param pids: name -> process id, at this moment."""
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + SAMPLE_S
+            for name, pid in pids.items():
                 with suppress(psutil.Error):  # it has ended
                     self._sample(name, pid)
 
@@ -153,10 +150,9 @@ def run_live(simulation: Simulation, options: Any) -> tuple[float, list[Path], d
             found["broker"] = fleet.broker.pid
         return found
 
-    meter = Meter(pids)
+    meter = Meter()
     try:
         with fleet.running():
-            meter.start()
             configs = [simulation.folder.device(name).path / "device.toml" for name in names]
             for name, config in zip(names, configs, strict=True):
                 config.write_text(fleet.device_config(name))
@@ -174,23 +170,24 @@ def run_live(simulation: Simulation, options: Any) -> tuple[float, list[Path], d
                         stdout=log,
                         stderr=log,
                     )
-            _watch(fleet, processes, kill=list(options.kill), kill_round=min(2, options.rounds))
+            for _ in _watched(fleet, list(options.kill), kill_round=min(2, options.rounds)):
+                meter.look(pids())
+                _check(processes, simulation)
             for process in processes.values():
                 process.wait(NOTHING_FOR_S)
             _check(processes, simulation)
     finally:
-        meter.stopped.set()
         for process in processes.values():
             process.kill()
             process.wait()
-    meter.join()
     return began_at, notes, meter.usages
 
 
 Processes = dict[str, subprocess.Popen[bytes]]
 
 
-def _watch(fleet: LiveFleet, processes: Processes, *, kill: list[str], kill_round: int) -> None:
+def _watched(fleet: LiveFleet, kill: list[str], *, kill_round: int) -> Iterator[None]:
+    """Until the task has finished, every `TICK_S`; kills on its way."""
     tail, round, accepted, heard_at = EventTail(fleet.simulation.folder.events), 0, 0, time.monotonic()
     while not fleet.finished:
         for event in tail.read():
@@ -206,7 +203,7 @@ def _watch(fleet: LiveFleet, processes: Processes, *, kill: list[str], kill_roun
             fleet.kill(name)
             fleet.start_again(name)
         fleet.check()
-        _check(processes, fleet.simulation)
+        yield
         time.sleep(TICK_S)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.common import COLOURS, Figures, mean_and_spread, quickest_s, table, words_of
 from benchmarks.device import write_images
-from benchmarks.simulation import write_digits, write_idx
+from benchmarks.simulation import write_digits
 from benchmarks.updates import IDENTITY, Update, runtime_of, train_update
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.observe.metrics import eq20_bytes
@@ -60,7 +60,6 @@ NOISE = {"dp-fedavg": 0.1, "fedglp-adp": 0.1, "fedavg": 0.0}
 """Weak, so that there is signal in the updates: that takes more bits than noise alone."""
 ROUNDS, DEVICES, SAMPLES = 6, 3, 160
 CHOICES = ("float32", "float16", "0.25", "0.5", "1", "2", "4", "one-bit")
-TEST_IMAGES = 2000
 QSGD_LEVELS, QSGD_BUCKET = 127, 512
 
 
@@ -295,8 +294,6 @@ def measure_accuracy(options: Any, folder: Path) -> list[Figures]:
         place = folder / str(number)
         place.mkdir(parents=True)
         data, data_dir, words = images_of(case.network, options.data_dir, place)
-        if data_dir is not None:  # testing on all images would take most of the time
-            data_dir = _first_images(data["name"], data_dir, place / "part", case.samples)
         data |= {"devices": case.devices, "limit": case.samples}
         training = {"rounds": case.rounds, "local_epochs": case.epochs, "learning_rate": case.learning_rate}
         points: dict[str, list[float]] = {choice: [] for choice in options.choices}
@@ -320,15 +317,6 @@ def measure_accuracy(options: Any, folder: Path) -> list[Figures]:
         about = {"case": f"{case.network}, {case.method}", "images": words, "seeds": list(range(options.seeds))}
         results.append({**about, **case._asdict(), "codecs": forms})
     return results
-
-
-def _first_images(name: str, data_dir: Path, folder: Path, samples: int) -> Path:
-    dataset, place = load(name, data_dir=data_dir), folder / name
-    place.mkdir(parents=True)
-    for prefix, part, count in (("train", dataset.train, samples), ("t10k", dataset.test, TEST_IMAGES)):
-        part = part.take(slice(0, count))
-        write_idx(place, prefix, part.images[:, 0], part.labels)
-    return folder
 
 
 def show(figures: Figures) -> None:
@@ -372,12 +360,12 @@ def draw(figure: Any, figures: Figures) -> None:
         names = sorted(found, key=lambda name: -found[name])
         colours = [COLOURS["ours" if name.startswith("ours") else "other"] for name in names]
         bytes_of.barh(names, [found[name] for name in names], color=colours)
-        bytes_of.set(xscale="log", xlabel="bits a parameter, whole update", title=f"{row['network']}, DP-FedAvg")
+        bytes_of.set(xlabel="bits a parameter, whole update", title=f"{row['network']}, DP-FedAvg")
     for network in dict.fromkeys(row["network"] for row in rows):
         bits = [bit for row in rows if row["network"] == network and row["method"] != "fedavg" for bit in row["bits"]]
         above = [100 * bit["above_entropy"] for bit in bits]
         entropy.plot([bit["step"] for bit in bits], above, marker="o", linestyle="", label=network, alpha=0.7)
-    entropy.set(xscale="log", xlabel="step, in units of the noise", title="coded values above their entropy, %")
+    entropy.set(xlabel="step, in units of the noise", title="coded values above their entropy, %")
     for row in figures.get("speed", {}).get("rows", []):
         for side, colour in (("encode", "ours"), ("decode", "third")):
             speed.scatter(row[f"{side}_mb_s"], row["name"], color=COLOURS[colour])
@@ -386,9 +374,12 @@ def draw(figure: Any, figures: Figures) -> None:
         forms = sorted(result["codecs"].values(), key=lambda form: form["bits_per_value"])
         xs, ys = [form["bits_per_value"] for form in forms], [100 * form["accuracy"] for form in forms]
         accuracy.errorbar(xs, ys, yerr=[100 * form["spread"] for form in forms], marker="o", label=result["case"])
-    accuracy.set(xscale="log", xlabel="bits a parameter, whole update", title="accuracy, %, mean and spread")
-    for axes in (entropy, accuracy):
-        axes.legend(fontsize=8)
+    accuracy.set(xlabel="bits a parameter, whole update", title="accuracy, %, mean and spread")
+    for axes in (bytes_of, entropy, accuracy):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    entropy.legend(fontsize=8)
+    accuracy.legend(fontsize=8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
