@@ -27,10 +27,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.bursts import copy_gb_s, growth, in_turns
 from benchmarks.common import COLOURS, Figures, console, earlier, make_parser, plot, table, write
+from benchmarks.device import write_images
 from benchmarks.processes import ROOT, environment
+from benchmarks.updates import IDENTITY, train_update
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.ingest.decoding import Decoded, decode
+from hushfleet.aggregator.ingest.exact_sum import ExactSum
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import WireSpec
 from hushfleet.models import get_model, model_names
 
 COHORTS = (10, 100, 1_000, 10_000)
@@ -50,110 +59,114 @@ DISTINCT = 16  # updates that take turns: more than the caches hold of a network
 CELL_TIMEOUT_S = 300
 
 
+Work = Callable[[int, int], float]
+"""Takes so many updates, from one on, and returns the seconds that count."""
+
+
+class Updates:
+    """What devices send: one real update with its values moved, under as many names as there are devices.
+
+    :param folder: for the federation of two devices that it comes from.
+    """
+
+    def __init__(self, model_name: str, codec: str, folder: Path) -> None:
+        model = get_model(model_name)
+        data = write_images(folder / "images", model.input_shape, classes=model.classes, samples=2 * model.classes)
+        task = {
+            "name": "benchmark",
+            "model": {"name": model_name},
+            "method": {"name": "dp-fedavg"},
+            "privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "accounting": "strict"},
+            "data": {**data, "devices": 2, "test_fraction": 0.0, "min_samples": 2},
+            "round": {"rounds": 1},
+            "wire": {"codec": "float32"},
+        }
+        simulation, self._update = train_update(parse_task(task), folder / "run", data_dir=None)
+        self.wire = WireSpec(codec=codec)  # type: ignore[arg-type]
+        self.prepared = replace(simulation.prepared, spec=replace(simulation.prepared.spec, wire=self.wire))
+        self.counts, self.size = self._update.counts, self._update.size
+
+    def values(self, index: int) -> np.ndarray:
+        return np.roll(self._update.values, index % DISTINCT)
+
+    def blob(self, index: int) -> bytes:
+        return replace(self._update, values=self.values(index)).encoded(self.wire, device=f"device-{index}").data
+
+
+def timed(take: Callable[[int], object]) -> Work:
+    def work(first: int, count: int) -> float:
+        began = time.perf_counter()
+        for index in range(first, first + count):
+            take(index % DISTINCT)
+        return time.perf_counter() - began
+
+    return work
+
+
+def decoder_of(updates: Updates) -> Callable[[int], Decoded]:
+    blobs = [updates.blob(index) for index in range(DISTINCT)]
+
+    def decoded(index: int) -> Decoded:
+        result = decode(blobs[index], counts=updates.counts)
+        if not isinstance(result, Decoded):
+            raise SystemExit(f"not decoded: {result!r}")
+        return result
+
+    return decoded
+
+
+def acceptance_of(updates: Updates, cohort: int, store: AggregatorStore) -> Work:
+    with store.transaction():
+        for index in range(cohort):
+            store.add_device(f"device-{index}", public_key=IDENTITY.public_key, board="benchmark")
+    engine = RoundEngine(store, updates.prepared)
+    engine.open_round([f"device-{index}" for index in range(cohort)])
+
+    def work(first: int, count: int) -> float:
+        taken_s = 0.0
+        for index in range(first, first + count):
+            data = updates.blob(index)  # not counted: it is the device's work
+            began = time.perf_counter()
+            verdict = engine.accept(f"device-{index}", data)
+            taken_s += time.perf_counter() - began
+            if verdict.code != "accepted":
+                raise SystemExit(f"{verdict.code}: {verdict.reason}")
+        return taken_s
+
+    return work
+
+
 def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -> Figures:
     """In this process; nothing before `growth` counts for the memory."""
-    import torch
-
-    from benchmarks.updates import IDENTITY, Update, train_update
-    from hushfleet.aggregator.config.task import parse_task
-    from hushfleet.aggregator.ingest.decoding import Decoded, decode
-    from hushfleet.aggregator.ingest.exact_sum import ExactSum
-    from hushfleet.aggregator.rounds.engine import RoundEngine
-    from hushfleet.aggregator.storage.store import AggregatorStore
-    from hushfleet.config.spec import WireSpec
-
     torch.set_num_threads(1)
+    figures: Figures = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        simulation, update = train_update(parse_task(_task(model, folder)), folder / "run", data_dir=None)
-        wire, prepared = WireSpec(codec=codec), simulation.prepared  # type: ignore[arg-type]
-        prepared = replace(prepared, spec=replace(prepared.spec, wire=wire))
+        updates = Updates(model, codec, folder)
+        sums, plain, rates = ExactSum(updates.size), np.zeros(updates.size), list[float]()
+        values = [updates.values(index) for index in range(DISTINCT)]
+        if work == "add":
+            run = timed(lambda index: sums.add(values[index]))
+        elif work == "plain loop":
+            bodies = [each.tobytes() for each in values]
+            run = timed(lambda index: np.add(plain, np.frombuffer(bodies[index], np.float32), out=plain))
+        elif work == "decode and add":
+            decoded = decoder_of(updates)
+            alone = timed(decoded)
+            whole = timed(lambda index: sums.add((one := decoded(index)).values, largest=one.largest))
 
-        def named(device: str, index: int) -> bytes:
-            rolled = np.roll(update.values, index % DISTINCT)
-            return Update(update.header, rolled, update.counts, update.size).encoded(wire, device=device).data
+            def run(first: int, count: int) -> float:
+                rates.append(count / alone(first, count))
+                return whole(first, count)
 
-        figures: Figures = {}
-        sums, plain = ExactSum(update.size), np.zeros(update.size)
-        blobs = [named("device-0", index) for index in range(min(DISTINCT, cohort))] if work != "accept" else []
-        values = [np.roll(update.values, index) for index in range(len(blobs))]
-        bodies = [each.tobytes() for each in values]
-        decoder_rates: list[float] = []
-
-        def decoded(index: int) -> Decoded:
-            result = decode(blobs[index % len(blobs)], counts=update.counts)
-            if not isinstance(result, Decoded):
-                raise SystemExit(f"not decoded: {result!r}")
-            return result
-
-        def add_decoded(index: int) -> None:
-            one = decoded(index)
-            sums.add(one.values, largest=one.largest)
-
-        def add_plainly(index: int) -> None:
-            plain[:] += np.frombuffer(bodies[index % len(bodies)], np.float32)
-
-        def timed(take: Callable[[int], object], first: int, count: int) -> float:
-            began = time.perf_counter()
-            for index in range(first, first + count):
-                take(index)
-            return time.perf_counter() - began
-
-        def decode_and_add(first: int, count: int) -> float:
-            decoder_rates.append(count / timed(decoded, first, count))
-            return timed(add_decoded, first, count)
-
-        def accept(first: int, count: int) -> float:
-            taken_s = 0.0
-            for index in range(first, first + count):
-                device = f"device-{index}"
-                data = named(device, index)  # not counted: it is the device's work
-                began = time.perf_counter()
-                verdict = engine.accept(device, data)
-                taken_s += time.perf_counter() - began
-                if verdict.code != "accepted":
-                    raise SystemExit(f"{verdict.code}: {verdict.reason}")
-            return taken_s
-
-        works: dict[str, Callable[[int, int], float]] = {
-            "add": lambda first, count: timed(lambda index: sums.add(values[index % len(values)]), first, count),
-            "decode and add": decode_and_add,
-            "plain loop": lambda first, count: timed(add_plainly, first, count),
-            "accept": accept,
-        }
-        if work == "accept":
-            store = stack.enter_context(AggregatorStore(folder / "store", durable=True))
-            with store.transaction():
-                for index in range(cohort):
-                    store.add_device(f"device-{index}", public_key=IDENTITY.public_key, board="benchmark")
-            engine = RoundEngine(store, prepared)
-            engine.open_round([f"device-{index}" for index in range(cohort)])
         else:
-            works[work](0, 1)  # whatever happens once, at first
-            decoder_rates.clear()
+            run = acceptance_of(updates, cohort, stack.enter_context(AggregatorStore(folder / "store")))
         copy = copy_gb_s()
         with growth(figures):
-            found = in_turns(works[work], copy, updates=cohort, value_bytes=update.values.nbytes, box_s=box_s)
-        if decoder_rates:  # of the decoder alone, which took turns with it
-            figures["of_decoder"] = found["updates_per_s"] / float(np.median(decoder_rates))
-        return found | figures
-
-
-def _task(model_name: str, folder: Path) -> Figures:
-    """DP-FedAvg with a device's own noise; two devices, one round."""
-    from benchmarks.device import write_images
-
-    model = get_model(model_name)
-    data = write_images(folder / "images", model.input_shape, classes=model.classes, samples=2 * model.classes)
-    return {
-        "name": "benchmark",
-        "model": {"name": model_name},
-        "method": {"name": "dp-fedavg"},
-        "privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "accounting": "strict"},
-        "data": {**data, "devices": 2, "test_fraction": 0.0, "min_samples": 2},
-        "round": {"rounds": 1},
-        "wire": {"codec": "float32"},
-    }
+            found = in_turns(run, copy, updates=cohort, value_bytes=4 * updates.size, box_s=box_s)
+    if rates:  # of the decoder alone, which took turns with it
+        figures["of_decoder"] = found["updates_per_s"] / float(np.median(rates))
+    return found | figures
 
 
 def run_cell(label: str, model: str, cohort: int, box_s: float, options: argparse.Namespace) -> Figures:
