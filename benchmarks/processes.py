@@ -32,9 +32,9 @@ class ChildFailed(Exception):
     """A measured process ended, or did not answer in time; the text has the end of its log."""
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Of every measured process: one thread, and this repository on the path."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
+    """Of every measured process: one thread, and this repository, or another checkout of it, on the path."""
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
@@ -45,17 +45,24 @@ class Child:
     It and what it started end with the context.
 
     :param command: after the interpreter.
+    :param root: the checkout whose code it runs.
 
     Raises `ChildFailed`.
     """
 
-    def __init__(self, *command: str, python: str = sys.executable, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *command: str,
+        python: str = sys.executable,
+        root: Path = ROOT,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed with the context
         began = time.perf_counter()
         self._process = subprocess.Popen(
             [python, *command],
-            env=environment(**(variables or {})),
-            cwd=ROOT,
+            env=environment(root, **(variables or {})),
+            cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -7,6 +7,8 @@ training, clipping, noising, coding, aggregation; no accuracy tests. All framewo
 a fresh interpreter of its own, and take turns, so that whatever else the machine does hits all alike; the first round
 of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the same turn.
 
+With --before, the engine of another checkout of this project is measured as well; it must have this script.
+
 pfl and Flower pin versions of their own: `pip install 'hushfleet[peers]'` into a separate environment, without
 constraints.txt, and name its interpreter with --peers-python. What cannot run is listed with the reason.
 """
@@ -32,7 +34,7 @@ import torch
 from benchmarks.common import COLOURS, Figures, cores, earlier, make_parser, plot, table, words_of, write
 from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
-from benchmarks.processes import Child, ChildFailed
+from benchmarks.processes import ROOT, Child, ChildFailed
 from hushfleet.data.sets import load
 from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
@@ -41,8 +43,9 @@ FAMILIES = ("ours", "plain", "pfl", "flower")
 PEERS = {"pfl": "pfl", "flower": "flwr"}
 """The other frameworks, and the package that each needs."""
 RUNTIMES = ("onnx", "native", "torch", "vmap")
+BEFORE = "before"
 REFERENCE = "plain loop, 1 process"
-FAMILY_COLOURS = dict(zip(FAMILIES, map(COLOURS.get, ("ours", "other", "second", "third")), strict=True))
+FAMILY_COLOURS = dict(zip((*FAMILIES, BEFORE), ("ours", "other", "second", "third", "limit"), strict=True))
 QUICK = {"shrink": 10, "turns": 3}
 TEST_IMAGES = 1000
 
@@ -59,34 +62,40 @@ class Framework:
     """One way to run the workload: how to start it.
 
     :param command: after the interpreter.
+    :param root: the checkout whose code runs.
     """
 
     label: str
     family: str
     command: tuple[str, ...]
     python: str = sys.executable
+    root: Path = ROOT
 
 
 def frameworks_of(options: argparse.Namespace, job: Job, data_dir: Path) -> list[Framework]:
     cpu, folder, found = options.device == "cpu", str(job.folder), []
     counts = sorted({1, cores()}) if cpu else [1]
 
-    def add(label: str, family: str, module: str, *words: object, before: Sequence[str] = ()) -> None:
-        command = (*before, "-m", f"benchmarks.frameworks.{module}", folder, *map(str, words))
-        python = options.peers_python if family in PEERS else sys.executable
-        found.append(Framework(label, family, command, python))
+    def add(label: str, family: str, module: str, *words: object, launcher: Sequence[str] = ()) -> None:
+        command = (*launcher, "-m", f"benchmarks.frameworks.{module}", folder, *map(str, words))
+        python, root = options.peers_python if family in PEERS else sys.executable, ROOT
+        if family == BEFORE:
+            root = options.before.absolute()
+            python = next((str(path) for path in (root / ".venv" / "bin").glob("python")), python)
+        found.append(Framework(label, family, command, python, root))
 
-    for runtime in options.runtimes:
-        # On a GPU as well: one process trains there, and those of the other cores noise and encode.
-        label = f"ours, {runtime}, {_counted(cores())}"
-        add(label, "ours", "ours", runtime, cores(), job.folder / runtime, data_dir)
+    for family in ("ours", BEFORE):
+        for runtime in options.runtimes if family == "ours" or options.before else ():
+            # On a GPU as well: one process trains there, and those of the other cores noise and encode.
+            run_folder = job.folder / f"{family}-{runtime}"
+            add(f"{family}, {runtime}, {_counted(cores())}", family, "ours", runtime, cores(), run_folder, data_dir)
     for count in counts:
         add(f"plain loop, {_counted(count)}", "plain", "plain_loop", count)
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
-        add(f"pfl, {_counted(count)}", "pfl", "pfl_simulation", before=launcher if count > 1 else ())
+        add(f"pfl, {_counted(count)}", "pfl", "pfl_simulation", launcher=launcher if count > 1 else ())
     for count in counts if cpu else [1, 2]:
         add(f"Flower, {count} actor{'s' * (count > 1)}", "flower", "flower_simulation", count)
-    return [each for each in found if each.family in options.frameworks]
+    return [each for each in found if each.family in (*options.frameworks, BEFORE)]
 
 
 def _counted(count: int) -> str:
@@ -125,7 +134,8 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
             rows.append(row)
             with noted(row):
                 _check_installed(each)
-                child = stack.enter_context(Child(*each.command, python=each.python, variables=variables))
+                child = Child(*each.command, python=each.python, root=each.root, variables=variables)
+                stack.enter_context(child)
                 row["versions"] = child.ready
                 round_of(row, child)
                 alive.append((row, child))
@@ -254,7 +264,7 @@ def draw(figure: Any, comparisons: Sequence[Figures]) -> None:
             [row["rate"] - min(row["rates"]) for row in rows],
             [max(row["rates"]) - row["rate"] for row in rows],
         ]
-        colours = [FAMILY_COLOURS[row["family"]] for row in rows]
+        colours = [COLOURS[FAMILY_COLOURS[row["family"]]] for row in rows]
         axes.barh([row["label"] for row in rows], [row["rate"] for row in rows], color=colours, xerr=errors)
         for place, row in enumerate(rows):
             ratio = f"  ({row['times_plain']:.2f} x)" if row["times_plain"] else ""
@@ -271,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runtimes", type=words_of(RUNTIMES), default=("onnx", "native"), help="of our engine")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/; without it, upscaled digits")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has pfl and Flower")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout of this project, for comparison")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--turns", type=int, default=5, help="measured turns of each (default %(default)s)")
     parser.add_argument("--shrink", type=int, default=1, help="divide each client's samples by this")

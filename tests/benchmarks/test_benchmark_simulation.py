@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import simulation
 from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
+from benchmarks.processes import ROOT
 from benchmarks.simulation import KEEP_FREED_MEMORY, Framework, compared, measure, write_job
 from hushfleet.models import get_model
 
@@ -33,13 +34,15 @@ def test_ours_and_the_plain_loop_train_learn_and_are_shown(
 ) -> None:
     monkeypatch.setattr(simulation, "cores", lambda: 1)
     monkeypatch.setitem(WORKLOADS, "W1", replace(TINY, name="W1"))
-    words = "--workloads W1 --turns 2 --check --runtimes onnx --peers-python none-such"
+    words = f"--workloads W1 --turns 2 --check --runtimes onnx --peers-python none-such --before {ROOT}"
     (comparison,) = figures_of(simulation.main, words)["workloads"]
     rows = {row["label"]: row for row in comparison["frameworks"]}
-    labels = ("ours, onnx, 1 process", "plain loop, 1 process", "pfl, 1 process", "Flower, 1 actor")
-    ours, plain, pfl, flower = (rows.pop(label) for label in labels)
+    labels = ("ours, onnx", "before, onnx", "plain loop", "pfl")
+    ours, before, plain, pfl = (rows.pop(f"{label}, 1 process") for label in labels)
+    flower = rows.pop("Flower, 1 actor")
     assert not rows
-    for row in (ours, plain):
+    assert ours["accuracy"] == before["accuracy"], "the same seed and the same code"
+    for row in (ours, before, plain):
         assert row["failure"] is None
         # The warm-up and two turns of two rounds; only the turns count.
         assert [answer["samples"] for answer in row["rounds"]] == [360] * 5
