@@ -20,7 +20,7 @@ MOST_SYMBOLS = 24
 MOST_LINES = 12
 MOST_NAMES = 40
 SYMBOLS = ("circle", "square", "triangle-up", "diamond")
-PERCENT = {"yaxis_tickformat": ".0%", "yaxis_hoverformat": ".1%"}
+PERCENT = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
 
 
 def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False, **more: Any) -> go.Scatter:
@@ -41,38 +41,46 @@ def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: 
     )
 
 
+def log_axis(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis of positive values, `xaxis` or `yaxis`, with whole numbers at its ticks."""
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1) if values else ()
+    ticks = [factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) <= 4 else (1,))]
+    return {f"{name}_type": "log", f"{name}_tickvals": ticks, f"{name}_tickformat": ",~g"}
+
+
 def per_device(
-    devices: Sequence[str], xs: Sequence[int], grid: Sequence[Values], color: int, name: str = "a device"
+    devices: Sequence[str], xs: Sequence[int], grid: Sequence[Values], color: int, name: str = "a device", dash: str = "solid"
 ) -> list[go.Scatter]:
     """A thin line per device for small fleets; the range and the median for large ones.
 
     :param grid: `[round][device]`.
     """
-    if not grid:
-        return []
+    look = {"mode": "lines", "legendgroup": name, "line_dash": dash}
     if len(devices) <= MOST_LINES:
-        faint = {"mode": "lines", "opacity": 0.6, "line_width": 1.4, "legendgroup": name}
-        drawn = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices)]
-        title = {"legendgrouptitle_text": name} if name != "a device" else {}
-        return [each.update(showlegend=False, **faint, **title) for each in drawn]
+        look |= {"line_width": 1.4, "opacity": 0.6, "showlegend": False}
+        lines = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices) if grid]
+        entry = line(name, [None], [None], color).update(mode="lines", legendgroup=name, line_dash=dash, x=[None], y=[None])
+        return [entry, *(each.update(look) for each in lines)] if lines else []
     finite = [[value for value in row if value is not None and math.isfinite(value)] for row in grid]
     low, high, middle = ([of(row) if row else None for row in finite] for of in (min, max, median))
-    edge = {"mode": "lines", "line_width": 0, "showlegend": False}
+    edge = {**look, "line_width": 0, "showlegend": False}
     return [
         line(f"{name}: lowest", xs, low, color).update(edge),
         line(f"{name}: highest", xs, high, color).update(fill="tonexty", **edge),
-        line(f"{name}: median and range", xs, middle, color),
+        line(f"{name}: median and range", xs, middle, color).update(look),
     ]
 
 
 def over(title: str, series: Sequence[go.Scatter], otherwise: str, *, note: str = "", x: str = "round", **layout: Any) -> Part:
     """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
-    drawn = [each for each in series if any(value is not None for value in each.y)]
-    if all(each.line.dash == "dash" for each in drawn):
+    solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
+    if not solid:
         return missing(otherwise)
-    few = x == "round" and max(len(each.x) for each in drawn) <= 12
-    figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", **layout})
-    figure.update_layout(xaxis_dtick=1 if few else None, showlegend=any(each.showlegend is not False for each in drawn))
+    drawn = [each for each in series if each in solid or each.line.dash == "dash" or each.x == (None,)]
+    entries = sum(each.showlegend is not False for each in drawn)
+    few = x == "round" and max(len(each.x) for each in solid) <= 12
+    figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", "showlegend": True, **layout})
+    figure.update_layout(height=320 + 18 * max(0, entries - 2), xaxis_dtick=1 if few else None)
     return Plot(figure, title, note)
 
 
@@ -103,7 +111,7 @@ def bubbles(title: str, rows: Sequence[str], columns: Sequence[str], counts: Seq
         x=[m for m, _, _ in cells],
         y=[n for _, n, _ in cells],
         mode="markers",
-        marker={"size": sizes, "sizemode": "area", "sizeref": max(sizes, default=1) / largest_px**2, "color": BLUE},
+        marker={"size": sizes, "sizemode": "area", "sizeref": max(sizes, default=1) / largest_px**2, "color": BLUE, "opacity": 1, "line_width": 0},
         hovertemplate="%{y}, class %{x}: %{marker.size} images<extra></extra>",
     )
     return _rows_of_names(title, [discs], rows, note, xaxis={"title_text": "class", **named(columns)})
@@ -133,7 +141,7 @@ def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values
         series.append(
             dots("worse", [f if n in worse else None for n, f in enumerate(federated)], color=ORANGE, symbol="square")
         )
-    accuracy = {"tickformat": ".0%", "hoverformat": ".1%", "title_text": "accuracy"}
+    accuracy = {"tickformat": "~%", "hoverformat": ".1%", "title_text": "accuracy"}
     return _rows_of_names(title, series, names, "", xaxis=accuracy, hovermode="y unified")
 
 
@@ -147,7 +155,7 @@ def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, no
         hovertemplate="%{hovertext}: %{y:+.1%}<extra></extra>",
     )
     axis = {"title_text": f"{len(ordered)} devices, sorted", "showticklabels": False}
-    return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+.0%"}), title, note)
+    return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+~%"}), title, note)
 
 
 def row_height(rows: int) -> float:

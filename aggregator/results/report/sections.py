@@ -51,8 +51,8 @@ def accuracy(result: Result, verdict: Verdict) -> Section:
         ),
     ]
     for title, grid, color in (
-        ("Each device's own model on the common test", detail.accuracy_own_common, 0),
-        ("Each device's own model on its own data", detail.accuracy_own_local, 1),
+        ("Own models on the common test", detail.accuracy_own_common, 0),
+        ("Own models on their own data", detail.accuracy_own_local, 1),
     ):
         if any(value is not None for row in grid for value in row):
             parts.append(over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT))
@@ -221,8 +221,9 @@ def _ends(run: SweepPoint | WirePoint) -> tuple[str, ...]:
 def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
     """A logarithmic axis of accuracies, with a dotted line at `guide` if it lies inside of what is drawn."""
     inside = guide is not None and xs and min(xs) <= guide <= max(xs)
-    dotted = {"x0": guide, "x1": guide, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dot", "color": SOFT, "width": 1}}
-    return {"xaxis_type": "log", "shapes": [dotted] if inside else [], **PERCENT}
+    look = {"dash": "dot", "color": SOFT, "width": 1.5}
+    dotted = {"x0": guide, "x1": guide, "y0": 0, "y1": 1, "yref": "paper", "line": look}
+    return {**charts.log_axis("xaxis", xs), "shapes": [dotted] if inside else [], **PERCENT}
 
 
 def privacy(result: Result, verdict: Verdict) -> Section:
@@ -240,11 +241,12 @@ def _spent(result: Result, verdict: Verdict) -> Part:
         return missing(f"Epsilon is infinite from the first round on: {why}.")
     if not finite:
         return missing("Epsilon over rounds was not recorded; the table of devices has the final numbers.")
-    grids = (("epsilon_server", detail.epsilon_server, 1), ("epsilon_release", detail.epsilon_release, 0))
-    series = [each for name, grid, n in grids for each in charts.per_device(detail.devices, xs, grid, n, name)]
+    server = charts.per_device(detail.devices, xs, detail.epsilon_server, 1, "epsilon_server")
+    # dotted, since the two may be the same
+    release = charts.per_device(detail.devices, xs, detail.epsilon_release, 0, "epsilon_release", "dot")
     wide = max(finite) > 30 * min(finite)
-    axis: dict[str, Any] = {"yaxis_type": "log"} if wide else {"yaxis_rangemode": "tozero"}
-    return over("Epsilon spent, per device", series, "", note="Logarithmic scale." if wide else "", **axis)
+    axis: dict[str, Any] = charts.log_axis("yaxis", finite) if wide else {"yaxis_rangemode": "tozero"}
+    return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
 
 
 def _signal(result: Result) -> Part:

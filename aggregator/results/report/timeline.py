@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from hushfleet.aggregator.observe.timeline_marks import SERVERS
+from hushfleet.aggregator.observe.timeline import SERVERS
 from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, Part, Plot, Section, label
 from hushfleet.aggregator.results.report.words import number
-from hushfleet.aggregator.results.result import DEVICE_STATES, DeviceState, FleetTimeline, Result, TimelineMark
+from hushfleet.aggregator.results.result import DEVICE_STATES, DeviceState, FleetRound, FleetTimeline, Result, TimelineMark
 
 MOST_GANTT_DEVICES = 40
 MOST_GANTT_ROUNDS = 24
@@ -167,21 +167,23 @@ class Rows(NamedTuple):
         """The row of each device."""
         return {index: row for row, index in enumerate(self.devices) if index is not None}
 
-    def layout(self, timeline: FleetTimeline, *, row_px: float, shown: bool = True) -> dict[str, Any]:
-        """The axis of names, with a row for each server that something happened to, and the heads."""
-        servers = [target for target in SERVERS if any(mark.target == target for mark in timeline.marks)]
+    def layout(self, timeline: FleetTimeline, *, row_px: float, shown: bool = True, rounds: bool = False) -> dict[str, Any]:
+        """The axis of names: rounds, a row for each server that something happened to, the devices. And the heads."""
+        above = {row: target for target, row in server_rows(timeline).items()} | ({-1: "round"} if rounds else {})
         names = {row: label(timeline.devices[index], longest=16) for index, row in self.places.items()}
-        ticks = {-1 - n: target for n, target in enumerate(servers)} | (names if shown else {})
-        where = {"xref": "paper", "x": 0, "xanchor": "left", "showarrow": False, "font": {"color": SOFT}}
+        ticks = names | (above if shown else {})
+        heads = self.heads | ({} if shown else above)
+        look = {"xref": "paper", "x": 0, "xanchor": "left", "showarrow": False, "bgcolor": CARD, "font": {"color": SOFT}}
         return {
             "yaxis": {
-                "range": [len(self.devices) - 0.5, -0.5 - len(servers)],
+                "range": [len(self.devices) - 0.5, min(above, default=0) - 0.5],
                 "tickvals": list(ticks),
                 "ticktext": list(ticks.values()),
+                "showticklabels": shown,
                 "showgrid": False,
             },
-            "annotations": [{"text": words, "y": row, **where} for row, words in self.heads.items()],
-            "height": round(130 + row_px * (len(self.devices) + len(servers))),
+            "annotations": [{"text": words, "y": row, **look} for row, words in heads.items()],
+            "height": round(130 + row_px * (len(self.devices) + len(above))),
         }
 
 
@@ -207,6 +209,12 @@ def rows_by_board(
             rows.devices.extend([None] * head)
         rows.devices.extend(members[step // 2 :: step] or [members[len(members) // 2]])
     return rows
+
+
+def server_rows(timeline: FleetTimeline) -> dict[str, int]:
+    """Above the devices and the rounds' numbers, for the servers that something happened to."""
+    servers = [target for target in SERVERS if any(mark.target == target for mark in timeline.marks)]
+    return {target: -2 - n for n, target in enumerate(servers)}
 
 
 class Bar(NamedTuple):
@@ -251,15 +259,12 @@ def gantt(timeline: FleetTimeline, boards: dict[str, str]) -> Plot:
         x = [value for moment in moments for value in (time.of_axis(moment), time.of_axis(moment), None)]
         y = [-0.5, len(rows.devices) - 0.5, None] * len(moments)
         traces.append(go.Scatter(x=x, y=y, mode="lines", line=look, name=words, hoverinfo="skip"))
-    traces[-1].xaxis = "x2"  # an axis is drawn where something belongs to it
     places = {timeline.devices[index]: row for index, row in rows.places.items()}
     traces += marks(timeline, places, lambda moment: time.of_axis(moment))
-    top = _numbered([(time.of_axis(row.opened_s), row.round) for row in rounds], apart=(view[1] - view[0]) / time.unit_s / 40)
-    ends = [time.of_axis(moment) for moment in view]
+    traces.append(_round_numbers(timeline, time, apart_s=(view[1] - view[0]) / 40))
     layout = {
-        **rows.layout(timeline, row_px=24 if len(rows.devices) <= 20 else 17),
-        "xaxis": {"title_text": time.title, "range": ends, "showgrid": False},
-        "xaxis2": {"overlaying": "x", "matches": "x", "side": "top", "range": ends, "showgrid": False, **top},
+        **rows.layout(timeline, row_px=24 if len(rows.devices) <= 20 else 17, rounds=True),
+        "xaxis": {"title_text": time.title, "range": [time.of_axis(moment) for moment in view], "showgrid": False},
         "barmode": "overlay",
         "shapes": _outages(timeline, time),
     }
@@ -315,19 +320,25 @@ def _bars(
     )
 
 
-def _numbered(rounds: Sequence[tuple[float, int]], *, apart: float) -> dict[str, Any]:
-    """Ticks for as many rounds as there is room for."""
-    kept: list[tuple[float, int]] = []
-    for at, round_number in rounds:
-        if not kept or at - kept[-1][0] >= apart:
-            kept.append((at, round_number))
-    return {"tickvals": [at for at, _ in kept], "ticktext": [f"{n}" for _, n in kept], "title_text": "round"}
+def _round_numbers(timeline: FleetTimeline, time: Time, *, apart_s: float) -> go.Scatter:
+    """Above the devices, for as many rounds as there is room for."""
+    kept: list[FleetRound] = []
+    for row in timeline.rounds:
+        if not kept or row.opened_s - kept[-1].opened_s >= apart_s:
+            kept.append(row)
+    return go.Scatter(
+        x=[time.of_axis(row.opened_s) for row in kept],
+        y=[-1] * len(kept),
+        mode="text",
+        text=[f"{row.round}" for row in kept],
+        hoverinfo="skip",
+        showlegend=False,
+    )
 
 
 def marks(timeline: FleetTimeline, places: dict[str, int], at: Callable[[float], float]) -> list[go.Scatter]:
     """A triangle where something was done to a device or a server, and a line until it was undone."""
-    servers = [target for target in SERVERS if any(mark.target == target for mark in timeline.marks)]
-    places = {**places, **{target: -1 - n for n, target in enumerate(servers)}}
+    places = {**places, **server_rows(timeline)}
     shown = [mark for mark in timeline.marks if mark.target in places]
     if not shown:
         return []
@@ -345,6 +356,7 @@ def marks(timeline: FleetTimeline, places: dict[str, int], at: Callable[[float],
             y=[places[mark.target] for mark in shown],
             mode="markers",
             marker={"symbol": "triangle-up", "size": 10, "color": "var(--refused)", "line": {"width": 1, "color": CARD}},
+            cliponaxis=False,
             name="cut off or switched",
             hovertext=[mark_words(mark) for mark in shown],
             hoverinfo="text",
@@ -397,10 +409,8 @@ def matrix(timeline: FleetTimeline, boards: dict[str, str]) -> Plot:
         showscale=False,
         ygap=2 if is_named else 0,
         text=[empty if line is None else [OUTCOME_STATES[letter][1] for letter in line] for line in cells],
-        customdata=[
-            empty if index is None else [label(timeline.devices[index])] * columns for index in rows.devices
-        ],
-        hovertemplate="%{customdata}, round %{x}: %{text}<extra></extra>",
+        hoverongaps=False,
+        hovertemplate="%{y}, round %{x}: %{text}<extra></extra>",
     )
     legend = [_key(OUTCOME_STATES[letter][1], color) for letter, color in zip(seen, colors, strict=True)]
     opened = [row.opened_s for row in timeline.rounds]
@@ -455,10 +465,10 @@ def states(timeline: FleetTimeline) -> Plot:
             name=WORDS[state],
         )
         for state in _STACK
-        if any(counts[state])
+        if state != "absent" and any(counts[state])
     ]
     figure = go.Figure(areas, {"xaxis_title_text": title, "yaxis_title_text": "devices", "yaxis_hoverformat": ".1f"})
-    return Plot(figure.update_layout(hovermode="x unified"), "How many devices were in which state", note, wide=True)
+    return Plot(figure.update_layout(hovermode="x unified", legend_traceorder="normal"), "How many devices were in which state", note, wide=True)
 
 
 def states_by_round(timeline: FleetTimeline) -> dict[DeviceState, list[float]]:
@@ -504,7 +514,7 @@ def time_by_board(timeline: FleetTimeline, boards: dict[str, str]) -> Plot:
             orientation="h",
             name=WORDS[state],
             marker={"color": f"var(--{state})", "line_width": 0},
-            texttemplate="%{x:.3g} s" if state != "absent" else "",
+            texttemplate="%{x:.3g} s",
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -516,7 +526,7 @@ def time_by_board(timeline: FleetTimeline, boards: dict[str, str]) -> Plot:
             hoverinfo="text",
         )
         for state in _STACK
-        if any(mean[state] > 0 for mean in means)
+        if state != "absent" and any(mean[state] > 0 for mean in means)
     ]
     note = "Means over devices and rounds. Waiting for the model ends when training begins."
     if len(by_size) > MOST_BOARDS:
