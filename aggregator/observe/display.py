@@ -55,10 +55,8 @@ class FleetDisplay:
         self.console = console or Console()
         self.state = RunState(delta=delta, accountant=accountant)
         # an estimate from the whole run: a round may take hours
-        self._progress = Progress(
-            BarColumn(None, complete_style=BUSY), MofNCompleteColumn(), TimeRemainingColumn(), expand=True, console=console,
-            speed_estimate_period=math.inf,
-        )  # fmt: skip
+        columns = (BarColumn(None, complete_style=BUSY), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, expand=True, console=console, speed_estimate_period=math.inf)
         self._rounds = self._progress.add_task("rounds", total=None)
         self._lock = threading.Lock()
         self._live: Live | None = None
@@ -128,7 +126,7 @@ class FleetDisplay:
         rows.add_row("bytes", self._bytes())
         if state.warnings:
             rows.add_row("notes", Text("\n".join(state.warnings[-3:]), WARNING, overflow="ellipsis", no_wrap=True))
-        under = [state.task, state.engine and f"engine {state.engine}", state.broker, "finished" if state.finished else ""]
+        under = [state.task, state.engine and f"engine {state.engine}", state.broker, "finished" * state.finished]
         return Panel(
             rows,
             title=Text.assemble(("hushfleet ", "bold"), state.method or "waiting for a run"),

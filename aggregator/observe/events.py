@@ -24,9 +24,8 @@ from typing import Any, Self
 from hushfleet.errors import StoreError
 
 # Fields that hold names and sentences: a device may well be called "inf".
-TEXT_FIELDS = frozenset(
-    "event device cohort task method engine broker state board code reason layers action target".split()
-)
+TEXT_FIELDS = {"event", "device", "cohort", "task", "method", "engine", "broker", "state", "board", "code", "reason"}
+TEXT_FIELDS |= {"layers", "action", "target"}
 
 
 class EventLog:
@@ -55,7 +54,7 @@ class EventLog:
 
         NumPy scalars and arrays are written as numbers and lists. Raises `StoreError` if the disk refuses.
         """
-        event = {"at": round(self._clock(), 3), "event": kind, **{name: to_json(value) for name, value in fields.items()}}
+        event = {"at": round(self._clock(), 3), "event": kind, **to_json(fields)}
         line = json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
         with self._lock:
             try:

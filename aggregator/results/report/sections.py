@@ -11,7 +11,18 @@ import plotly.graph_objects as go
 
 from hushfleet.aggregator.results.report import charts
 from hushfleet.aggregator.results.report.charts import PERCENT, Values, line, over
-from hushfleet.aggregator.results.report.page import BLUE, SOFT, Facts, Part, Plot, Prose, Section, Table, missing, template
+from hushfleet.aggregator.results.report.page import (
+    BLUE,
+    SOFT,
+    Facts,
+    Part,
+    Plot,
+    Prose,
+    Section,
+    Table,
+    missing,
+    template,
+)
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     MODERATE_EPSILON,
@@ -119,12 +130,12 @@ def traffic(result: Result) -> Section:
     figure.update_layout(yaxis={"tickformat": "~s", "ticksuffix": "B", "hoverformat": ".3s", "rangemode": "tozero"})
     figure.update_layout(xaxis_dtick=1 if len(xs) <= 12 else None)
     models, bits, wire = sum(value or 0 for value in detail.float32_bytes), result.bits_per_value, result.wire
-    received = f"{size(down)}; as whole float32 models {size(models)}, {_times(down, models)}" if models and down else ""
+    received = f"; as whole float32 models {size(models)}, {_times(down, models)}" if models and down else ""
     facts = [
         ("codec", codec(wire) if wire else "not recorded"),
         ("sent up per parameter", "not recorded" if bits is None else f"{number(bits)} bits, header and signature in"),
         ("cost in signal to noise", _cost(wire) if wire else "not recorded"),
-        ("received", received or size(down)),
+        ("received", size(down) + received),
     ]
     note = "Payload of updates with their headers, without MQTT and TCP framing."
     lead = "Fewer bytes are shorter radio time and a smaller bill."
@@ -228,12 +239,13 @@ def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
 
 def privacy(result: Result, verdict: Verdict) -> Section:
     lead = "Two adversaries, two numbers. Neither stands for the other."
-    return Section("privacy", "Privacy", lead, [_spent(result, verdict), _signal(result), _privacy_facts(result, verdict)])
+    parts = [_spent(result, verdict), _signal(result), _privacy_facts(result, verdict)]
+    return Section("privacy", "Privacy", lead, parts)
 
 
 def _spent(result: Result, verdict: Verdict) -> Part:
     detail, xs = result.details, rounds_of(result)
-    spent = [value for grid in (detail.epsilon_server, detail.epsilon_release) for row in grid for value in row if value]
+    spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
     if spent and not finite:
         raw = ", ".join(verdict.raw_values)
@@ -353,7 +365,8 @@ def fleet(result: Result) -> Section:
     parts: list[Part] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
-    strangers = [f"{device} ({_codes(codes)})" for device, codes in sorted(detail.refusals.items()) if device not in ids]
+    others = sorted(detail.refusals.items())
+    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
     lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."

@@ -163,15 +163,6 @@ def test_devices_are_counted_by_state_and_named_in_a_small_fleet() -> None:
         assert ("pi-000 accepted 82 %" in text, "pi-015 training" in text) == (named, named)
 
 
-def test_a_terminal_without_unicode_can_show_it_too() -> None:
-    screen, raw = console(80, encoding="ascii")
-    display = FleetDisplay(console=screen)
-    for event in events(8):
-        display.apply(event)
-    screen.print(display)
-    assert "pi-007 training" in raw.getvalue().decode("ascii")
-
-
 def test_the_time_left_follows_the_rounds() -> None:
     screen, raw = console(80)
     display, now = FleetDisplay(console=screen), 0.0
