@@ -172,23 +172,23 @@ class FleetDisplay:
 
 def summary_table(result: Result) -> RenderableType:
     """The end of a run on a terminal: federated against alone, the two epsilons, and what they mean."""
-    verdict = judge(result)
+    headline = judge(result)
     table = Table(title=f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds")
     table.add_column("accuracy")
     for name in ("federated", "alone", "difference"):
         table.add_column(name, justify="right")
-    for name, row in (("common test", verdict.common), ("own data", verdict.local)):
+    for name, row in (("common test", headline.common), ("own data", headline.local)):
         table.add_row(f"own models, {name}", percent(row.federated), percent(row.alone), points(row.gain))
-    table.add_row("global model, common test", percent(verdict.global_common), "", "")
-    epsilons = ", ".join(f"{name} {words}" for name, words in verdict.epsilons)
+    table.add_row("global model, common test", percent(headline.global_common), "", "")
+    epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
     facts = (
-        f"{epsilons}, delta {number(verdict.delta)}, {result.accounting}, accountant {result.accountant}; "
+        f"{epsilons}, delta {number(headline.delta)}, {result.accounting}, accountant {result.accountant}; "
         f"sent up {size(result.uplink_bytes)}{form and f' ({form})'}, {received(result)}"
     )
-    told = (privacy_answer(verdict, devices=result.devices), trade_answer(result, verdict))
-    return Group(table, Text(facts), Text(answer(verdict), "bold"), *(Text(words) for words in told if words))
+    told = (privacy_answer(headline, devices=result.devices), trade_answer(result, headline))
+    return Group(table, Text(facts), Text(answer(headline), "bold"), *(Text(words) for words in told if words))
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

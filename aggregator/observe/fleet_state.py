@@ -32,18 +32,18 @@ KEPT_WARNINGS = 5
 _STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")
 Event = Mapping[str, Any]
 Presence = Literal["absent", "ready", "training", "sleeping", "lost"]
-Part = Literal["none", "asked", "working", "offered", "accepted", "declined", "refused", "late"]
+Participation = Literal["none", "asked", "working", "offered", "accepted", "declined", "refused", "late"]
 
 
 @dataclass
-class Device:
+class SeenDevice:
     """One device: how it is present, its part in the newest round, and the state that follows from both.
 
     :param since_s: since when it is in this state, for a timeline; likewise `counted_s`, up to which `seconds` go.
     """
 
     presence: Presence = "absent"
-    part: Part = "none"
+    part: Participation = "none"
     state: DeviceState = "absent"
     since_s: float = 0.0
     counted_s: float = 0.0
@@ -75,7 +75,7 @@ class Fleet:
     """The state of every device, event by event. `is_timed`: the log tells of training and sending."""
 
     def __init__(self) -> None:
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, SeenDevice] = {}
         self.open_round: int | None = None
         self.is_timed = False
 
@@ -85,12 +85,12 @@ class Fleet:
         if handler:
             handler(event)
 
-    def _add(self, name: str) -> Device:
+    def _add(self, name: str) -> SeenDevice:
         """A device that was not seen before."""
-        device = self.devices[name] = Device()
+        device = self.devices[name] = SeenDevice()
         return device
 
-    def _changed(self, device: Device) -> None:
+    def _changed(self, device: SeenDevice) -> None:
         """Before a device's state becomes another."""
 
     def _opened(self) -> None:
@@ -104,16 +104,16 @@ class Fleet:
             self._derive(device)
         self.open_round = None
 
-    def _derive(self, device: Device) -> None:
+    def _derive(self, device: SeenDevice) -> None:
         state = device.derived()
         if state != device.state:
             self._changed(device)
             device.state = state
 
-    def _device(self, name: str) -> Device:
+    def _device(self, name: str) -> SeenDevice:
         return self.devices.get(name) or self._add(name)
 
-    def _speaker(self, event: Event) -> Device | None:
+    def _speaker(self, event: Event) -> SeenDevice | None:
         """The device of a message, which is there and no longer trains."""
         name = event.get("device")
         if not isinstance(name, str):
@@ -122,7 +122,7 @@ class Fleet:
         device.presence = "ready"
         return device
 
-    def _accept(self, device: Device) -> None:
+    def _accept(self, device: SeenDevice) -> None:
         device.part = "accepted"
 
     def _on_presence(self, event: Event) -> None:

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from hushfleet.aggregator.observe.events import iterate_events
-from hushfleet.aggregator.observe.fleet_state import Device, Event, Fleet
+from hushfleet.aggregator.observe.fleet_state import Event, Fleet, SeenDevice
 from hushfleet.aggregator.results.result import (
     DEVICE_STATES,
     DeviceState,
@@ -135,18 +135,18 @@ class _Recorder(Fleet):
             self._marks.append(_mark(self._link_down_s, self._clock.now, "out of reach", "broker"))
             self._link_down_s = None
 
-    def _add(self, name: str) -> Device:
+    def _add(self, name: str) -> SeenDevice:
         device = super()._add(name)
         device.answered_s, device.outcomes = self._clock.now, "-" * len(self._rounds)
         device.counted_s = self._first_open_s or 0.0
         return device
 
-    def _accept(self, device: Device) -> None:
+    def _accept(self, device: SeenDevice) -> None:
         if device.part != "accepted":
             device.answered_s = self._clock.now
         super()._accept(device)
 
-    def _changed(self, device: Device) -> None:
+    def _changed(self, device: SeenDevice) -> None:
         self._count(device)
         start_s, end_s = round(device.since_s, 3), round(self._clock.now, 3)
         if end_s > start_s:
@@ -155,7 +155,7 @@ class _Recorder(Fleet):
                 device.spans.append((start_s, end_s, device.state))
         device.since_s = self._clock.now
 
-    def _count(self, device: Device) -> None:
+    def _count(self, device: SeenDevice) -> None:
         passed = self._clock.now - device.counted_s
         device.seconds[device.state] += passed
         self._window[device.state] += passed
@@ -238,7 +238,7 @@ class _Recorder(Fleet):
         return rows
 
 
-def _letter(device: Device) -> str:
+def _letter(device: SeenDevice) -> str:
     if device.part in ("accepted", "declined", "refused"):
         return device.part[0]
     if device.part == "none":

@@ -59,7 +59,7 @@ def per_device(
 
     :param grid: `[round][device]`.
     """
-    look = {"mode": "lines", "legendgroup": name, "line_dash": dash}
+    look: dict[str, Any] = {"mode": "lines", "legendgroup": name, "line_dash": dash}
     if len(devices) <= MOST_LINES:
         look |= {"line_width": 1.4, "opacity": 0.6, "showlegend": False}
         lines = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices) if grid]

@@ -23,22 +23,22 @@ def write_report(result: Result, path: Path) -> None:
 
 def render_report(result: Result) -> str:
     """The report as HTML text."""
-    verdict = judge(result)
-    common, local = verdict.common, verdict.local
-    sentences = [answer(verdict), privacy_answer(verdict, devices=result.devices), trade_answer(result, verdict)]
+    headline = judge(result)
+    common, local = headline.common, headline.local
+    sentences = [answer(headline), privacy_answer(headline, devices=result.devices), trade_answer(result, headline)]
     if result.accounting == "as-published":
         sentences.append(
             "Accounting: as published. The mechanism runs as the paper has it; where its claim does not "
             "follow from the mechanism, these numbers are no proof. The strict variant is the one to rely on."
         )
     parts = [
-        sections.accuracy(result, verdict),
-        sections.devices_against_alone(result, verdict),
+        sections.accuracy(result, headline),
+        sections.devices_against_alone(result, headline),
         sections.traffic(result),
-        sections.wire_sweep(result, verdict),
+        sections.wire_sweep(result, headline),
         timeline_section(result),
-        sections.privacy(result, verdict),
-        sections.privacy_sweep(result, verdict),
+        sections.privacy(result, headline),
+        sections.privacy_sweep(result, headline),
         sections.layers(result),
         sections.labels(result),
         sections.fleet(result),
@@ -54,7 +54,7 @@ def render_report(result: Result) -> str:
         tiles=[
             (points(common.gain), f"common test: {percent(common.federated)}, alone {percent(common.alone)}"),
             (points(local.gain), f"own data: {percent(local.federated)}, alone {percent(local.alone)}"),
-            (number(verdict.epsilon_server), "epsilon_server, worst device"),
-            (number(verdict.epsilon_release), "epsilon_release, worst device"),
+            (number(headline.epsilon_server), "epsilon_server, worst device"),
+            (number(headline.epsilon_release), "epsilon_release, worst device"),
         ],
     )

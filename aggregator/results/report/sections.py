@@ -27,7 +27,7 @@ from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     MODERATE_EPSILON,
     STRONG_EPSILON,
-    Verdict,
+    Headline,
     final_by_device,
 )
 from hushfleet.aggregator.results.report.words import codec, from_to, number, percent, points, size
@@ -45,12 +45,12 @@ def rounds_of(result: Result) -> list[int]:
     return [row.round for row in result.rounds]
 
 
-def accuracy(result: Result, verdict: Verdict) -> Section:
+def accuracy(result: Result, headline: Headline) -> Section:
     xs, detail = rounds_of(result), result.details
     parts = [
         over(
             "Accuracy",
-            _accuracies(xs, result.rounds, verdict),
+            _accuracies(xs, result.rounds, headline),
             "No accuracy was measured: devices in the field do not send theirs.",
             **PERCENT,
         ),
@@ -72,10 +72,10 @@ def accuracy(result: Result, verdict: Verdict) -> Section:
 
 
 def _accuracies(
-    xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint | WirePoint], verdict: Verdict
+    xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint | WirePoint], headline: Headline
 ) -> list[go.Scatter]:
     """The three accuracies of runs or rounds, and what training alone reaches."""
-    alone = ((0, "common test", verdict.common.alone), (1, "own data", verdict.local.alone))
+    alone = ((0, "common test", headline.common.alone), (1, "own data", headline.local.alone))
     return [
         line("own models, common test", xs, [row.accuracy_own_common for row in rows], 0),
         line("own models, own data", xs, [row.accuracy_own_local for row in rows], 1),
@@ -84,7 +84,7 @@ def _accuracies(
     ]
 
 
-def devices_against_alone(result: Result, verdict: Verdict) -> Section:
+def devices_against_alone(result: Result, headline: Headline) -> Section:
     detail = result.details
     parts: list[Part] = []
     for tests, grid, alone in (
@@ -103,9 +103,9 @@ def devices_against_alone(result: Result, verdict: Verdict) -> Section:
             note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
             parts.append(charts.sorted_gains(f"{title}: gain", list(gains), values, note=note))
     lead = "An average can hide devices that would be better off alone."
-    if verdict.gains:
-        below = sum(gain < 0 for gain in verdict.gains)
-        lead += f" Here {below or 'none'} of {len(verdict.gains)} would be, on the common test set."
+    if headline.gains:
+        below = sum(gain < 0 for gain in headline.gains)
+        lead += f" Here {below or 'none'} of {len(headline.gains)} would be, on the common test set."
     return Section("devices-alone", "Each device against training alone", lead, parts)
 
 
@@ -170,7 +170,7 @@ def _times(count: int, reference: float) -> str:
     return f"{max(reference / count, count / reference):.3g} times {'smaller' if count < reference else 'larger'}"
 
 
-def wire_sweep(result: Result, verdict: Verdict) -> Section | None:
+def wire_sweep(result: Result, headline: Headline) -> Section | None:
     """None where no other forms were tried: they are an option of simulations."""
     runs = sorted(result.details.wire_sweep, key=lambda run: run.uplink_bytes)
     if not runs:
@@ -178,7 +178,7 @@ def wire_sweep(result: Result, verdict: Verdict) -> Section | None:
     bits = {id(run): run.bits_per_value for run in runs if run.bits_per_value}
     chart = over(
         "Accuracy",
-        _accuracies(list(bits.values()), [run for run in runs if id(run) in bits], verdict),
+        _accuracies(list(bits.values()), [run for run in runs if id(run) in bits], headline),
         "No accuracy was measured in these runs.",
         x="bits sent per parameter",
         note="Bits of whole updates. Dotted: this run's form. The noise is the same at every point; with one seed, "
@@ -200,7 +200,7 @@ def wire_sweep(result: Result, verdict: Verdict) -> Section | None:
     return Section("wire-sweep", "Accuracy against bytes", lead, [chart, Table(head, rows)])
 
 
-def privacy_sweep(result: Result, verdict: Verdict) -> Section:
+def privacy_sweep(result: Result, headline: Headline) -> Section:
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     title, lead = "Accuracy against privacy", "The same run at other noise levels: what privacy costs here."
     if not runs:
@@ -209,7 +209,7 @@ def privacy_sweep(result: Result, verdict: Verdict) -> Section:
     xs = [run.epsilon_server for run in drawn]
     chart = over(
         "Accuracy",
-        _accuracies(xs, drawn, verdict),
+        _accuracies(xs, drawn, headline),
         "No point of the sweep has a finite epsilon and a measured accuracy.",
         x="epsilon_server",
         note=f"Right of {MEANINGLESS_EPSILON:g} (dotted) there is no meaningful protection against the server. A point "
@@ -237,18 +237,18 @@ def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
     return {**charts.log_axis("xaxis", xs), "shapes": [dotted] if inside else [], **PERCENT}
 
 
-def privacy(result: Result, verdict: Verdict) -> Section:
+def privacy(result: Result, headline: Headline) -> Section:
     lead = "Two adversaries, two numbers. Neither stands for the other."
-    parts = [_spent(result, verdict), _signal(result), _privacy_facts(result, verdict)]
+    parts = [_spent(result, headline), _signal(result), _privacy_facts(result, headline)]
     return Section("privacy", "Privacy", lead, parts)
 
 
-def _spent(result: Result, verdict: Verdict) -> Part:
+def _spent(result: Result, headline: Headline) -> Part:
     detail, xs = result.details, rounds_of(result)
     spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
     if spent and not finite:
-        raw = ", ".join(verdict.raw_values)
+        raw = ", ".join(headline.raw_values)
         why = f"without noise leave the device: {raw}" if raw else "the updates carried no noise"
         return missing(f"Epsilon is infinite from the first round on: {why}.")
     if not finite:
@@ -275,15 +275,15 @@ def _signal(result: Result) -> Part:
     return over("Signal to noise, dB", [line("signal to noise", rounds_of(result), ratios, 3)], why, note=note)
 
 
-def _privacy_facts(result: Result, verdict: Verdict) -> Part:
+def _privacy_facts(result: Result, headline: Headline) -> Part:
     rows = result.privacy
     if not rows:
         return missing("There is no privacy ledger in this result.")
     return Facts(
         [
-            *((f"{name}, worst device", words) for name, words in verdict.epsilons),
-            *([("leaves without noise", ", ".join(verdict.raw_values))] if verdict.raw_values else []),
-            ("delta", number(verdict.delta)),
+            *((f"{name}, worst device", words) for name, words in headline.epsilons),
+            *([("leaves without noise", ", ".join(headline.raw_values))] if headline.raw_values else []),
+            ("delta", number(headline.delta)),
             ("unit of privacy", ", ".join(sorted({row.unit for row in rows}))),
             ("adjacency", "; ".join(sorted({row.adjacency for row in rows}))),
             ("rounds charged per device", from_to([row.rounds_charged for row in rows])),

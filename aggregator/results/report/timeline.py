@@ -208,12 +208,15 @@ def rows_by_board(
 
 
 class Span(NamedTuple):
-    """What the device in place `index` did from when to when."""
+    """What a device did from when to when.
+
+    :param device: its place in the timeline's `devices`.
+    """
 
     start_s: float
     end_s: float
     state: DeviceState
-    index: int
+    device: int
 
 
 def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
@@ -225,7 +228,7 @@ def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
         shown, after = rounds[first : first + ZOOM_ROUNDS], rounds[first + ZOOM_ROUNDS :]
         start_s, end_s = shown[0].opened_s, after[0].opened_s if after else end_s
         notes.append(f"It opens at the rounds {shown[0].round} to {shown[-1].round}, around the worst of the run.")
-    spans = [Span(*span, index) for index, of_device in enumerate(timeline.spans) for span in of_device]
+    spans = [Span(*span, device) for device, of_device in enumerate(timeline.spans) for span in of_device]
     if len(spans) > MOST_BARS:
         spans = [span for span in spans if span.start_s < end_s and span.end_s > start_s]
         notes.append(f"Drawn are the longest of the {len(spans):,} bars of this time.")
@@ -286,12 +289,12 @@ def _bars(
     def tip(span: Span) -> str:
         before = bisect_right(opened, span.start_s)
         during = f"round {timeline.rounds[before - 1].round}" if before else "before the first round"
-        return f"{label(timeline.devices[span.index])}, {during}: {words}, {number(span.end_s - span.start_s)} s"
+        return f"{label(timeline.devices[span.device])}, {during}: {words}, {number(span.end_s - span.start_s)} s"
 
     return go.Bar(
         base=[span.start_s / unit_s for span in spans],
         x=[(span.end_s - span.start_s) / unit_s for span in spans],
-        y=[places[span.index] for span in spans],
+        y=[places[span.device] for span in spans],
         orientation="h",
         name=words,
         marker={"color": f"var(--{spans[0].state})", "line_width": 0},

@@ -35,7 +35,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Headline:
     """The headline's numbers; None: not measured.
 
     :param common: on the common test set.
@@ -68,11 +68,11 @@ class Verdict:
         )
 
 
-def judge(result: Result) -> Verdict:
+def judge(result: Result) -> Headline:
     """The headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
     rows, alone, detail = result.privacy, result.local_only, result.details
     final = final_by_device(detail.accuracy_own_common, len(detail.devices))
-    return Verdict(
+    return Headline(
         common=Comparison(last_measured(result.rounds, lambda row: row.accuracy_own_common), alone.accuracy_own_common),
         local=Comparison(last_measured(result.rounds, lambda row: row.accuracy_own_local), alone.accuracy_own_local),
         global_common=last_measured(result.rounds, lambda row: row.accuracy_global),
@@ -92,9 +92,10 @@ def final_by_device(grid: list[list[float | None]], devices: int) -> list[float 
     return [last_measured(grid, lambda row, n=n: row[n]) for n in range(devices)] if grid else []
 
 
-def answer(verdict: Verdict) -> str:
+def answer(headline: Headline) -> str:
     """Did federating beat training alone?"""
-    tests = ((verdict.common.gain, "on the common test set"), (verdict.local.gain, "on each device's own kind of data"))
+    common, local = headline.common.gain, headline.local.gain
+    tests = ((common, "on the common test set"), (local, "on each device's own kind of data"))
     gains = [(gain, where) for gain, where in tests if gain is not None]
     if not gains:
         return (
@@ -109,8 +110,8 @@ def answer(verdict: Verdict) -> str:
     else:
         verb = "lost to" if signs <= {0, -1} else "won on one test and lost on the other against"
     sentence = f"Federating {verb} training alone: {' and '.join(f'{points(gain)} {where}' for gain, where in gains)}."
-    if verdict.gains:
-        better, compared = sum(gain > LEVEL_GAIN for gain in verdict.gains), len(verdict.gains)
+    if headline.gains:
+        better, compared = sum(gain > LEVEL_GAIN for gain in headline.gains), len(headline.gains)
         who = "All" if better == compared else (better or "None")
         sentence += f" {who} of {compared} devices got a better model on the common test set."
     return sentence
@@ -130,16 +131,16 @@ def guess_rate(epsilon: float, delta: float) -> float:
     return 1.0 if epsilon > 700 else (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1)
 
 
-def privacy_answer(verdict: Verdict, *, devices: int) -> str:
+def privacy_answer(headline: Headline, *, devices: int) -> str:
     """What the two epsilons are worth, in plain sentences."""
-    server, release, delta = verdict.epsilon_server, verdict.epsilon_release, verdict.delta
+    server, release, delta = headline.epsilon_server, headline.epsilon_release, headline.delta
     if server is None or release is None or delta is None:
         return "This run recorded no privacy ledger, so nothing can be said about what it protects."
-    if verdict.raw_values:
+    if headline.raw_values:
         text = (
-            f"Both epsilons are infinite: {', '.join(verdict.raw_values)} leave the device un-noised, and the models "
-            f"follow them. The noised values alone: epsilon_server {number(verdict.noised_server)}, epsilon_release "
-            f"{number(verdict.noised_release)}."
+            f"Both epsilons are infinite: {', '.join(headline.raw_values)} leave the device un-noised, and the models "
+            f"follow them. The noised values alone: epsilon_server {number(headline.noised_server)}, epsilon_release "
+            f"{number(headline.noised_release)}."
         )
     else:
         text = (
@@ -148,12 +149,12 @@ def privacy_answer(verdict: Verdict, *, devices: int) -> str:
             f"{protection(release, 'someone who sees only the aggregate models')}."
         )
     if server <= MEANINGLESS_EPSILON:
-        who = "it" if verdict.unit == "device" else f"a given {verdict.unit}"
+        who = "it" if headline.unit == "device" else f"a given {headline.unit}"
         text += (
             f" Whoever sees a device's updates and guesses, from even odds, whether {who} took part "
             f"is right at most {percent_up(guess_rate(server, delta))} of the time."
         )
-    if verdict.unit == "device" and delta * devices > 0.1:
+    if headline.unit == "device" and delta * devices > 0.1:
         text += (
             f" Mind the delta: {number(delta)} is not small beside 1/{devices}, one over the number of "
             "devices; the promise may fail outright with that probability."
@@ -161,9 +162,9 @@ def privacy_answer(verdict: Verdict, *, devices: int) -> str:
     return text
 
 
-def trade_answer(result: Result, verdict: Verdict) -> str:
+def trade_answer(result: Result, headline: Headline) -> str:
     """Is there a gain on the common test set, and meaningful privacy against the server, at once?"""
-    server, gain, limit = verdict.epsilon_server, verdict.common.gain, MEANINGLESS_EPSILON
+    server, gain, limit = headline.epsilon_server, headline.common.gain, MEANINGLESS_EPSILON
     if server is None or gain is None:
         return ""
     if server <= limit:
