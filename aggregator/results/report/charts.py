@@ -172,7 +172,7 @@ def row_height(rows: int) -> float:
 
 def named(names: Sequence[str], *, shown: bool = True) -> dict[str, Any]:
     """An axis of names at 0, 1, ...: numbers, since two names may be the same once they are cut."""
-    words = [label(name) for name in names]
+    words = [label(name, longest=32) for name in names]
     return {"tickvals": list(range(len(names))), "ticktext": words, "showticklabels": shown}
 
 

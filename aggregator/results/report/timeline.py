@@ -260,10 +260,12 @@ def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
     numbers = _apart([(row.opened_s / unit_s, row.round) for row in rounds], (end_s - start_s) / unit_s / 40)
     words_above = {"mode": "text", "hoverinfo": "skip", "showlegend": False}
     traces.append(go.Scatter(x=list(numbers), y=[-1] * len(numbers), text=list(numbers.values()), **words_above))
+    edge_s = 0.01 * (end_s - start_s)  # where the numbers of the first and the last round have room
+    view = [(start_s - edge_s) / unit_s, (end_s + edge_s) / unit_s]
     outage = {"yref": "paper", "y0": 0, "y1": 1, "fillcolor": "var(--refused)", "opacity": 0.16, "line_width": 0}
     layout = {
         **rows._replace(servers={"round": -1, **rows.servers}).layout(timeline.devices, row_px=22),
-        "xaxis": {"title_text": unit, "range": [start_s / unit_s, end_s / unit_s], "showgrid": False},
+        "xaxis": {"title_text": unit, "range": view, "showgrid": False},
         "barmode": "overlay",
         "shapes": [
             {"x0": mark.start_s / unit_s, "x1": mark.end_s / unit_s, **outage}
@@ -469,6 +471,7 @@ def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
     if len(by_size) > MOST_BOARDS:
         note += f" The {MOST_BOARDS} commonest of {len(by_size)} boards."
     layout = {
+        "height": 150 + 34 * len(groups),
         "barmode": "stack",
         "bargap": 0.25,
         "xaxis_title_text": "seconds of a mean round, until the next one opens",
