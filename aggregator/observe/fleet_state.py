@@ -19,7 +19,7 @@ Unknown events and missing fields are passed over, so that one version reads the
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -49,7 +49,7 @@ class SeenDevice:
     counted_s: float = 0.0
     answered_s: float = 0.0
     outcomes: str = ""
-    seconds: Counter[DeviceState] = field(default_factory=Counter)
+    seconds: defaultdict[DeviceState, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[tuple[float, float, DeviceState]] = field(default_factory=list)
 
     @property

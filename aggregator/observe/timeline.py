@@ -8,7 +8,7 @@ simulation writes them into `scenario.jsonl`; elsewhere the event log shows what
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean, median
@@ -101,7 +101,8 @@ class _Recorder(Fleet):
         self._accepted, self._declined, self._most_spans = accepted, declined, most_spans
         self._clock = _Clock()
         self._rounds: list[FleetRound] = []
-        self._window: Counter[DeviceState] = Counter()  # device seconds since the newest round opened
+        # device seconds since the newest round opened
+        self._window: defaultdict[DeviceState, float] = defaultdict(float)
         self._opened_s = self._window_end_s = 0.0
         self._first_open_s: float | None = None
         self._span_count = 0

@@ -55,7 +55,7 @@ def record(
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
-    summaries = [RoundSummary.from_dict(row.metrics) for row in closed]
+    summaries = [RoundSummary.from_dict(row.metrics) for row in closed if row.metrics is not None]
     began_at = closed[0].opened_at if closed else 0.0
     delta, accountant = spec.privacy.delta, spec.privacy.accountant
     privacy = privacy_table(store, delta=delta, accountant=accountant)
@@ -114,6 +114,7 @@ def record(
             timeline=[
                 TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
                 for row in closed
+                if row.closed_at is not None
             ],
             fleet_timeline=read_timeline(
                 store.folder / EVENTS_NAME,
@@ -141,8 +142,8 @@ def versions() -> dict[str, str]:
 def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
     """:param noised: whether updates carry noise of their own, which the step then follows."""
     step = wire.step if noised else wire.relative_step
-    unit = "noise" if noised else "rms"
-    return WireInfo(codec=wire.codec, step=step if wire.codec == "quantized" else None, step_unit=unit)
+    quantized = step if wire.codec == "quantized" else None
+    return WireInfo(codec=wire.codec, step=quantized, step_unit="noise" if noised else "rms")
 
 
 def _round_row(summary: RoundSummary) -> RoundRow:

@@ -322,12 +322,13 @@ class Result(_Record):
     @model_validator(mode="after")
     def _lists_fit_together(self) -> Self:
         detail, rounds, devices = self.details, len(self.rounds), len(self.details.devices)
-        for names, length in ((_BY_ROUND, rounds), (_BY_DEVICE, devices)):
-            for name in names:
-                _check_shape(name, getattr(detail, name), length)
-        for names, width in ((_BY_ROUND_AND_DEVICE, devices), (_BY_ROUND_AND_LAYER, len(self.model.layers))):
-            for name in names:
-                _check_shape(name, getattr(detail, name), rounds, width)
+        lists = dict.fromkeys(_BY_ROUND, rounds) | dict.fromkeys(_BY_DEVICE, devices)
+        for name, length in lists.items():
+            _check_shape(name, getattr(detail, name), length)
+        layers = len(self.model.layers)
+        grids = dict.fromkeys(_BY_ROUND_AND_DEVICE, devices) | dict.fromkeys(_BY_ROUND_AND_LAYER, layers)
+        for name, width in grids.items():
+            _check_shape(name, getattr(detail, name), rounds, width)
         if detail.label_counts:
             classes = len(detail.class_names) or len(detail.label_counts[0])
             _check_shape("label_counts", detail.label_counts, devices, classes)

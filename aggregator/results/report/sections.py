@@ -20,6 +20,7 @@ from hushfleet.aggregator.results.report.page import (
     Prose,
     Section,
     Table,
+    label,
     missing,
     template,
 )
@@ -314,7 +315,8 @@ def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str
     if not any(value is not None for values in columns for value in values):
         return missing(otherwise)
     if len(names) <= MOST_LAYER_LINES:
-        series = [line(name, xs, values, n) for n, (name, values) in enumerate(zip(names, columns, strict=True))]
+        named = zip(names, columns, strict=True)
+        series = [line(label(name), xs, values, n) for n, (name, values) in enumerate(named)]
         return over(title, series, otherwise, yaxis_rangemode="tozero", **PERCENT)
     note = "The stronger the colour, the larger."
     return charts.heat_map(title, names, [str(x) for x in xs], columns, form=".0%", x="round", note=note)

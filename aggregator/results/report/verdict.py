@@ -89,7 +89,7 @@ def judge(result: Result) -> Headline:
 
 def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:
     """Each device's newest measured value of a `[round][device]` list."""
-    return [last_measured(grid, lambda row, n=n: row[n]) for n in range(devices)] if grid else []
+    return [last_measured([row[n] for row in grid], lambda value: value) for n in range(devices)] if grid else []
 
 
 def answer(headline: Headline) -> str:
