@@ -28,10 +28,10 @@ if not __package__:  # run as a file: the repository's root is not on the path t
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.methods import METHODS
 from hushfleet.models import get_model
-from hushfleet.simulator.studies.audit.device import Subject
 from hushfleet.simulator.studies.audit.finding import Finding
-from hushfleet.simulator.studies.audit.games import Effort, device_findings, record_findings
+from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.show import shown
+from hushfleet.simulator.studies.audit.subject import Subject
 
 NETWORK, CLASSES, DEVICES, ROUNDS = "digits-cnn", 10, 8, 10
 DELTA = 1e-3
@@ -76,11 +76,11 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> Iterator[t
     """The findings of a method, each with the name of its column."""
     for accounting in ("strict", "as-published"):
         subject = subject_of(method, unit="device", accounting=accounting, seed=seed)
-        for finding in device_findings(subject, Effort(trials)):
+        for finding in findings(subject, Effort(trials)):
             alone = accounting == "as-published" and finding.adversary.endswith("alone")
             yield f"device, {accounting}" + (", noised values alone" if alone else ""), finding
     subject = subject_of(method, unit="record", accounting="strict", seed=seed)
-    yield "record, strict", next(record_findings(subject, Effort(canaries)))
+    yield "record, strict", next(findings(subject, Effort(canaries)))
 
 
 def main(arguments: list[str] | None = None) -> int:

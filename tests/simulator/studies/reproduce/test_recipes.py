@@ -129,7 +129,8 @@ def test_every_published_cell_is_found_and_says_what_left_without_noise() -> Non
         found = kept.of(cells[one.digest])
         assert found is not None
         assert found.accuracies == one.accuracies
-    assert {(one.task["method"]["name"], one.task["privacy"]["accounting"]) for one in published if one.raw_values} == RAW
+    raw = [one.task for one in published if one.raw_values]
+    assert {(task["method"]["name"], task["privacy"]["accounting"]) for task in raw} == RAW
 
 
 def test_data_that_is_not_at_hand_is_named_with_its_origin_and_its_place(tmp_path: Path) -> None:
