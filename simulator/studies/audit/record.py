@@ -202,19 +202,19 @@ class _Newcomer(Trainer):
 class _WatchedMechanism(RecordMechanism):
     """The device's own mechanism, with an adversary who is handed each noised gradient.
 
-    :param batches: of each batch what `keep` makes of its noised gradients.
+    :param seen: of each batch what `keep` makes of its noised gradients.
     """
 
-    batches: list[list[Any]] = field(default_factory=list)
+    seen: list[list[Any]] = field(default_factory=list)
     keep: Keep = np.copy
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        self.batches.append([])
+        self.seen.append([])
         return super().sample(count, rng)
 
     def noised_mean(self, clipped_sum: Any, noise: Any) -> Any:
         noised = super().noised_mean(clipped_sum, noise)
-        self.batches[-1].append(self.keep(noised))
+        self.seen[-1].append(self.keep(noised))
         return noised
 
 
@@ -229,7 +229,7 @@ def _watched(
     def watched(terms: RoundTerms) -> RecordMechanism:
         mechanism = own(terms)
         values = {each.name: getattr(mechanism, each.name) for each in fields(RecordMechanism)}
-        return _WatchedMechanism(**values, batches=batches, keep=keep)
+        return _WatchedMechanism(**values, seen=batches, keep=keep)
 
     trainer.observer = lambda trained: moved.append(trained.release.values)
     trainer.method.record_mechanism = watched  # type: ignore[method-assign]

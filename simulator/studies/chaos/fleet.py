@@ -47,6 +47,10 @@ class ChaosFleet(LiveFleet):
         return self.simulation.folder.aggregator / "identity.key"
 
     @property
+    def broker_url(self) -> str:
+        return self._broker_url
+
+    @property
     def honest(self) -> list[str]:
         """The devices that are not hostile."""
         return [device.name for device in self.devices if device.name != self._plan.hostile]

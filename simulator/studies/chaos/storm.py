@@ -25,7 +25,7 @@ class Storm:
     """One run's trouble.
 
     :param tap: is attached anew where the broker was restarted.
-    :param patience_s: a run that takes longer fails.
+    :param timeout_s: a run that takes longer fails.
     :param clock: monotonic seconds.
     """
 
@@ -35,11 +35,11 @@ class Storm:
         plan: Plan,
         tap: Tap,
         *,
-        patience_s: float,
+        timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet, self._plan, self._tap = fleet, plan, tap
-        self._patience_s, self._clock = patience_s, clock
+        self._timeout_s, self._clock = timeout_s, clock
         self._progress = Progress(fleet.simulation, tap.sent)
         self._rng = random.Random(f"storm {plan.seed}")
         self._waiting = list(plan.troubles)
@@ -53,10 +53,10 @@ class Storm:
 
     def pass_over(self) -> None:
         """Returns when the task is finished. Raises `HushfleetError` where a part dies or declines without a reason."""
-        ends_at = self._clock() + self._patience_s
+        ends_at = self._clock() + self._timeout_s
         while not self._tick():
             if self._clock() > ends_at:
-                raise HushfleetError(f"the run was not finished after {self._patience_s:g} s")
+                raise HushfleetError(f"the run was not finished after {self._timeout_s:g} s")
             time.sleep(_TICK_S)
 
     def may_decline(self, device: str, code: str) -> bool:
@@ -145,5 +145,5 @@ class Storm:
         if self._down[name]:
             return
         self._fleet.start_again(name)
-        if name == BROKER and self._fleet.broker is not None:
-            self._tap.attach(self._fleet.broker.url)
+        if name == BROKER:
+            self._tap.attach(self._fleet.broker_url)
