@@ -188,10 +188,9 @@ class Pretended(Campaign):
 
 def test_a_pipe_gets_a_line_for_each_seed_and_what_failed_can_be_replayed(tmp_path: Path) -> None:
     said, campaign = io.StringIO(), Pretended(tmp_path / "campaign", [1, 2, 3])
+    typed = {"again": "", "replay": ["hushfleet", "x"]}
     with pytest.raises(typer.Exit) as ended:
-        run_campaign(
-            load_task(TASK), campaign, Console(file=said), data_dir=None, resume=False, again="", replay=["hushfleet", "x"]
-        )
+        run_campaign(load_task(TASK), campaign, Console(file=said), data_dir=None, resume=False, **typed)
     assert ended.value.exit_code == 1
     lines = said.getvalue().splitlines()
     assert lines[0] == "seed 1: passed in 3.2 s; kill of device, kill of aggregator"
