@@ -131,14 +131,14 @@ def page(
     :param answer: sentences that come first, the first of them in bold.
     :param tiles: large numbers, each with what it is.
     """
-    scripts = [Markup(get_plotlyjs()), Markup(_file("page.js"))]
+    scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
     return _templates().get_template("page.html").render(
         title=title,
         under=under,
         answer=answer,
         tiles=tiles,
         sections=sections,
-        css=Markup(_file("page.css")),
+        css=Markup(template("page.css")),
         scripts=scripts,
         allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
     )
@@ -149,7 +149,8 @@ def _templates() -> Environment:
     return Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
 
 
-def _file(name: str) -> str:
+def template(name: str) -> str:
+    """The text of a file beside the templates."""
     environment = _templates()
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]
