@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
         """
         console = Console(stderr=as_json)
         overrides = [*(settings or []), *([] if unit is None else [f"privacy.unit={unit.value}"])]
-        task = load_task(task_file, overrides)
+        task = load_task(task_file, tuple(overrides))
         with console.status("loading data, exporting and checking the model's graphs"):
             prepared = prepare(task, data_dir=data_dir, run_id="audit")
         effort = Effort(trials, seconds)

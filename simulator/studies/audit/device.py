@@ -104,7 +104,7 @@ class _Game:
         plan = self.subject.plan(round)
         sent = [trainer.run_round(plan, self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
-        return Seen(sum(each.vector for each in seen) / len(seen), seen[0].header)
+        return Seen(np.mean([each.vector for each in seen], axis=0), seen[0].header)
 
     def _decoded(self, trainer: Trainer, data: bytes) -> Seen:
         layout, shared = self.subject.spec.model.layout, ~self.state.public.mask

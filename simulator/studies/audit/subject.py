@@ -82,7 +82,7 @@ class Subject:
             cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
             noise_split=self.terms.noise_split,
             deadline_s=0.0,
-            controls=self.terms.controls,
+            controls=dict(self.terms.controls),
         )
 
     @contextmanager

@@ -84,7 +84,7 @@ def draw_plan(seed: int, names: Sequence[str], *, rounds: int, kinds: Sequence[K
     hostile = names[-1] if seed % 3 == 1 else None
     honest = [name for name in names if name != hostile]
     field_noise = seed % 5 == 3
-    troubles = []
+    troubles: list[Trouble] = []
     if field_noise:
         troubles += tempting(rng, rng.choice(honest))
     first = kinds[seed % len(kinds)]

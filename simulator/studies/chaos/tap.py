@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 from hushfleet.errors import HushfleetError, WireError
 from hushfleet.simulator.engines.live.engine import FEDERATION
@@ -27,10 +28,10 @@ class Listener:
         self.topics = Topics(FEDERATION)
         self._filters = filters
         self._subscribed = threading.Event()
-        self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id=name)
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name)
         self._client.on_connect = self._on_connect
         self._client.on_subscribe = lambda *_: self._subscribed.set()
-        self._client.on_message = lambda client, data, message: self.hear(message.topic, message.payload)
+        self._client.on_message = lambda client, data, message: self.hear(message.topic, bytes(message.payload))
         self._client.reconnect_delay_set(1, 1)
 
     def attach(self, url: str) -> None:

@@ -93,14 +93,14 @@ def run_cells(
     :param runs: where run folders are while cells are under way, also after an interruption.
     :param watch: called several times a second with the cells under way and how many of their rounds are closed.
     """
-    waiting, under_way = deque(cells), dict[connection.Connection, _Process]()
+    waiting, under_way = deque(cells), dict[object, _Process]()
     try:
         while waiting or under_way:
             while waiting and len(under_way) < jobs:
                 started = _Process(waiting.popleft(), runs, data_dir, runtime)
                 under_way[started.receiver] = started
-            for ready in connection.wait(list(under_way), timeout=_POLL_S):
-                ended = under_way.pop(ready)  # type: ignore[arg-type]  # these are connections, all of them
+            for ready in connection.wait([each.receiver for each in under_way.values()], timeout=_POLL_S):
+                ended = under_way.pop(ready)
                 yield ended.cell, ended.outcome(kept)
             watch([(each.cell, each.rounds_done) for each in under_way.values()])
     finally:
