@@ -32,7 +32,7 @@ from hushfleet.wire.format.messages import RoundPlan
 GRADIENTS = "sees every noised gradient"
 UPDATE = "server: update"
 MEASURED = 4  # rounds without a canary that variances are measured in
-_AT_ONCE = 64  # canaries in one round
+_CANARIES_A_ROUND = 64  # canaries in one round
 LEAST_WIDTH = 4  # coordinates for each
 _LARGEST_LOG = 700.0
 
@@ -133,7 +133,7 @@ class _TwoWorlds:
         self.mechanism = subject.method.record_mechanism(subject.terms)
         # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.
         self.turns = self.mechanism.clips == "batch"
-        self.canaries = 1 if self.turns else max(1, min(_AT_ONCE, layout.size // LEAST_WIDTH))
+        self.canaries = 1 if self.turns else max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
         self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
         self.rate, self.shift = self.mechanism.sample_rate, 2.0 if self.turns else 1.0
         length = LENGTH * finite(subject.spec.privacy.clip_norm)
