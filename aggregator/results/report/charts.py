@@ -20,59 +20,73 @@ MOST_SYMBOLS = 24
 MOST_LINES = 12
 MOST_NAMES = 40
 SYMBOLS = ("circle", "square", "triangle-up", "diamond")
-PERCENT = {"yaxis_tickformat": ".0%", "yaxis_hoverformat": ".1%"}
+PERCENT = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
 
 
-def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False, **more: Any) -> go.Scatter:
+def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False) -> go.Scatter:
     """One series; dashed is a reference rather than a course of the run.
 
     :param color: a place in `SERIES` and in `SYMBOLS`.
     """
-    known = [(x, value if math.isfinite(value) else None) for x, value in zip(xs, values, strict=True) if value is not None]
+    known = [(x, y if math.isfinite(y) else None) for x, y in zip(xs, values, strict=True) if y is not None]
     plain = len(known) > 1 and (dashed or len(known) > MOST_SYMBOLS)
     return go.Scatter(
         x=[x for x, _ in known],
-        y=[value for _, value in known],
+        y=[y for _, y in known],
         name=name,
         mode="lines" if plain else "lines+markers",
         marker={"symbol": SYMBOLS[color], "size": 7},
         line={"color": SERIES[color], "width": 1.8 if dashed else 2.2, "dash": "dash" if dashed else "solid"},
-        **more,
     )
 
 
+def log_axis(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis of positive values, `xaxis` or `yaxis`, with whole numbers at its ticks."""
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1) if values else ()
+    ticks = [factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) <= 4 else (1,))]
+    return {f"{name}_type": "log", f"{name}_tickvals": ticks, f"{name}_tickformat": ",~g"}
+
+
 def per_device(
-    devices: Sequence[str], xs: Sequence[int], grid: Sequence[Values], color: int, name: str = "a device"
+    devices: Sequence[str],
+    xs: Sequence[int],
+    grid: Sequence[Values],
+    color: int,
+    name: str = "a device",
+    dash: str = "solid",
 ) -> list[go.Scatter]:
     """A thin line per device for small fleets; the range and the median for large ones.
 
     :param grid: `[round][device]`.
     """
-    if not grid:
-        return []
+    look = {"mode": "lines", "legendgroup": name, "line_dash": dash}
     if len(devices) <= MOST_LINES:
-        faint = {"mode": "lines", "opacity": 0.6, "line_width": 1.4, "legendgroup": name}
-        drawn = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices)]
-        title = {"legendgrouptitle_text": name} if name != "a device" else {}
-        return [each.update(showlegend=False, **faint, **title) for each in drawn]
+        look |= {"line_width": 1.4, "opacity": 0.6, "showlegend": False}
+        lines = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices) if grid]
+        entry = line(name, [], [], color).update(look | {"x": [None], "y": [None], "showlegend": True, "opacity": 1})
+        return [entry, *(each.update(look) for each in lines)] if lines else []
     finite = [[value for value in row if value is not None and math.isfinite(value)] for row in grid]
     low, high, middle = ([of(row) if row else None for row in finite] for of in (min, max, median))
-    edge = {"mode": "lines", "line_width": 0, "showlegend": False}
+    edge = {**look, "line_width": 0, "showlegend": False}
     return [
         line(f"{name}: lowest", xs, low, color).update(edge),
         line(f"{name}: highest", xs, high, color).update(fill="tonexty", **edge),
-        line(f"{name}: median and range", xs, middle, color),
+        line(f"{name}: median and range", xs, middle, color).update(look),
     ]
 
 
-def over(title: str, series: Sequence[go.Scatter], otherwise: str, *, note: str = "", x: str = "round", **layout: Any) -> Part:
+def over(
+    title: str, series: Sequence[go.Scatter], otherwise: str, *, note: str = "", x: str = "round", **layout: Any
+) -> Part:
     """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
-    drawn = [each for each in series if any(value is not None for value in each.y)]
-    if all(each.line.dash == "dash" for each in drawn):
+    solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
+    if not solid:
         return missing(otherwise)
-    few = x == "round" and max(len(each.x) for each in drawn) <= 12
-    figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", **layout})
-    figure.update_layout(xaxis_dtick=1 if few else None, showlegend=any(each.showlegend is not False for each in drawn))
+    drawn = [each for each in series if each in solid or each.line.dash == "dash" or each.x == (None,)]
+    entries = sum(each.showlegend is not False for each in drawn)
+    few = x == "round" and max(len(each.x) for each in solid) <= 12
+    figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", "showlegend": True, **layout})
+    figure.update_layout(height=320 + 18 * max(0, entries - 2), xaxis_dtick=1 if few else None)
     return Plot(figure, title, note)
 
 
@@ -91,22 +105,24 @@ def heat_map(
         texttemplate=f"%{{z:{form}}}" if few else "",
         hovertemplate=f"%{{y}}, {x} %{{x}}: %{{z:{form}}}<extra></extra>",
     )
-    return _rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
+    return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def bubbles(title: str, rows: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], *, note: str) -> Plot:
+def bubbles(
+    title: str, rows: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], *, note: str
+) -> Plot:
     """A disc per device and class whose area is the number of images."""
     cells = [(m, n, count) for n, of_device in enumerate(counts) for m, count in enumerate(of_device) if count]
     sizes = [count for _, _, count in cells]
-    largest_px = min(26, row_height(len(rows)))
+    area = {"sizemode": "area", "sizeref": max(sizes, default=1) / min(26, row_height(len(rows))) ** 2}
     discs = go.Scatter(
         x=[m for m, _, _ in cells],
         y=[n for _, n, _ in cells],
         mode="markers",
-        marker={"size": sizes, "sizemode": "area", "sizeref": max(sizes, default=1) / largest_px**2, "color": BLUE},
+        marker={"size": sizes, "color": BLUE, "opacity": 1, "line_width": 0, **area},
         hovertemplate="%{y}, class %{x}: %{marker.size} images<extra></extra>",
     )
-    return _rows_of_names(title, [discs], rows, note, xaxis={"title_text": "class", **named(columns)})
+    return rows_of_names(title, [discs], rows, note, xaxis={"title_text": "class", **named(columns)})
 
 
 def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values) -> Plot:
@@ -115,9 +131,8 @@ def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values
     worse = {n for n, (a, f) in enumerate(rows) if a is not None and f is not None and f < a}
 
     def dots(words: str, values: Sequence[float | None], **marker: Any) -> go.Scatter:
-        return go.Scatter(
-            x=values, y=list(range(len(values))), name=words, mode="markers", marker={"size": 11, "opacity": 1, **marker}
-        )
+        look = {"size": 11, "opacity": 1, **marker}
+        return go.Scatter(x=values, y=list(range(len(values))), name=words, mode="markers", marker=look)
 
     joints = [(value, n) for n, (a, f) in enumerate(rows) if a is not None for value in (a, f, None)]
     joint = go.Scatter(
@@ -133,8 +148,8 @@ def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values
         series.append(
             dots("worse", [f if n in worse else None for n, f in enumerate(federated)], color=ORANGE, symbol="square")
         )
-    accuracy = {"tickformat": ".0%", "hoverformat": ".1%", "title_text": "accuracy"}
-    return _rows_of_names(title, series, names, "", xaxis=accuracy, hovermode="y unified")
+    accuracy = {"tickformat": "~%", "hoverformat": ".1%", "title_text": "accuracy"}
+    return rows_of_names(title, series, names, "", xaxis=accuracy, hovermode="y unified")
 
 
 def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, note: str) -> Plot:
@@ -147,7 +162,7 @@ def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, no
         hovertemplate="%{hovertext}: %{y:+.1%}<extra></extra>",
     )
     axis = {"title_text": f"{len(ordered)} devices, sorted", "showticklabels": False}
-    return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+.0%"}), title, note)
+    return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+~%"}), title, note)
 
 
 def row_height(rows: int) -> float:
@@ -161,8 +176,9 @@ def named(names: Sequence[str], *, shown: bool = True) -> dict[str, Any]:
     return {"tickvals": list(range(len(names))), "ticktext": words, "showticklabels": shown}
 
 
-def _rows_of_names(title: str, traces: Sequence[Any], names: Sequence[str], note: str, **layout: Any) -> Plot:
+def rows_of_names(title: str, traces: Sequence[Any], names: Sequence[str], note: str, **layout: Any) -> Plot:
     """The first row above; names are shown where there is room for them."""
     rows = len(names)
     axis = {**named(names, shown=rows <= MOST_NAMES), "range": [rows - 0.5, -0.5], "showgrid": rows <= MOST_NAMES}
-    return Plot(go.Figure(traces, {"height": round(100 + rows * row_height(rows)), "yaxis": axis, **layout}), title, note)
+    height = round(100 + rows * row_height(rows))
+    return Plot(go.Figure(traces, {"height": height, "yaxis": axis, **layout}), title, note)

@@ -146,7 +146,9 @@ def page(
 
 @cache
 def _templates() -> Environment:
-    return Environment(loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined)
+    return Environment(
+        loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
 
 
 def template(name: str) -> str:

@@ -11,7 +11,18 @@ import plotly.graph_objects as go
 
 from hushfleet.aggregator.results.report import charts
 from hushfleet.aggregator.results.report.charts import PERCENT, Values, line, over
-from hushfleet.aggregator.results.report.page import BLUE, SOFT, Facts, Part, Plot, Prose, Section, Table, missing, template
+from hushfleet.aggregator.results.report.page import (
+    BLUE,
+    SOFT,
+    Facts,
+    Part,
+    Plot,
+    Prose,
+    Section,
+    Table,
+    missing,
+    template,
+)
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     MODERATE_EPSILON,
@@ -51,8 +62,8 @@ def accuracy(result: Result, verdict: Verdict) -> Section:
         ),
     ]
     for title, grid, color in (
-        ("Each device's own model on the common test", detail.accuracy_own_common, 0),
-        ("Each device's own model on its own data", detail.accuracy_own_local, 1),
+        ("Own models on the common test", detail.accuracy_own_common, 0),
+        ("Own models on their own data", detail.accuracy_own_local, 1),
     ):
         if any(value is not None for row in grid for value in row):
             parts.append(over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT))
@@ -119,12 +130,12 @@ def traffic(result: Result) -> Section:
     figure.update_layout(yaxis={"tickformat": "~s", "ticksuffix": "B", "hoverformat": ".3s", "rangemode": "tozero"})
     figure.update_layout(xaxis_dtick=1 if len(xs) <= 12 else None)
     models, bits, wire = sum(value or 0 for value in detail.float32_bytes), result.bits_per_value, result.wire
-    received = f"{size(down)}; as whole float32 models {size(models)}, {_times(down, models)}" if models and down else ""
+    received = f"; as whole float32 models {size(models)}, {_times(down, models)}" if models and down else ""
     facts = [
         ("codec", codec(wire) if wire else "not recorded"),
         ("sent up per parameter", "not recorded" if bits is None else f"{number(bits)} bits, header and signature in"),
         ("cost in signal to noise", _cost(wire) if wire else "not recorded"),
-        ("received", received or size(down)),
+        ("received", size(down) + received),
     ]
     note = "Payload of updates with their headers, without MQTT and TCP framing."
     lead = "Fewer bytes are shorter radio time and a smaller bill."
@@ -221,18 +232,20 @@ def _ends(run: SweepPoint | WirePoint) -> tuple[str, ...]:
 def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
     """A logarithmic axis of accuracies, with a dotted line at `guide` if it lies inside of what is drawn."""
     inside = guide is not None and xs and min(xs) <= guide <= max(xs)
-    dotted = {"x0": guide, "x1": guide, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dot", "color": SOFT, "width": 1}}
-    return {"xaxis_type": "log", "shapes": [dotted] if inside else [], **PERCENT}
+    look = {"dash": "dot", "color": SOFT, "width": 1.5}
+    dotted = {"x0": guide, "x1": guide, "y0": 0, "y1": 1, "yref": "paper", "line": look}
+    return {**charts.log_axis("xaxis", xs), "shapes": [dotted] if inside else [], **PERCENT}
 
 
 def privacy(result: Result, verdict: Verdict) -> Section:
     lead = "Two adversaries, two numbers. Neither stands for the other."
-    return Section("privacy", "Privacy", lead, [_spent(result, verdict), _signal(result), _privacy_facts(result, verdict)])
+    parts = [_spent(result, verdict), _signal(result), _privacy_facts(result, verdict)]
+    return Section("privacy", "Privacy", lead, parts)
 
 
 def _spent(result: Result, verdict: Verdict) -> Part:
     detail, xs = result.details, rounds_of(result)
-    spent = [value for grid in (detail.epsilon_server, detail.epsilon_release) for row in grid for value in row if value]
+    spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
     if spent and not finite:
         raw = ", ".join(verdict.raw_values)
@@ -240,11 +253,12 @@ def _spent(result: Result, verdict: Verdict) -> Part:
         return missing(f"Epsilon is infinite from the first round on: {why}.")
     if not finite:
         return missing("Epsilon over rounds was not recorded; the table of devices has the final numbers.")
-    grids = (("epsilon_server", detail.epsilon_server, 1), ("epsilon_release", detail.epsilon_release, 0))
-    series = [each for name, grid, n in grids for each in charts.per_device(detail.devices, xs, grid, n, name)]
+    server = charts.per_device(detail.devices, xs, detail.epsilon_server, 1, "epsilon_server")
+    # dotted, since the two may be the same
+    release = charts.per_device(detail.devices, xs, detail.epsilon_release, 0, "epsilon_release", "dot")
     wide = max(finite) > 30 * min(finite)
-    axis: dict[str, Any] = {"yaxis_type": "log"} if wide else {"yaxis_rangemode": "tozero"}
-    return over("Epsilon spent, per device", series, "", note="Logarithmic scale." if wide else "", **axis)
+    axis: dict[str, Any] = charts.log_axis("yaxis", finite) if wide else {"yaxis_rangemode": "tozero"}
+    return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
 
 
 def _signal(result: Result) -> Part:
@@ -351,7 +365,8 @@ def fleet(result: Result) -> Section:
     parts: list[Part] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
-    strangers = [f"{device} ({_codes(codes)})" for device, codes in sorted(detail.refusals.items()) if device not in ids]
+    others = sorted(detail.refusals.items())
+    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
     lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."

@@ -19,9 +19,10 @@
     // a finger scrolls the page; it zooms by the buttons
     dragmode: touch ? false : "zoom",
   };
+  const zoom = ["pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"];
   const config = {
-    responsive: true, displaylogo: false, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    responsive: true, displaylogo: false, displayModeBar: touch ? true : "hover",
+    modeBarButtons: touch ? [zoom] : [["toImage"], ["zoom2d", ...zoom]],
   };
 
   function draw() {
