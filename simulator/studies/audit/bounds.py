@@ -14,7 +14,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 _LARGEST_EPSILON = 700.0
 
@@ -73,7 +73,9 @@ def _one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, 
     """
     if correct == 0:
         return 1.0
-    mass = stats.binom.pmf(np.arange(guesses + 1), guesses, 1 / (1 + math.exp(-epsilon)))
+    accuracy, hits = 1 / (1 + math.exp(-epsilon)), np.arange(guesses + 1)
+    choices = special.gammaln(guesses + 1) - special.gammaln(hits + 1) - special.gammaln(guesses - hits + 1)
+    mass = np.exp(choices + special.xlogy(hits, accuracy) + special.xlog1py(guesses - hits, -accuracy))
     below = np.cumsum(mass[:correct][::-1])
     alpha = float((below / np.arange(1, correct + 1)).max())
     return min(1.0, float(mass[correct:].sum()) + 2 * canaries * delta * alpha)
