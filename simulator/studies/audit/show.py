@@ -100,8 +100,9 @@ def render_page(title: str, findings: Sequence[Finding]) -> str:
         page.Section("findings", "Claimed and measured", "Of each adversary.", [table]),
         page.Section("trade-off", "Trade-off", lead, plots or [page.missing("no game of two worlds was played")]),
     ]
-    verdicts = [f"{each.adversary}: {each.verdict}" for each in findings]
-    return page.page(f"Audit: {title}", sections, answer=["; ".join(verdicts), *sentences(findings)])
+    found = list(dict.fromkeys(each.adversary for each in findings if each.verdict == "VIOLATED"))
+    answer = f"VIOLATED, by an adversary that has: {'; '.join(found)}" if found else "No claim was contradicted."
+    return page.page(f"Audit: {title}", sections, answer=[answer, *sentences(findings)])
 
 
 def _plot(found: Finding) -> page.Plot:
