@@ -101,7 +101,7 @@ def _workers(options: RunOptions) -> WorkerPool:
 def _watch(simulation: Simulation, options: RunOptions, console: Console) -> Watch:
     privacy = simulation.prepared.spec.privacy
     display = FleetDisplay(console=console, delta=privacy.delta, accountant=privacy.accountant)
-    return Watch(simulation, display, engine=options.engine, clocked=options.clocked)
+    return Watch(simulation, display, engine=options.engine)
 
 
 def _runtime(simulation: Simulation, workers: WorkerPool, options: RunOptions, console: Console) -> str:
