@@ -10,6 +10,7 @@ DEMO ?=
 PYTEST ?=
 CHAOS ?=
 
+NESTED := aggregator edge_client firmware_profiles models simulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
@@ -35,8 +36,16 @@ test-fast: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/hushfleet simulate tasks/digits-chaos.toml --chaos 200 --out runs/chaos $(CHAOS)
 
-lint: $(STAMP)
+lint: types
 	$(BIN)/ruff check .
+
+types: $(STAMP) links
+	$(BIN)/mypy
+
+# The folders beside hushfleet/ as the packages below it that they are once installed, for tools that read source text.
+links:
+	rm -rf build/links && mkdir -p build/links/hushfleet
+	ln -s $(CURDIR)/hushfleet/* $(addprefix $(CURDIR)/,$(NESTED)) build/links/hushfleet/
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
