@@ -59,9 +59,9 @@ class Device:
         agent = self.agent
         agent.rounds.on_plan(self._announced())
         agent.rounds.advance()
-        if agent.rounds.sending is None:
+        if agent.rounds.upload is None:
             raise SystemExit(f"the device declined the round: {agent.rounds.decline}")
-        agent.rounds.on_answer(Ack(agent.tasks.name, self.round, agent.rounds.sending.offer.digest))
+        agent.rounds.on_answer(Ack(agent.tasks.name, self.round, agent.rounds.upload.offer.digest))
 
     def _announced(self) -> RoundPlan:
         """The plan of a round with another global model, which has been fetched into the store and nowhere else."""
@@ -95,7 +95,7 @@ def _watched(agent: Agent) -> Stopwatch:
     watch.watch("batches", training, "drawn_inputs")
     for optimizer in (optim.Adam, optim.SGD):
         watch.watch("optimizer", optimizer, "step")
-    method = type(agent.tasks.runtime.trainer().method)
+    method = type(agent.tasks.runtime.trainer.method)
     own = ("prepare", "start", "teacher", "gradient", "local_gradient", "measure", "release", "advance")
     watch.watch("method", method, *own)
     watch.watch("noise", SecureNoise, "normal")
@@ -112,8 +112,8 @@ def _obey(case: Case) -> Any:
         agent.tasks.on_notice(case.notice())
         agent.tasks.advance()
         if agent.tasks.runtime is None:
-            raise SystemExit(f"the task cannot be run: {agent.tasks.refusal}")
-        agent.standing.confirmed = True  # nobody is there to be asked
+            raise SystemExit(f"the task cannot be run: {agent.tasks.declined}")
+        agent.store_check.confirmed = True  # nobody is there to be asked
         started = {"start_s": age_s(), "cpu_s": time.process_time(), "mib": peak_mib()}
         if "torch" in sys.modules:
             raise SystemExit("the client has imported PyTorch; its figures would mean nothing")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
-from hushfleet.edge_client.net.backoff import Patience
+from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import OutboxEntry
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.identity import Identity
@@ -20,8 +20,8 @@ FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 
 
-class Sending:
-    """An update on its way.
+class Upload:
+    """An update that is being sent.
 
     :param entry: the stored update.
     :param with_public: attach the device's public state, because the aggregator holds another one.
@@ -49,14 +49,13 @@ class Sending:
         # The signature is deterministic, so both forms have one digest each, whatever crashes in between.
         self.offer = Offer(entry.task, entry.round, hashlib.sha256(self._data).digest(), len(self._data))
         self.offer_due = True
-        self._queue: deque[int] = deque()
-        if push:
-            self._queue.extend(range(self.chunks))
-        self._patience = Patience(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
+        self.chunks = chunk_count(len(self._data), chunk_bytes)
+        self._queue = deque(range(self.chunks) if push else ())
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
 
-    def attached(self, now: float) -> Sending:
+    def attached(self, now: float) -> Upload:
         """The same update with the public state attached."""
-        return Sending(
+        return Upload(
             self.entry,
             identity=self._identity,
             with_public=True,
@@ -71,11 +70,6 @@ class Sending:
         return (task, round) == (self.entry.task, self.entry.round) and digest in ours
 
     @property
-    def chunks(self) -> int:
-        """Of the whole update."""
-        return chunk_count(len(self._data), self._chunk_bytes)
-
-    @property
     def queued(self) -> int:
         """How many chunks are to be sent."""
         return len(self._queue)
@@ -88,35 +82,33 @@ class Sending:
     @property
     def due_at(self) -> float:
         """When to offer again if nothing is heard, on the monotonic clock."""
-        return self._patience.due_at
+        return self._backoff.due_at
 
     def offer_again(self) -> None:
-        """Offer only: the aggregator names what it lacks, so nothing goes twice over a bad uplink."""
+        """Offer only: the aggregator names what it lacks, so nothing is sent twice over a bad link."""
         self._queue.clear()
         self.offer_due = True
 
     def offered(self, now: float) -> None:
         self.offer_due = False
-        self._patience.tried(now)
+        self._backoff.tried(now)
 
     def wait_longer(self, now: float) -> None:
         """The aggregator cannot take it at present."""
         self._queue.clear()
-        self._patience.tried(now)
+        self._backoff.tried(now)
 
-    def lacking(self, message: Missing, now: float) -> None:
+    def resend(self, message: Missing, now: float) -> None:
         """Queues what the aggregator lacks. Raises `Malformed` for chunks that do not exist."""
-        wanted = expand(message.missing, self.chunks)
-        self._queue = deque(wanted)
-        self._patience.reset(now, wait=True)
+        self._queue = deque(expand(message.missing, self.chunks))
+        self._backoff.reset(now, wait=True)
 
     def next_chunk(self) -> bytes | None:
-        """The next frame, without taking it off the queue: it may fail to leave."""
+        """The next frame, without taking it off the queue: the link may be lost before it is sent."""
         if not self._queue:
             return None
-        frames = split(self._data, self._chunk_bytes, (self._queue[0],), digest=self.offer.digest)
-        return next(frames)
+        return next(split(self._data, self._chunk_bytes, (self._queue[0],), digest=self.offer.digest))
 
     def chunk_sent(self, now: float) -> None:
         self._queue.popleft()
-        self._patience.reset(now, wait=True)
+        self._backoff.reset(now, wait=True)

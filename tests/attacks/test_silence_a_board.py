@@ -34,7 +34,7 @@ def whole(tmp_path: Path, prepared_runs: Runs) -> Iterator[Whole]:
 def attacked(whole: Whole, prepared: PreparedTask) -> tuple[Board, Board]:
     """The victim waits for a second board; its birth is overwritten, and the aggregator has started again."""
     victim = whole.board("victim")
-    assert whole.drive(lambda: "victim" in whole.coordinator.present and victim.agent.standing.confirmed)
+    assert whole.drive(lambda: "victim" in whole.coordinator.present and victim.agent.store_check.confirmed)
     whole.end()
     stranger = whole.connect("stranger", None)
     stranger.open()

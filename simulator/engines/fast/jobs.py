@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
-from hushfleet.edge_client.refusals import Declined, Refusal, refusal_of
+from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
     device: str
     public_key: bytes
     update: bytes
-    refusal: Refusal | None = None
+    refusal: DeclineReason | None = None
 
 
 # What a device may say about a round. Anything else is a fault of this program, and ends the run.
@@ -109,7 +109,7 @@ def commit(done: TrainedJob) -> Answer:
 
 
 def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
-    return Answer(job.device, trainer.store.identity.public_key, b"", refusal_of(error))
+    return Answer(job.device, trainer.store.identity.public_key, b"", decline_reason(error))
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
 
         def observe(trained: TrainedRound) -> None:
             spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
-            metrics.write(trained, files, epsilon_server=spent, train_s=time.monotonic() - began)
+            metrics.write(trained, files.spec, files.inference, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,
