@@ -19,7 +19,7 @@ from collections.abc import Callable
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.pacing import Pacer
-from hushfleet.edge_client.board.supervisor import Supervisor
+from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages

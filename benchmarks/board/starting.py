@@ -16,7 +16,7 @@ from benchmarks.board.talk import ROOT, one_thread
 # What `hushfleet.edge_client.__main__` imports before it runs a device.
 _CLIENT = (
     "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.edge_client.board.pacing, "
-    "hushfleet.edge_client.board.supervisor, hushfleet.wire.link.mqtt"
+    "hushfleet.edge_client.board.process, hushfleet.wire.link.mqtt"
 )
 IMPORTS = {"python alone": "pass", "the client": _CLIENT, "numpy": "import numpy", "torch": "import torch"}
 _LINE = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
