@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -127,7 +128,7 @@ class RoundHandler:
             self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
-        if self.upload is not None and not (plan.phase == "open" and _is_of(self.upload.entry, plan)):
+        if self.upload is not None and not (plan.phase == "open" and same_round(plan, self.upload.entry)):
             _log.warning("round %d closed before its update was acknowledged", self.upload.entry.round)
             self.upload = None
         self._reconsider()
@@ -151,7 +152,7 @@ class RoundHandler:
         elif upload.entry.status == "acked" and answer.code not in _TRANSIENT:
             _log.warning("round %d: acknowledged, so a refusal (%s) is ignored", answer.round, answer.code)
         elif answer.code == "state-unknown" and not upload.with_public:
-            self.upload = self._noted(upload.attached(now))
+            self.upload = self._noted(replace(upload, with_public=True, push=True, now=now))
         elif answer.code == "store-full":
             _log.warning("the aggregator has no room for the update; it is offered again later")
             upload.wait_longer(now)
@@ -302,16 +303,9 @@ class RoundHandler:
 
     def _make_upload(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry, *, push: bool) -> Upload:
         before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
-        return self._noted(
-            Upload(
-                entry,
-                identity=self._store.identity,
-                with_public=plan.cohort.get(self._device) != before.digest(),
-                chunk_bytes=task.spec.wire.chunk_bytes,
-                push=push,
-                now=self._clock(),
-            )
-        )
+        with_public = plan.cohort.get(self._device) != before.digest()
+        chunk_bytes = task.spec.wire.chunk_bytes
+        return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 
     def _noted(self, upload: Upload) -> Upload:
         """The other digest is stored before a byte leaves under it, so that the store knows it as its own."""
@@ -320,9 +314,5 @@ class RoundHandler:
         return upload
 
 
-def same_round(one: RoundPlan, other: RoundPlan | Ack | Missing | Refused) -> bool:
-    return (one.task, one.round) == (other.task, other.round)
-
-
-def _is_of(entry: OutboxEntry, plan: RoundPlan) -> bool:
-    return (entry.task, entry.round) == (plan.task, plan.round)
+def same_round(plan: RoundPlan, other: RoundPlan | OutboxEntry | Ack | Missing | Refused) -> bool:
+    return (plan.task, plan.round) == (other.task, other.round)

@@ -26,9 +26,7 @@ class TaskHandler:
     :param clock: monotonic seconds.
     """
 
-    def __init__(
-        self, config: DeviceConfig, store: DeviceStore, blobs: BlobSource, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, config: DeviceConfig, store: DeviceStore, blobs: BlobSource, clock: Callable[[], float]) -> None:
         self._config = config
         self._store = store
         self._blobs = blobs

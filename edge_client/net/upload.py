@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from dataclasses import InitVar, dataclass
 
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import OutboxEntry
@@ -20,49 +21,35 @@ FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 
 
+@dataclass(eq=False)
 class Upload:
     """An update that is being sent.
 
     :param entry: the stored update.
-    :param with_public: attach the device's public state, because the aggregator holds another one.
     :param chunk_bytes: payload of one chunk.
+    :param with_public: attach the device's public state, because the aggregator holds another one.
     :param push: send all chunks at once after the offer; else wait for what the aggregator lacks.
+    :param now: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        entry: OutboxEntry,
-        *,
-        identity: Identity,
-        with_public: bool,
-        chunk_bytes: int,
-        push: bool,
-        now: float,
-    ) -> None:
-        self.entry = entry
-        self.with_public = with_public
-        self._identity = identity
-        self._chunk_bytes = chunk_bytes
+    entry: OutboxEntry
+    identity: Identity
+    chunk_bytes: int
+    with_public: bool
+    push: InitVar[bool]
+    now: InitVar[float]
+
+    def __post_init__(self, push: bool, now: float) -> None:
+        entry = self.entry
         self._data = entry.data
-        if with_public:
-            self._data = attach_public(entry.data, entry.public_before, identity=identity)
+        if self.with_public:
+            self._data = attach_public(entry.data, entry.public_before, identity=self.identity)
         # The signature is deterministic, so both forms have one digest each, whatever crashes in between.
         self.offer = Offer(entry.task, entry.round, hashlib.sha256(self._data).digest(), len(self._data))
         self.offer_due = True
-        self.chunks = chunk_count(len(self._data), chunk_bytes)
+        self.chunks = chunk_count(len(self._data), self.chunk_bytes)
         self._queue = deque(range(self.chunks) if push else ())
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
-
-    def attached(self, now: float) -> Upload:
-        """The same update with the public state attached."""
-        return Upload(
-            self.entry,
-            identity=self._identity,
-            with_public=True,
-            chunk_bytes=self._chunk_bytes,
-            push=True,
-            now=now,
-        )
 
     def concerns(self, task: str, round: int, digest: bytes) -> bool:
         """Whether an answer is about what was offered, with or without the public section."""
@@ -107,7 +94,7 @@ class Upload:
         """The next frame, without taking it off the queue: the link may be lost before it is sent."""
         if not self._queue:
             return None
-        return next(split(self._data, self._chunk_bytes, (self._queue[0],), digest=self.offer.digest))
+        return next(split(self._data, self.chunk_bytes, (self._queue[0],), digest=self.offer.digest))
 
     def chunk_sent(self, now: float) -> None:
         self._queue.popleft()
