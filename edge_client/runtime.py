@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -51,7 +52,7 @@ class TaskRuntime:
         inference: bytes,
         config: DeviceConfig,
         store: DeviceStore,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         simulation, layout = config.simulation, spec.model.layout
         method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
