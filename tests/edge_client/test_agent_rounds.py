@@ -8,12 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods.base import PublicState
+from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
 from hushfleet.wire.format.update import decode_update
 from hushfleet.wire.link.local import Chaos
@@ -53,6 +55,27 @@ def test_a_round_from_first_contact_to_acknowledgement(make_bench: MakeBench) ->
     assert sorted(server.chunks_seen) == list(range(len(server.chunks_seen)))
     assert server.declines == []
     assert bench.agent.rejected.total == 0
+
+
+def test_the_budget_of_a_plan_is_computed_once(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    check = Ledger.check_budget
+
+    def counted(self: Ledger, *arguments: Any, **more: Any) -> None:
+        checked.append(bench.agent.rounds.plan.round)
+        check(self, *arguments, **more)
+
+    monkeypatch.setattr(Ledger, "check_budget", counted)
+    bench = make_bench()
+    for number in (1, 2):
+        bench.server.open_round(number, cohort={DEVICE: held_by(bench)})
+        bench.until(acked(bench, number))
+    assert checked == [1, 2]
+
+
+def held_by(bench: Bench) -> bytes:
+    state = bench.store.load_state(bench.server.package.spec.task)
+    return (bench.server.initial_public() if state is None else state.public).digest()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "fedglp-adp"])
