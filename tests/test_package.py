@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,13 @@ SUFFIXES = {".py", ".typed", ".toml", ".c", ".h"}
 BESIDE = """
 import aggregator, models, simulator
 import hushfleet.aggregator, hushfleet.models, hushfleet.simulator
-from hushfleet.simulator.studies import reproduce
+from hushfleet.firmware_profiles import load_board
 
 for ours, theirs in ((hushfleet.aggregator, aggregator), (hushfleet.models, models), (hushfleet.simulator, simulator)):
     assert theirs.OF == "the user", theirs
     assert ours is not theirs
     print(ours.__file__)
+assert load_board("generic-x86").memory_mib
 """
 
 
@@ -76,6 +78,13 @@ def test_a_users_own_packages_with_the_names_of_our_folders(wheel: Path, tmp_pat
         "bin",
         "hushfleet",
     ]
+
+
+def test_nothing_is_looked_up_by_a_folders_name() -> None:
+    """It would work in a checkout, and nowhere else."""
+    looked_up = re.compile(r'(?:files\(|import_module\(|"-m", )"(?:{})\b'.format("|".join(NESTED)))
+    files = [path for name in ("hushfleet", *NESTED) for path in (ROOT / name).rglob("*.py")]
+    assert [path.name for path in files if looked_up.search(path.read_text("utf-8"))] == []
 
 
 def modules_with_examples() -> list[str]:

@@ -89,14 +89,14 @@ def charges_late() -> int:
 
 def does_not_sync() -> int:
     """A client whose store leaves it to the operating system when to write."""
-    opened = DeviceStore._open
+    prepared = DeviceStore._prepare_to_write
 
     def unsynced(self: DeviceStore, **options: bool) -> None:
-        opened(self, **options)
+        prepared(self, **options)
         connection: sqlite3.Connection = self._connection
         connection.execute("PRAGMA synchronous = OFF")
 
-    DeviceStore._open = unsynced
+    DeviceStore._prepare_to_write = unsynced
     return client(sys.argv[2:])
 
 
