@@ -1,7 +1,6 @@
 """What each method's ledger claims for one round, beside what `hushfleet audit` measures of its code.
 
     python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
-    python -m benchmarks.audit_methods --show docs/figures/audit.json
 
 All methods run on the digits' network with the same privacy section. The noise is chosen so that one round costs an
 epsilon of 1 to 3: with some hundred trials more cannot be told apart, whatever a mechanism does. Prints the table of
@@ -17,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import Figures, console, earlier, make_parser, words_of, write
+from benchmarks.common import Figures, console, make_parser, words_of, write
 from benchmarks.processes import ROOT, environment
 from hushfleet.methods import METHODS
 
@@ -90,14 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", type=words_of(METHODS), default=tuple(METHODS))
     options = parser.parse_args(arguments)
-    figures = earlier(options)
-    if figures is None:
-        effort = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed}
-        noise = {"device": DEVICE_NOISE, "devices": DEVICES, "record": {**RECORD, "batches": BATCHES}}
-        figures = {"network": "digits-cnn", "delta": DELTA, **effort, "noise": noise, "methods": {}}
-        for name in options.methods:
-            figures["methods"][name] = audited(name, **effort)
-            write(options, figures)  # after each method, so that an interrupted run leaves what it has
+    effort = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed}
+    noise = {"device": DEVICE_NOISE, "devices": DEVICES, "record": {**RECORD, "batches": BATCHES}}
+    figures: Figures = {"network": "digits-cnn", "delta": DELTA, **effort, "noise": noise, "methods": {}}
+    for name in options.methods:
+        figures["methods"][name] = audited(name, **effort)
+        write(options, figures)  # after each method, so that an interrupted run leaves what it has
     print(table(figures))
     violated = [
         f"{name}, {column}"

@@ -26,12 +26,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import COLOURS, Figures, cores, earlier, make_parser, plot, table, words_of, write
+from benchmarks.common import Figures, cores, make_parser, table, words_of, write
 from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
 from benchmarks.processes import ROOT, Child, ChildFailed
@@ -45,7 +44,6 @@ PEERS = {"pfl": "pfl", "flower": "flwr"}
 RUNTIMES = ("onnx", "native", "torch", "vmap")
 BEFORE = "before"
 REFERENCE = "plain loop, 1 process"
-FAMILY_COLOURS = dict(zip((*FAMILIES, BEFORE), ("ours", "other", "second", "third", "limit"), strict=True))
 QUICK = {"shrink": 10, "turns": 3}
 TEST_IMAGES = 1000
 
@@ -255,25 +253,6 @@ def show(comparison: Figures) -> None:
     print(*(f"{row['label']}: {row['failure']}" for row in failed), sep="\n")
 
 
-def draw(figure: Any, comparisons: Sequence[Figures]) -> None:
-    """A panel a workload, a bar a framework: the median turn, and a line from the slowest to the quickest."""
-    for number, comparison in enumerate(comparisons):
-        axes = figure.add_subplot(1, len(comparisons), number + 1)
-        rows = [row for row in comparison["frameworks"] if row["rate"]][::-1]
-        errors = [
-            [row["rate"] - min(row["rates"]) for row in rows],
-            [max(row["rates"]) - row["rate"] for row in rows],
-        ]
-        colours = [COLOURS[FAMILY_COLOURS[row["family"]]] for row in rows]
-        axes.barh([row["label"] for row in rows], [row["rate"] for row in rows], color=colours, xerr=errors)
-        for place, row in enumerate(rows):
-            ratio = f"  ({row['times_plain']:.2f} x)" if row["times_plain"] else ""
-            axes.text(1.02 * max(row["rates"]), place, f"{row['rate']:,.0f}{ratio}", va="center", fontsize=9)
-        axes.set_xlim(0, 1.5 * max(row["rate"] for row in rows))
-        axes.set_xlabel("samples/s (times the plain loop)")
-        axes.set_title(comparison["text"].replace(", ", "\n", 1), fontsize=9)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--workloads", type=words_of(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
@@ -292,15 +271,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         vars(options).update(QUICK)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device here")
-    figures = earlier(options) or {"workloads": []}
-    if options.show is None:
-        kept = ("frameworks", "runtimes", "device", "turns", "shrink", "check")
-        figures["settings"] = {name: getattr(options, name) for name in kept}
-        figures["settings"]["images"] = "MNIST" if options.data_dir else "digits, upscaled"
-    else:
-        for comparison in figures["workloads"]:
-            show(comparison)
-    for name in options.workloads if options.show is None else ():
+    kept = ("frameworks", "runtimes", "device", "turns", "shrink", "check")
+    settings = {name: getattr(options, name) for name in kept}
+    settings["images"] = "MNIST" if options.data_dir else "digits, upscaled"
+    figures: Figures = {"workloads": [], "settings": settings}
+    for name in options.workloads:
         workload = replace(WORKLOADS[name].shrunk(options.shrink), device=options.device)
         workload = replace(workload, noise_multiplier=0.0) if options.check else workload
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -311,8 +286,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures["workloads"].append(comparison)
         show(comparison)
         write(options, figures)  # after each workload, so that an interrupted run leaves what it has
-    size = (5.5 * len(figures["workloads"]) + 1, 4.5)
-    plot(options, figures, "Training in simulation", lambda figure: draw(figure, figures["workloads"]), size=size)
 
 
 if __name__ == "__main__":
