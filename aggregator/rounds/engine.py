@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hushfleet.aggregator.ingest.checks import Admitted, Inbox, Verdict, VerifiedUpdate
+from hushfleet.aggregator.ingest.checks import Admitted, UpdateChecks, Verdict
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
 from hushfleet.aggregator.ingest.robust import Sent
-from hushfleet.aggregator.ingest.sum_kernels import find_addition
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
 from hushfleet.aggregator.publish.difference_files import DifferenceFiles
 from hushfleet.aggregator.publish.model_step import make_difference, worth_offering
-from hushfleet.aggregator.rounds.aggregate import Collected, dense
+from hushfleet.aggregator.rounds.aggregate import RoundAggregate
 from hushfleet.aggregator.rounds.cohort import choose_cohort
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, RoundRow, StoreFull
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow
+from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
 from hushfleet.wire.format.difference import EncodedDifference, params_digest
 from hushfleet.wire.format.messages import RoundPlan
@@ -47,7 +46,8 @@ class RoundEngine:
     """Opens and closes the rounds of one task on one store.
 
     :param device: the torch device for the sums.
-    :param clock: unix seconds; :param monotonic: the clock of the deadline.
+    :param clock: unix seconds.
+    :param monotonic: the clock of the deadline.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RoundEngine:
         self.spec = prepared.spec
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
-        self.inbox = Inbox(prepared.spec, prepared.method)
+        self.checks = UpdateChecks(prepared.spec, prepared.method)
         self.checkpoints = Checkpoints(store.folder, self.layout, durable=store.durable)
         self.differences = DifferenceFiles(store.folder, full_bytes=4 * self.layout.size, durable=store.durable)
         self._rules = prepared.task.round
@@ -153,18 +153,46 @@ class RoundEngine:
         admitted = self.admit(device, data)
         if isinstance(admitted, Verdict):
             return admitted
-        return self.settle(admitted, self.decode(admitted))
+        return self.settle(admitted, decode(data, admitted.counts))
+
+    def admission(self, device: str, *, task: str, round: int, digest: bytes) -> Verdict | None:
+        """Whether an update may be taken at present: None, or what to answer instead.
+
+        The one place of these rules. An offer is held to them, then the update that came, and once more the one that
+        was decoded meanwhile.
+
+        :param digest: SHA-256 of the update's bytes, or of its header and values alone.
+        """
+        plan = self._plan
+        if task != self.spec.task:
+            return Verdict("late", f"the update is of {task}; this is {self.spec.task}")
+        if device in self._excluded:
+            return Verdict("unknown-device", f"{device} is no accepted device any more")
+        known = self.store.update(round, device)
+        if known is not None and digest in (known.digest, known.payload_digest):
+            return Verdict("duplicate", acknowledged=True, held=known.digest)
+        if known is not None:
+            reason = f"another update of {device} was accepted in round {round}"
+            return Verdict("duplicate", reason, held=known.digest)
+        if plan is None or round != plan.round:
+            at = "no round is open" if plan is None else f"round {plan.round} is open"
+            return Verdict("late", f"the update is of round {round}, and {at}")
+        if device not in plan.cohort:
+            return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
+        return None
 
     def admit(self, device: str, data: bytes) -> Admitted | Verdict:
-        """The short part before decoding: who sent it, is it new, does it belong to the round, as noisy as asked."""
+        """The short part before decoding: who sent it, may it be taken, is it as noisy as asked."""
+        row = self.store.device(device)
         try:
-            return self._admitted(device, data)
+            header, payload = self.checks.authenticate(device, data, public_key=None if row is None else row.public_key)
+            refused = self._refused_now(header, payload)
+            if refused is not None:
+                return refused
+            plan, held = self._open_plan, self._held(device)
+            return self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
         except Refusal as refusal:
             return self._refused(device, refusal)
-
-    def decode(self, admitted: Admitted) -> Decoded | Refusal:
-        """The long part, here and now; it changes nothing."""
-        return decode(admitted.data, counts=admitted.counts, walk=find_addition())
 
     def settle(self, admitted: Admitted, decoded: Decoded | Refusal) -> Verdict:
         """The part after decoding: holds the values to the header, commits the update, adds it.
@@ -172,19 +200,19 @@ class RoundEngine:
         The round may have been closed, or another update of the device accepted, since `admit`.
         """
         header = admitted.header
+        refused = self._refused_now(header, admitted.payload)
+        if refused is not None:
+            return refused
         try:
-            earlier = self._earlier(header, admitted.payload)
-            if earlier is not None:
-                return earlier
             if isinstance(decoded, Refusal):
                 raise decoded
-            verified = self.inbox.verify(admitted, decoded)
-            self._commit(verified)
+            row = self.checks.check_values(admitted, decoded)
+            self._commit(admitted, decoded, row)
         except Refusal as refusal:
             return self._refused(header.device, refusal)
         except StoreFull as error:
-            return Verdict("store-full", str(error), False)
-        return Verdict("accepted", "", True, header, admitted.counts, snr_db([verified.row]))
+            return Verdict("store-full", str(error))
+        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -231,9 +259,7 @@ class RoundEngine:
         With fewer than `min_updates` the model stays as it is. Raises `StoreFull` if the disk is full; the
         round is then still open, and `close` may be called again.
         """
-        plan, row = self._plan, self.store.last_round()
-        if plan is None or row is None:
-            raise BadInput("no round is open, so none can be closed")
+        plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._rules.min_updates
         params, difference = self._aggregated() if enough else (self.global_params, None)
@@ -248,7 +274,7 @@ class RoundEngine:
             store=self.store,
             held=self._trained_on,
             evaluate=self.prepared.evaluate_global,
-            wall_s=max(0.0, self._clock() - row.opened_at),
+            wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
         )
         server = self._advanced(params, summary) if enough else self._server
         self.checkpoints.write(plan.round, params)
@@ -268,6 +294,12 @@ class RoundEngine:
         return summary
 
     # inside
+
+    @property
+    def _open_plan(self) -> RoundPlan:
+        if self._plan is None:
+            raise BadInput("no round is open, so none can be closed")
+        return self._plan
 
     def _resume(self) -> None:
         self._check_same_task()
@@ -303,10 +335,10 @@ class RoundEngine:
                 "since; go on with what it was begun with, or start anew in another folder"
             )
 
-    def _resume_open(self, row: RoundRow) -> None:
+    def _resume_open(self, row: StoredRound) -> None:
         self._begin(self._plan_of(row.round, row.cohort))
-        for header, (values, shared) in self._stored_updates(row.round):
-            self._collected.add(values, shared, dense(values, shared), header=header)
+        for header, sent in self._stored_updates(row.round):
+            self._aggregate.add(sent, header)
             self._closing.accept(header.device)
         self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
@@ -321,7 +353,7 @@ class RoundEngine:
             shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
             decoded = decode_update(data, public_key=device.public_key, counts=counts)
-            yield decoded.header, Sent(decoded.values, shared)
+            yield decoded.header, Sent.spread(decoded.values, shared)
 
     def _plan_of(self, number: int, cohort: dict[str, bytes]) -> RoundPlan:
         held = [self._trained_on[device] for device in cohort if device in self._trained_on]
@@ -341,7 +373,7 @@ class RoundEngine:
 
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self._collected = Collected(
+        self._aggregate = RoundAggregate(
             self.method,
             self.layout,
             self.global_params,
@@ -351,37 +383,9 @@ class RoundEngine:
         )
         self._closing.begin(plan.cohort, now=self._monotonic())
 
-    def _admitted(self, device: str, data: bytes) -> Admitted | Verdict:
-        row = self.store.device(device)
-        header, payload = self.inbox.authenticate(device, data, public_key=None if row is None else row.public_key)
-        if header.task != self.spec.task:
-            raise Refusal("late", f"the update is of {header.task}; this is {self.spec.task}", final=False)
-        earlier = self._earlier(header, payload)
-        if earlier is not None:
-            return earlier
-        plan = self._plan
-        if device not in plan.cohort:
-            raise Refusal("not-in-cohort", f"{device} does not take part in round {plan.round}")
-        return self.inbox.admit(header, data, payload=payload, plan=plan, held=self._held(device))
-
-    def _earlier(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
-        """`duplicate` for an update that was accepted before.
-
-        Raises `Refusal` for another one, for a late one, and for one of a device that was put out.
-        """
-        if header.device in self._excluded:
-            raise Refusal("unknown-device", f"{header.device} is no accepted device any more")
-        known = self.store.update(header.round, header.device)
-        if known is not None:
-            if known.payload_digest == payload:
-                return Verdict("duplicate", "", True, header)
-            reason = f"another update of {header.device} was accepted in round {header.round}"
-            raise Refusal("duplicate", reason, final=False)
-        plan = self._plan
-        if plan is None or header.round != plan.round:
-            at = "no round is open" if plan is None else f"round {plan.round} is open"
-            raise Refusal("late", f"the update is of round {header.round}, and {at}", final=False)
-        return None
+    def _refused_now(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
+        verdict = self.admission(header.device, task=header.task, round=header.round, digest=payload)
+        return replace(verdict, header=header) if verdict is not None and verdict.acknowledged else verdict
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
@@ -392,24 +396,23 @@ class RoundEngine:
                 faults = self.store.put_fault(self._plan.round, device, code=refusal.code)
             except StoreFull as error:
                 log.warning("a fault of %s could not be noted: %s", device, error)
-        return Verdict(refusal.code, refusal.reason, False, faults=faults)
+        return Verdict(refusal.code, refusal.reason, faults=faults)
 
     def _held(self, device: str) -> PublicState:
         stored = self.store.public_state(device)
         return self._newcomer if stored is None else PublicState.from_bytes(stored, size=self.layout.size)
 
-    def _commit(self, verified: VerifiedUpdate) -> None:
-        admitted, header = verified.admitted, verified.admitted.header
+    def _commit(self, admitted: Admitted, decoded: Decoded, update: UpdateRow) -> None:
+        header = admitted.header
         device, row = header.device, self.store.device(header.device)
         known = row is not None and row.public_digest == header.public_digest
         # packing a mask takes longer than reading it, so what is there is copied
         before = (self.store.public_state(device) if known else None) or admitted.public.to_bytes()
-        decoded = verified.decoded
-        sent = dense(decoded.values, admitted.shared)
-        after = self.method.advance_public(admitted.public, sent)
-        charge = self.method.charge(terms_of(self._plan))
+        sent = Sent.spread(decoded.values, admitted.shared)
+        after = self.method.advance_public(admitted.public, sent.values)
+        charge = self.method.charge(terms_of(self._open_plan))
         with self.store.transaction():
-            self.store.put_update(header.round, verified.row, data=admitted.data, public_before=before)
+            self.store.put_update(header.round, update, data=admitted.data, public_before=before)
             self.store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
             self.store.put_charge(
                 ChargeRow(
@@ -426,7 +429,7 @@ class RoundEngine:
                     raw="\n".join(charge.raw),
                 )
             )
-        self._collected.add(decoded.values, admitted.shared, sent, header=header, largest=decoded.largest)
+        self._aggregate.add(sent, header, largest=decoded.largest)
         self._closing.accept(device)
 
     def _aggregated(self) -> tuple[np.ndarray, EncodedDifference | None]:
@@ -434,7 +437,7 @@ class RoundEngine:
 
         It is the old one plus the decoded difference, so that both ways to it give a device the same bits.
         """
-        target, wire = self._collected.aggregated(), self.prepared.task.wire
+        target, wire = self._aggregate.aggregated(), self.prepared.task.wire
         if wire.downlink == "full" or np.array_equal(target, self.global_params):
             return target, None
         counts = [layer.size for layer in self.layout.layers]
@@ -442,9 +445,9 @@ class RoundEngine:
             self.global_params,
             target,
             task=self.spec.task,
-            round=self._plan.round,
+            round=self._open_plan.round,
             counts=counts,
-            noise_stds=self._collected.noise_stds,
+            noise_stds=self._aggregate.noise_stds,
             wire=wire,
         )
         if difference is None:
@@ -457,7 +460,7 @@ class RoundEngine:
             round=summary.round,
             before=self.global_params,
             after=params,
-            reports=self._collected.reports,
+            reports=self._aggregate.reports,
             accuracy=summary.accuracy_global,
             loss=summary.loss,
         )

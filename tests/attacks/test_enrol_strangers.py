@@ -15,6 +15,7 @@ from field_bench import Field
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.ingest.decoding import decode
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled
@@ -184,7 +185,7 @@ def test_an_update_that_is_being_decoded_when_its_device_is_blocked_is_refused(f
     field.join_all()
     engine = field.fleet.engine
     admitted = engine.admit("dev-0", field.fleet.update("dev-0").data)
-    decoded = engine.decode(admitted)
+    decoded = decode(admitted.data, admitted.counts)
     field.coordinator.enrolment.block("dev-0", "it lies")
     field.run()
     assert engine.settle(admitted, decoded).code == "unknown-device"

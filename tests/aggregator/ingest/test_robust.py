@@ -28,7 +28,7 @@ def updates(devices: int, size: int, *, masked: bool) -> tuple[np.ndarray, list[
     rng = np.random.default_rng(devices)
     values = rng.normal(size=(devices, size)).astype(np.float32)
     shared = rng.random((devices, size)) < 0.6 if masked else np.ones((devices, size), bool)
-    sent = [Sent(row[mask], mask) for row, mask in zip(values, shared, strict=True)]
+    sent = [Sent(np.where(mask, row, np.float32(0)), mask) for row, mask in zip(values, shared, strict=True)]
     return np.where(shared, values, np.nan), sent
 
 

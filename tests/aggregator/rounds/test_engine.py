@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
 from hushfleet.aggregator.rounds.cohort import choose_cohort
-from hushfleet.aggregator.storage.store import StoreFull
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.base import PublicState
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
