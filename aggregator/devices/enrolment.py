@@ -38,8 +38,9 @@ class NotAccepted(BadSignature):
     :param public_key: the key that the device announced.
     """
 
-    def __init__(self, public_key: bytes, reason: str) -> None:
+    def __init__(self, device: str, public_key: bytes, reason: str) -> None:
         super().__init__(reason)
+        self.device = device
         self.public_key = public_key
 
 
@@ -265,7 +266,7 @@ class Enrolment:
         else:
             return
         self._knock(birth)
-        raise NotAccepted(key, reason)
+        raise NotAccepted(device, key, reason)
 
     def _reason(self, device: str, key: bytes | None = None) -> str:
         """Why `device`, with `key`, may not take part."""

@@ -44,8 +44,8 @@ class Sent(NamedTuple):
 def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
     """How many values are left out at either end, for numbers of senders `[d]`."""
     if rules.aggregation == "median":
-        return np.maximum(senders - 1, 0) // 2
-    return np.floor(senders * rules.trim + 1e-9).astype(np.int64)
+        return np.asarray(np.maximum(senders - 1, 0) // 2)
+    return np.asarray(np.floor(senders * rules.trim + 1e-9), np.int64)
 
 
 def memory_bytes(devices: int, size: int) -> int:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from hushfleet.aggregator.ingest.checks import Admitted, Verdict
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
@@ -25,7 +25,7 @@ from hushfleet.aggregator.ingest.transfers import Transfers
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.errors import StoreError, TooLarge
 from hushfleet.wire.format.chunks import parse_frame
-from hushfleet.wire.format.messages import Ack, Missing, Offer, Refused
+from hushfleet.wire.format.messages import Ack, Missing, Offer, Refused, RefusedCode
 
 POOL_VALUES = 1 << 26
 """Values of a whole cohort from which a pool pays: 56 updates of the Fashion-MNIST CNN. To decode these takes the half
@@ -211,7 +211,7 @@ class Uploads:
 def _message(offer: Offer, verdict: Verdict) -> Ack | Refused:
     if verdict.acknowledged:
         return Ack(offer.task, offer.round, offer.digest)
-    return Refused(offer.task, offer.round, offer.digest, verdict.code, verdict.reason)
+    return Refused(offer.task, offer.round, offer.digest, cast(RefusedCode, verdict.code), verdict.reason)
 
 
 def _usable_cores() -> int:

@@ -61,7 +61,7 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.data.class_names
     model = get_model(task.model.name, classes=len(class_names))
-    shape = tuple(dataset.input_shape if dataset else task.data.input_shape)
+    shape = tuple(dataset.input_shape if dataset else task.data.input_shape or ())
     if shape != tuple(model.input_shape):
         raise BadInput(
             f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
@@ -113,7 +113,7 @@ def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
     section = task.data
     if section.name != "folder":
         return load(section.name, data_dir=data_dir)
-    if section.path is None:
+    if section.path is None or section.input_shape is None:
         return None
     channels = section.input_shape[0]
     return load_folder_set(

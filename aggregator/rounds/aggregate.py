@@ -79,7 +79,7 @@ class RoundAggregate:
             found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
             sums, weights = (each.to(self._device) for each in found)
         after = self._method.aggregate(before, sums, weights)
-        params = after.to(torch.float32).cpu().numpy()
+        params: np.ndarray = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self._method.name}.aggregate gave values that are not finite")
         return params

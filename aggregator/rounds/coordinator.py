@@ -40,7 +40,7 @@ from hushfleet.wire.format.messages import (
     decode_message,
     encode_message,
 )
-from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
 BLOCK_AFTER_FAULTS = 3
@@ -188,43 +188,40 @@ class Coordinator:
             self._on_delivery(event)
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        topic: ParsedTopic | None = None
+        device: str | None = None
         try:
             topic = self.topics.parse(delivery.topic)
-            if topic.device is None or not delivery.payload:
+            device = topic.device
+            if device is None or not delivery.payload:
                 return
             if topic.kind == "state":
-                self.enrolment.take(topic.device, delivery.payload, federation=self.topics.federation)
+                self.enrolment.take(device, delivery.payload, federation=self.topics.federation)
             elif topic.kind == "msg":
-                self._on_message(topic.device, self._verified(topic.device, delivery.payload))
+                self._on_message(device, self._verified(device, delivery.payload))
             elif topic.kind == "chunk":
-                self._key(topic.device)
-                self._answer(self._uploads.chunk(topic.device, delivery.payload))
-        except NotAccepted as error:
-            self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
-            self._say(topic.device, NotEnrolled(topic.device, error.public_key, str(error)))
+                self._key(device)
+                self._answer(self._uploads.chunk(device, delivery.payload))
         except BadSignature as error:
-            self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
+            is_known = device is not None and self.enrolment.key(device) is not None
+            self._refuse(device, "bad-signature" if is_known else "unknown-device", error)
+            if isinstance(error, NotAccepted):
+                self._say(error.device, NotEnrolled(error.device, error.public_key, str(error)))
         except (Malformed, TooLarge) as error:
             if isinstance(error, OtherVersion):
-                self._warn_of_version(topic, error)
-            self._refuse(topic, "malformed", error)
+                self._warn_of_version(device or "?", error)
+            self._refuse(device, "malformed", error)
         except StoreError as error:
-            self._refuse(topic, "store-full", error)
+            self._refuse(device, "store-full", error)
 
-    def _is_known(self, topic: ParsedTopic | None) -> bool:
-        return topic is not None and topic.device is not None and self.enrolment.key(topic.device) is not None
+    def _refuse(self, device: str | None, code: str, error: HushfleetError) -> None:
+        listed = device is not None and self.enrolment.is_listed(device)
+        self._refusals.add(device if listed else None, code, str(error))
 
-    def _refuse(self, topic: ParsedTopic | None, code: str, error: HushfleetError) -> None:
-        listed = topic is not None and topic.device is not None and self.enrolment.is_listed(topic.device)
-        self._refusals.add(topic.device if listed else None, code, str(error))
-
-    def _warn_of_version(self, topic: ParsedTopic | None, error: OtherVersion) -> None:
+    def _warn_of_version(self, device: str, error: OtherVersion) -> None:
         """Once for each name, and for so many of them as anyone may invent."""
-        name = "?" if topic is None or topic.device is None else topic.device
-        if name not in self._other_versions and len(self._other_versions) < MAX_WARNED:
-            self._other_versions.add(name)
-            log.warning("%s cannot take part: %s", name, error)
+        if device not in self._other_versions and len(self._other_versions) < MAX_WARNED:
+            self._other_versions.add(device)
+            log.warning("%s cannot take part: %s", device, error)
 
     def _verified(self, device: str, payload: bytes) -> Message:
         message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))

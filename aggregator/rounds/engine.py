@@ -21,18 +21,16 @@ from hushfleet.aggregator.ingest.checks import Admitted, UpdateChecks, Verdict
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
 from hushfleet.aggregator.ingest.robust import Sent
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
-from hushfleet.aggregator.publish.difference_files import DifferenceFiles
-from hushfleet.aggregator.publish.model_step import make_difference, worth_offering
+from hushfleet.aggregator.publish.global_model import GlobalModel, NextModel
+from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.rounds.aggregate import RoundAggregate
 from hushfleet.aggregator.rounds.cohort import choose_cohort
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
-from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
-from hushfleet.wire.format.difference import EncodedDifference, params_digest
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_update
 
@@ -65,8 +63,8 @@ class RoundEngine:
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
         self.checks = UpdateChecks(prepared.spec, prepared.method)
-        self.checkpoints = Checkpoints(store.folder, self.layout, durable=store.durable)
-        self.differences = DifferenceFiles(store.folder, full_bytes=4 * self.layout.size, durable=store.durable)
+        self.model = GlobalModel(store.folder, self.layout, durable=store.durable)
+        self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
         self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
@@ -75,9 +73,19 @@ class RoundEngine:
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
         self._excluded: set[str] = set()
+        self._check_same_task()
         self._resume()
 
     # what is going on
+
+    @property
+    def global_params(self) -> np.ndarray:
+        """The current global model, float32 `[d]`, read-only."""
+        return self.model.params
+
+    @property
+    def global_digest(self) -> bytes:
+        return self.model.digest
 
     @property
     def plan(self) -> RoundPlan | None:
@@ -262,12 +270,11 @@ class RoundEngine:
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._rules.min_updates
-        params, difference = self._aggregated() if enough else (self.global_params, None)
-        digest = params_digest(params)
+        following = self._next_model() if enough else NextModel(self.global_params, self.global_digest, None)
         summary = summarise(
             plan,
             updates,
-            params,
+            following.params,
             changed=enough,
             method=self.method,
             rules=self._rules,
@@ -276,21 +283,16 @@ class RoundEngine:
             evaluate=self.prepared.evaluate_global,
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
         )
-        server = self._advanced(params, summary) if enough else self._server
-        self.checkpoints.write(plan.round, params)
-        if difference is not None:
-            self.differences.write(difference.data, difference.header)
+        server = self._advanced(following.params, summary) if enough else self._server
+        self.model.write(plan.round, following)
         with self.store.transaction():
             self.store.put("server_state", server_state_to_bytes(server))
-            self.store.close_round(plan.round, result_digest=digest, metrics=summary.to_dict(), at=self._clock())
+            self.store.close_round(
+                plan.round, result_digest=following.digest, metrics=summary.to_dict(), at=self._clock()
+            )
+        self.model.advance(plan.round, following)
         self._plan, self.closed_rounds, self._server = None, plan.round, server
         self._trained_on |= dict.fromkeys((update.device for update in updates), plan.global_digest)
-        if difference is not None:
-            self.differences.advance(difference.data, difference.header)
-        elif digest != self.global_digest:
-            self.differences.clear()
-        self._set_global(params, digest)
-        self.checkpoints.drop_old(plan.round)
         return summary
 
     # inside
@@ -302,22 +304,16 @@ class RoundEngine:
         return self._plan
 
     def _resume(self) -> None:
-        self._check_same_task()
         stored = self.store.get("server_state")
-        seed = self.prepared.task.seed
-        self._server: ServerState = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
+        self._server: ServerState = (
+            self.method.init_server(self.prepared.task.seed) if stored is None else server_state_from_bytes(stored)
+        )
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
-        if last is None and not self.checkpoints.path(0).exists():
-            self.checkpoints.write(0, np.ascontiguousarray(self.prepared.initial, np.float32))
-        params = self.checkpoints.read(self.closed_rounds)
-        digest = params_digest(params)
-        if last is not None and digest != (last.global_digest if last.phase == "open" else last.result_digest):
-            path = self.checkpoints.path(self.closed_rounds)
-            raise StoreError(f"{path} is not the model that the store names; restore it")
-        self._set_global(params, digest)
-        self.differences.resume(digest)
-        self._trained_on = self.store.held_models(until=self.closed_rounds)
+        named = None if last is None else last.global_digest if last.phase == "open" else last.result_digest
+        self.model.load(self.closed_rounds, named=named, initial=self.prepared.initial)
+        # of each device, the model that it trained on when it was last accepted
+        self._trained_on: dict[str, bytes] = self.store.held_models(until=self.closed_rounds)
         if last is not None and last.phase == "open":
             self._resume_open(last)
 
@@ -432,28 +428,14 @@ class RoundEngine:
         self._aggregate.add(sent, header, largest=decoded.largest)
         self._closing.accept(device)
 
-    def _aggregated(self) -> tuple[np.ndarray, EncodedDifference | None]:
-        """The new global model float32 `[d]`, and the difference that leads to it.
-
-        It is the old one plus the decoded difference, so that both ways to it give a device the same bits.
-        """
-        target, wire = self._aggregate.aggregated(), self.prepared.task.wire
-        if wire.downlink == "full" or np.array_equal(target, self.global_params):
-            return target, None
-        counts = [layer.size for layer in self.layout.layers]
-        difference = make_difference(
-            self.global_params,
-            target,
+    def _next_model(self) -> NextModel:
+        return self.model.step(
+            self._aggregate.aggregated(),
             task=self.spec.task,
             round=self._open_plan.round,
-            counts=counts,
             noise_stds=self._aggregate.noise_stds,
-            wire=wire,
+            wire=self.prepared.task.wire,
         )
-        if difference is None:
-            return target, None
-        moved = difference.header.base != difference.header.result
-        return difference.result, difference if moved else None
 
     def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerState:
         outcome = RoundOutcome(
@@ -465,10 +447,6 @@ class RoundEngine:
             loss=summary.loss,
         )
         return self.method.advance_server(self._server, outcome)
-
-    def _set_global(self, params: np.ndarray, digest: bytes) -> None:
-        params.setflags(write=False)
-        self.global_params, self.global_digest = params, digest
 
 
 def terms_of(plan: RoundPlan) -> RoundTerms:
