@@ -30,6 +30,8 @@ from hushfleet.wire.format.messages import Ack, Missing, Offer, Refused, Refused
 POOL_VALUES = 1 << 26
 """Values of a whole cohort from which a pool pays: 56 updates of the Fashion-MNIST CNN. To decode these takes the half
 second or so of processor time that a worker takes to start; a smaller round is over before it is of use."""
+POOL_FORMS = ("quantized",)
+"""Forms that take longer to decode (7 ms for that network) than bytes and values take to a worker and back (3 ms)."""
 POLL_S = 0.005
 STUCK_S = 30.0
 _MAY_COME_AGAIN = ("store-full", "state-unknown")
@@ -179,7 +181,8 @@ class Uploads:
     def _pool_of_round(self) -> DecodingPool | None:
         """Once a round of the task was large enough, the pool stays."""
         plan, size = self._engine.plan, self._engine.layout.size
-        if self._pool is None and plan is not None and len(plan.cohort) * size >= POOL_VALUES:
+        is_worth_it = plan is not None and len(plan.cohort) * size >= POOL_VALUES
+        if self._pool is None and is_worth_it and self._engine.spec.wire.codec in POOL_FORMS:
             workers = workers_for(cores=self._cores, update_bytes=self._engine.checks.max_bytes + 4 * size)
             self._pool = DecodingPool(workers) if workers else None
         return self._pool

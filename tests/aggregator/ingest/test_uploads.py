@@ -48,6 +48,7 @@ class Uploading:
 @pytest.fixture
 def make_uploading(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Uploading]]:
     monkeypatch.setattr(uploads_module, "POOL_VALUES", 1)
+    monkeypatch.setattr(uploads_module, "POOL_FORMS", ("quantized", "float32"))
     made: list[Uploading] = []
 
     def make(**settings: Any) -> Uploading:

@@ -845,6 +845,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 def make_pooled(make_field: MakeField, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeField]:
     """Fields whose coordinator decodes in one worker process, whatever the cohort's size."""
     monkeypatch.setattr(uploads, "POOL_VALUES", 1)
+    monkeypatch.setattr(uploads, "POOL_FORMS", ("quantized", "float32"))
     monkeypatch.setattr(uploads, "_usable_cores", lambda: 2)
     made: list[Field] = []
 
