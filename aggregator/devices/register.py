@@ -58,7 +58,7 @@ class KnownDevice:
 
 
 @dataclass(frozen=True)
-class Knock:
+class RefusedBirth:
     """A device that asked to take part and was not accepted.
 
     :param count: how often with this key; :param last_seen: unix seconds.
@@ -174,9 +174,9 @@ class DeviceRegister(SqliteFile):
     # what the aggregator notes for the operator
 
     def note(
-        self, *, seen: Mapping[str, tuple[str, float]], rounds: Mapping[str, int], knocks: Iterable[Knock]
+        self, *, seen: Mapping[str, tuple[str, float]], rounds: Mapping[str, int], refused: Iterable[RefusedBirth]
     ) -> None:
-        """In one transaction: who was seen (board or "", and unix seconds), accepted rounds, and all knocks anew."""
+        """In one transaction: who was seen (board or "", and unix seconds), accepted rounds, all refused births."""
         with self.transaction():
             self.write_all(
                 "UPDATE devices SET board = CASE ?2 WHEN '' THEN board ELSE ?2 END, last_seen = ?3 WHERE id = ?1",
@@ -187,12 +187,12 @@ class DeviceRegister(SqliteFile):
             self.write_all(
                 "INSERT INTO knocks SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS "
                 "(SELECT 1 FROM devices WHERE id = ?1 AND public_key = ?2 AND blocked IS NULL)",
-                [astuple(knock) for knock in knocks],
+                [astuple(birth) for birth in refused],
             )
 
-    def knocks(self) -> list[Knock]:
+    def refused_births(self) -> list[RefusedBirth]:
         """The latest first."""
-        return [Knock(*row) for row in self.rows("SELECT * FROM knocks ORDER BY last_seen DESC, id")]
+        return [RefusedBirth(*row) for row in self.rows("SELECT * FROM knocks ORDER BY last_seen DESC, id")]
 
 
 def _known(row: Row) -> KnownDevice:

@@ -372,11 +372,11 @@ class Coordinator:
         engine = self.engine
         if engine.plan is None or now < self._retry_close_at:
             return
-        if now >= engine.deadline:
+        if now >= engine.responses.deadline:
             self._finish_uploads()  # what came whole in time counts, before it is seen who is missing
-        extensions = engine.extensions
+        extensions = engine.responses.extensions
         if not engine.should_close(now, ready=len(self.present)):
-            if engine.extensions > extensions:
+            if engine.responses.extensions > extensions:
                 self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
                 self._announce()
             return

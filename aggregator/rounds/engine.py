@@ -66,7 +66,7 @@ class RoundEngine:
         self.model = GlobalModel(store.folder, self.layout, durable=store.durable)
         self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
-        self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
+        self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
         self._newcomer = prepared.method.init_state().public
@@ -119,21 +119,7 @@ class RoundEngine:
     @property
     def accepted(self) -> int:
         """How many updates of the open round were accepted."""
-        return self._closing.accepted
-
-    @property
-    def extensions(self) -> int:
-        """How often the open round's deadline was put off."""
-        return self._closing.extensions
-
-    @property
-    def deadline(self) -> float:
-        """Of the open round, on the monotonic clock."""
-        return self._closing.deadline
-
-    def is_expected(self, device: str) -> bool:
-        """Whether this cohort member has neither been accepted nor given another final answer."""
-        return self._plan is not None and self._closing.expects(device)
+        return self.responses.accepted
 
     # a round
 
@@ -224,23 +210,23 @@ class RoundEngine:
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
-        if self._plan is None or round != self._plan.round or not self.is_expected(device):
+        if self._plan is None or round != self._plan.round or not self.responses.expects(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
-        self._closing.answer(device)
+        self.responses.answer(device)
         return True
 
     def lost(self, device: str) -> None:
         """The device's connection died; see `ClosingRule.lost`."""
-        self._closing.lost(device, now=self._monotonic())
+        self.responses.lost(device, now=self._monotonic())
 
     def back(self, device: str) -> None:
-        self._closing.back(device)
+        self.responses.back(device)
 
     def exclude(self, *devices: str) -> None:
         """Nothing more is taken from these devices, nor expected of them; what was accepted stays."""
         self._excluded.update(devices)
-        self._closing.answer(*devices)
+        self.responses.answer(*devices)
 
     def include(self, device: str) -> None:
         """The device may take part again, from the next round on."""
@@ -255,10 +241,10 @@ class RoundEngine:
         plan = self._plan
         if plan is None:
             return False
-        decision = self._closing.decide(self._monotonic() if now is None else now, ready=ready)
+        decision = self.responses.decide(self._monotonic() if now is None else now, ready=ready)
         if decision == "extend":
             # another number than before, so that devices see that the plan has changed
-            self._plan = replace(plan, deadline_s=self._closing.announced_deadline_s)
+            self._plan = replace(plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
 
     def close(self) -> RoundSummary:
@@ -335,8 +321,8 @@ class RoundEngine:
         self._begin(self._plan_of(row.round, row.cohort))
         for header, sent in self._stored_updates(row.round):
             self._aggregate.add(sent, header)
-            self._closing.accept(header.device)
-        self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
+            self.responses.accept(header.device)
+        self.responses.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _stored_updates(self, round: int) -> Iterator[tuple[UpdateHeader, Sent]]:
         """What was accepted in a round that is open, from its bytes, in the order of the devices' names."""
@@ -377,7 +363,7 @@ class RoundEngine:
             stored=lambda: (sent for _, sent in self._stored_updates(plan.round)),
             device=self._torch_device,
         )
-        self._closing.begin(plan.cohort, now=self._monotonic())
+        self.responses.begin(plan.cohort, now=self._monotonic())
 
     def _refused_now(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
         verdict = self.admission(header.device, task=header.task, round=header.round, digest=payload)
@@ -385,7 +371,7 @@ class RoundEngine:
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
-            self._closing.answer(device)
+            self.responses.answer(device)
         faults = 0
         if refusal.is_fault and self._plan is not None:
             try:
@@ -426,7 +412,7 @@ class RoundEngine:
                 )
             )
         self._aggregate.add(sent, header, largest=decoded.largest)
-        self._closing.accept(device)
+        self.responses.accept(device)
 
     def _next_model(self) -> NextModel:
         return self.model.step(

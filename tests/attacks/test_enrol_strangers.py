@@ -93,14 +93,14 @@ def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> No
     come(field, {name: identity})
     field.run(6.0)
     with DeviceRegister(field.fleet.folder) as register:
-        (knock,) = register.knocks()
-        assert (knock.device, knock.public_key, knock.count) == (name, identity.public_key, 1)
-        register.add([KnownDevice(name, knock.public_key)])
+        (birth,) = register.refused_births()
+        assert (birth.device, birth.public_key, birth.count) == (name, identity.public_key, 1)
+        register.add([KnownDevice(name, birth.public_key)])
     field.run(1.2)
     assert field.coordinator.present == {name: "ready"}
     field.run(6.0)
     with DeviceRegister(field.fleet.folder) as register:
-        assert register.knocks() == []
+        assert register.refused_births() == []
         row = register.device(name)
     assert row is not None
     assert (row.state, row.board, row.last_seen is not None) == ("known", "test-board", True)

@@ -171,7 +171,7 @@ def test_what_is_still_decoding_when_its_round_is_over_is_late(make_uploading: M
         os.kill(pid, signal.SIGCONT)
     assert field.codes() == {"dev-0": "accepted", "dev-1": "late"}
     assert field.fleet.engine._aggregate._sums.updates == 0
-    assert field.fleet.engine.is_expected("dev-1")
+    assert field.fleet.engine.responses.expects("dev-1")
 
 
 def test_a_store_that_fails_refuses_and_the_update_may_come_again(

@@ -332,7 +332,7 @@ def test_a_lossy_broker_delays_and_changes_nothing(make_field: MakeField, make_f
         if field.plan.round > 1:
             break
         for name, data in updates.items():
-            if not field.fleet.engine.is_expected(name):
+            if not field.fleet.engine.responses.expects(name):
                 continue
             missing = [a.missing for a in field.answers(name) if isinstance(a, Missing)]
             field.offer(name, data)

@@ -196,7 +196,7 @@ def test_the_deadline_closes_with_enough_and_extends_with_fewer(make_fleet: Make
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
     assert not fleet.engine.should_close(fleet.now + 59)
     assert not fleet.engine.should_close(fleet.now + 60)
-    assert fleet.engine.extensions == 1
+    assert fleet.engine.responses.extensions == 1
     assert fleet.engine.plan.deadline_s == 120 != plan.deadline_s
     fleet.engine.accept("dev-1", fleet.update("dev-1").data)
     assert not fleet.engine.should_close(fleet.now + 119)
@@ -210,7 +210,7 @@ def test_a_round_is_not_closed_while_the_whole_fleet_is_away(make_fleet: MakeFle
         fleet.engine.lost(name)
     for minute in range(1, 100):
         assert not fleet.engine.should_close(fleet.now + 60 * minute, ready=0)
-    assert fleet.engine.extensions == 99
+    assert fleet.engine.responses.extensions == 99
     assert fleet.engine.should_close(fleet.now + 6000, ready=3), "others are waiting"
 
 
@@ -351,7 +351,7 @@ def test_declines_survive_a_restart(make_fleet: MakeFleet) -> None:
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
     fleet.engine.decline("dev-1", "budget", "spent", round=1)
     fleet.restart()
-    assert [fleet.engine.is_expected(name) for name in fleet.names] == [False, False, True]
+    assert [fleet.engine.responses.expects(name) for name in fleet.names] == [False, False, True]
 
 
 def test_a_store_of_another_task_is_refused(make_fleet: MakeFleet, tmp_path: Any) -> None:
@@ -398,7 +398,7 @@ def test_a_full_disk_loses_nothing_and_the_round_goes_on_when_there_is_room(make
     codes = {name: fleet.engine.accept(name, updates[name]).code for name in fleet.names}
     assert set(codes.values()) == {"accepted", "store-full"}
     for name, code in codes.items():
-        assert fleet.engine.is_expected(name) == (code == "store-full")
+        assert fleet.engine.responses.expects(name) == (code == "store-full")
     taken = [name for name, code in codes.items() if code == "accepted"]
     assert [row.device for row in fleet.store.charges()] == sorted(taken)
     assert [row.device for row in fleet.store.updates(1)] == sorted(taken)
