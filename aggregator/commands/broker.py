@@ -8,7 +8,8 @@ from typing import Annotated, cast
 
 import typer
 
-from hushfleet.aggregator.broker.process import BrokerKind, BrokerTls, start_broker
+from hushfleet.aggregator.broker.config import BrokerTls
+from hushfleet.aggregator.broker.process import BrokerKind, start_broker
 from hushfleet.errors import BadInput
 
 _FILE = {"exists": True, "dir_okay": False, "resolve_path": True}

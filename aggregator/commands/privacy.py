@@ -135,6 +135,7 @@ def register(app: typer.Typer) -> None:
             raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
         if unit is Unit.record and parameters is not None:
             raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
+        known: Accountant = "rdp" if accountant is AccountantName.rdp else "exact"
         summed = participants if participants is not None else noise_split
         try:
             if noise_multiplier is None:
@@ -143,7 +144,7 @@ def register(app: typer.Typer) -> None:
                     delta=delta,
                     steps=rounds,
                     sample_rate=sample_rate,
-                    accountant=accountant.value,
+                    accountant=known,
                 )
                 # `total` is the noise of the whole sum; the option speaks of the sum of noise_split devices.
                 noise_multiplier = total / GaussianMechanism(1.0, noise_split=noise_split).multiplier_release(summed)
@@ -155,7 +156,7 @@ def register(app: typer.Typer) -> None:
                 sample_rate=sample_rate,
                 noise_split=noise_split,
                 participants=summed,
-                accountant=accountant.value,
+                accountant=known,
             )
             judged = units if units is not None else (summed if summed > 1 else None)
             notes = [] if judged is None else check_delta(delta, judged, as_published=True)

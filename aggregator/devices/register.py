@@ -121,13 +121,14 @@ class DeviceRegister(SqliteFile):
             for new in devices:
                 device, key = new.device, new.public_key
                 row = self.device(device)
-                if row is not None and row.public_key is not None and key not in (None, row.public_key):
+                held = None if row is None else row.public_key
+                if held is not None and key is not None and key != held:
                     raise BadInput(
-                        f"{device} is known with the key {row.public_key.hex()}, not with {key.hex()}. If its card was "
+                        f"{device} is known with the key {held.hex()}, not with {key.hex()}. If its card was "
                         f"flashed anew: hushfleet devices forget {self.path.parent} {device}"
                     )
                 owner = self.row("SELECT id FROM devices WHERE public_key = ?", (key,))
-                if owner is not None and owner[0] != device:
+                if key is not None and owner is not None and owner[0] != device:
                     raise BadInput(f"{device} cannot have the key of {owner[0]}, {key.hex()}; no two may share one")
                 self.write(
                     "INSERT INTO devices (id, public_key, pinned, blocked) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) "

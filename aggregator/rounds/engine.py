@@ -73,6 +73,8 @@ class RoundEngine:
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
         self._excluded: set[str] = set()
+        self._server: ServerState = {}
+        self._trained_on: dict[str, bytes] = {}
         self._check_same_task()
         self._resume()
 
@@ -291,15 +293,14 @@ class RoundEngine:
 
     def _resume(self) -> None:
         stored = self.store.get("server_state")
-        self._server: ServerState = (
-            self.method.init_server(self.prepared.task.seed) if stored is None else server_state_from_bytes(stored)
-        )
+        seed = self.prepared.task.seed
+        self._server = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
         named = None if last is None else last.global_digest if last.phase == "open" else last.result_digest
         self.model.load(self.closed_rounds, named=named, initial=self.prepared.initial)
         # of each device, the model that it trained on when it was last accepted
-        self._trained_on: dict[str, bytes] = self.store.held_models(until=self.closed_rounds)
+        self._trained_on = self.store.held_models(until=self.closed_rounds)
         if last is not None and last.phase == "open":
             self._resume_open(last)
 
