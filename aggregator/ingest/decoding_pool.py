@@ -61,9 +61,9 @@ class DecodingPool:
             return None
         try:
             future = self._executor.submit(decode, data, tuple(counts))
-        except BrokenProcessPool:
+        except (BrokenProcessPool, OSError) as error:
             self._restarts += 1
-            log.warning("a decoding process died; what it had is decoded again")
+            log.warning("a decoding process died or did not start; what it had is decoded again: %s", error)
             if self._restarts > MAX_RESTARTS:
                 log.warning("too many decoding processes died; updates are decoded in the main process from now on")
             self._executor = self._started() if self._restarts <= MAX_RESTARTS else None

@@ -100,11 +100,6 @@ class ExactSum:
         high, low = _carried(self._high, self._low)
         return (high.to(torch.float64) * 2.0**_LOW_BITS + low.to(torch.float64)) / _SCALE
 
-    def exact(self, index: int) -> int:
-        """The sum at one entry as the whole number of 2^-40."""
-        high = 0 if self._high is None else int(self._high[index])
-        return (high << _LOW_BITS) + int(self._low[index])
-
     def _reserve(self, addend: int) -> None:
         """Makes sure that adding `addend` in absolute value cannot leave int64."""
         if self._bound + addend > _HEAD_ROOM:

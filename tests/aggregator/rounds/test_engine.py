@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +93,32 @@ def test_another_update_for_the_same_round_is_refused(make_fleet: MakeFleet) -> 
     other = fleet.engine.accept("dev-0", fleet.update("dev-0", seed=99).data)
     assert (other.code, other.acknowledged) == ("duplicate", False)
     assert len(fleet.store.updates(1)) == 1
+
+
+def test_offers_and_updates_are_held_to_the_same_rules_in_the_same_words(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(devices=4)
+    fleet.open(["dev-0", "dev-1", "dev-2"])
+    engine, good, other = fleet.engine, fleet.update("dev-0", advance=False), fleet.update("dev-0", seed=9)
+    assert engine.accept("dev-0", good.data).code == "accepted"
+    engine.exclude("dev-2")
+    header = good.header
+    cases = {
+        "duplicate": ("dev-0", other),
+        "late": ("dev-1", fleet.devices.sign("dev-1", header, good.values, good.counts, device="dev-1", round=2)),
+        "not-in-cohort": ("dev-3", fleet.devices.sign("dev-3", header, good.values, good.counts, device="dev-3")),
+        "unknown-device": ("dev-2", fleet.devices.sign("dev-2", header, good.values, good.counts, device="dev-2")),
+    }
+    for code, (name, update) in cases.items():
+        digest = hashlib.sha256(update.data).digest()
+        offered = engine.admission(name, task="tiny-0001", round=update.header.round, digest=digest)
+        came = engine.accept(name, update.data)
+        assert offered is not None
+        assert (offered.code, offered.acknowledged) == (came.code, came.acknowledged) == (code, False)
+        assert offered.reason == came.reason
+    assert "tiny-0002" in engine.admission("dev-1", task="tiny-0002", round=1, digest=bytes(32)).reason
+    assert engine.admission("dev-1", task="tiny-0001", round=1, digest=bytes(32)) is None
+    again = engine.admission("dev-0", task="tiny-0001", round=1, digest=hashlib.sha256(good.data).digest())
+    assert (again.code, again.acknowledged, engine.accepted) == ("duplicate", True, 1)
 
 
 def test_a_section_with_the_public_state_makes_no_second_update(make_fleet: MakeFleet) -> None:
