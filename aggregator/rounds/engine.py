@@ -21,8 +21,8 @@ from hushfleet.aggregator.ingest.checks import Admitted, UpdateChecks, Verdict
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
 from hushfleet.aggregator.ingest.robust import Sent
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
-from hushfleet.aggregator.publish.global_model import GlobalModel, NextModel
 from hushfleet.aggregator.publish.model_step import worth_offering
+from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.rounds.aggregate import RoundAggregate
 from hushfleet.aggregator.rounds.cohort import choose_cohort
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices
@@ -63,7 +63,7 @@ class RoundEngine:
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
         self.checks = UpdateChecks(prepared.spec, prepared.method)
-        self.model = GlobalModel(store.folder, self.layout, durable=store.durable)
+        self.model = PublishedModel(store.folder, self.layout, durable=store.durable)
         self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)

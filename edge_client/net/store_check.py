@@ -1,0 +1,115 @@
+"""Whether this store is the only one of its device, and the newest: a store cannot know that by itself.
+
+With an old copy that was put back, or a second client on a copy, an update would be noised twice: the two noises
+average out, and the ledger of the copy lacks what was spent since. The aggregator remembers what it has received, so
+the device asks it after each connection. Before the first answer a process neither trains nor sends an update. If an
+answer shows a copy, the store keeps the reason, and no client trains with it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import NoReturn
+
+from hushfleet.edge_client.net.rate_limits import Backoff
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import CopiedStore, StoreError
+from hushfleet.wire.format.messages import NONCE_BYTES, Ask, Known
+
+FIRST_WAIT_S = 3.0
+LONGEST_WAIT_S = 900.0  # an aggregator that comes back says so, and is asked at once
+
+_ADVICE = (
+    "So this store is an old copy that was put back, or another client uses a copy of it. To train on would noise an "
+    "update a second time and charge too little, so this device has stopped for good. Move the state_dir away, give "
+    "the device a new id and certificate, and count what the old id has spent as spent by the same data, the rounds "
+    "that this store lacks included: docs/field.md, 'A restored or copied store'"
+)
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class StoreCheck:
+    """Asks the aggregator what it knows of this device, and compares the answer with the store.
+
+    Takes a session number of its own from the store. Where the disk is full, it tries again before it asks.
+    """
+
+    def __init__(self, store: DeviceStore, *, now: float) -> None:
+        self._store = store
+        self._counted: int | None = None
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._asking = True
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
+        self.confirmed = False
+        self.session = store.last_session + 1  # a device whose disk is full must still come up, to say so
+        try:
+            self._count_session()
+        except StoreError as error:
+            _log.error("%s", error)
+
+    @property
+    def due_at(self) -> float:
+        """When to ask (again), on the monotonic clock."""
+        return self._backoff.due_at if self._asking else float("inf")
+
+    def ask_again(self, now: float, *, doubt: bool = False) -> None:
+        """Asks at once; with `doubt`, nothing is trained or sent before the answer."""
+        self._asking = True
+        self.confirmed = self.confirmed and not doubt
+        self._backoff.reset(now)
+
+    def aggregator_is_back(self, now: float) -> None:
+        """A question without an answer is asked again at once."""
+        self._backoff.reset(now)
+
+    def question(self, now: float) -> Ask | None:
+        """What to ask now, if anything is due."""
+        if now < self.due_at:
+            return None
+        self._backoff.tried(now)
+        try:
+            return Ask(self._count_session(), self._nonce)
+        except StoreError as error:
+            _log.error("%s", error)
+            return None
+
+    def may_train(self) -> bool:
+        """False until the answer has come. Raises `StoreError` where the disk is too full to ask."""
+        self._count_session()
+        return self.confirmed
+
+    def on_known(self, known: Known, now: float) -> bool:
+        """Whether this is the answer to this process. Raises `CopiedStore` for good if it speaks of another store."""
+        if known.nonce != self._nonce:
+            self.ask_again(now)  # somebody else asked in this device's name
+            return False
+        if not known.yours:
+            self.stop(
+                f"the aggregator knows session {known.session} of this device, and this process, of session "
+                f"{self._counted}, is not the one"
+            )
+        if known.last_round:
+            entry = self._store.outbox(known.task, known.last_round)
+            if entry is None or not entry.may_be(known.last_digest):
+                self.stop(
+                    f"the aggregator has an update of this device for round {known.last_round} of {known.task}, and "
+                    f"this store {'has none' if entry is None else 'holds another one'}"
+                )
+        self._asking, self.confirmed = False, True
+        return True
+
+    def stop(self, finding: str) -> NoReturn:
+        """Stores why, and raises `CopiedStore`."""
+        reason = f"{finding}. {_ADVICE}"
+        try:
+            self._store.stop_for_good(reason)
+        except StoreError as error:  # it will be found out again
+            _log.error("%s", error)
+        raise CopiedStore(reason)
+
+    def _count_session(self) -> int:
+        if self._counted is None:
+            self._counted = self.session = self._store.next_session()
+        return self._counted

@@ -1,0 +1,96 @@
+"""What a worker needs of a run folder, loaded at its first use and kept."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.local_data import load_arrays, load_indices
+from hushfleet.graphs.session import InferenceGraph
+from hushfleet.methods import make_method
+from hushfleet.methods.base import Method
+from hushfleet.model.evaluation import LogitsOf
+from hushfleet.simulator.engines.fast.runtimes import make_gradient
+from hushfleet.simulator.run_folder import RunFolder
+from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.wire.format.messages import RoundPlan
+
+KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew when their turn comes
+
+
+class LoadedRun:
+    """What a worker needs of a run folder.
+
+    :param runtime: what computes gradients, one of `hushfleet.simulator.engines.fast.runtimes.RUNTIMES`.
+    """
+
+    def __init__(self, path: Path, runtime: str) -> None:
+        self.folder = RunFolder(path)
+        self.runtime = runtime
+        self._train: dict[str, Samples] = {}  # what was used last comes last
+        self._train_bytes = 0
+        self._global: tuple[bytes, np.ndarray] | None = None
+
+    @cached_property
+    def spec(self) -> TaskSpec:
+        return TaskSpec.from_bytes(self.folder.package.read_bytes())
+
+    @cached_property
+    def method(self) -> Method:
+        spec = self.spec
+        return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+
+    @cached_property
+    def gradient(self) -> GradientFunction:
+        model = self.spec.model
+        graph, objective = self._graph(model.gradient), self.method.objective
+        return make_gradient(self.runtime, model.name, len(model.class_names), model.layout, graph, objective)
+
+    @cached_property
+    def inference(self) -> LogitsOf:
+        """The runtime's own where it has one: testing own models on large sets takes as long as training."""
+        model = self.spec.model
+        own = getattr(self.gradient, "logits", None)
+        return own or InferenceGraph(self._graph(model.inference), model.layout)
+
+    @cached_property
+    def common_test(self) -> Samples:
+        return load_arrays(self.folder.common_test, self.spec.model)
+
+    def global_params(self, plan: RoundPlan) -> np.ndarray:
+        """The global model float32 `[d]` that a round begins with, read-only."""
+        if self._global is None or self._global[0] != plan.global_digest:
+            checkpoints = Checkpoints(self.folder.aggregator, self.spec.model.layout, durable=False)
+            params = checkpoints.read(plan.round - 1)
+            params.setflags(write=False)
+            self._global = plan.global_digest, params
+        return self._global[1]
+
+    def train(self, device: str) -> Samples:
+        samples = self._train.pop(device, None)
+        if samples is None:
+            samples = load_arrays(self.folder.device(device).train, self.spec.model)
+            self._train_bytes += samples.images.nbytes
+        self._train[device] = samples
+        while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
+            self._train_bytes -= self._train.pop(next(iter(self._train))).images.nbytes
+        return samples
+
+    def local_test(self, device: str) -> Samples:
+        path = self.folder.device(device).local_test
+        indices = load_indices(path)
+        return load_arrays(path, self.spec.model) if indices is None else self.common_test.take(indices)
+
+    def _graph(self, ref: BlobRef) -> bytes:
+        return (self.folder.graphs / f"{ref.digest.hex()}.onnx").read_bytes()
+
+
+@lru_cache(maxsize=2)
+def loaded_run(path: Path, runtime: str) -> LoadedRun:
+    """What this process has loaded of a run folder."""
+    return LoadedRun(path, runtime)

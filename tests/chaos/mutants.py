@@ -1,0 +1,123 @@
+"""Clients and an aggregator with a planted fault, started in place of the right ones: the audit must catch each.
+
+python mutants.py FAULT ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hushfleet.edge_client.__main__ import main as client
+from hushfleet.edge_client.net.store_check import StoreCheck
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.privacy.ledger import Ledger
+from hushfleet.wire.format.messages import Known
+
+
+def _trust_itself() -> None:
+    """Takes whatever the aggregator knows of the device as a confirmation."""
+
+    def on_known(self: StoreCheck, known: Known, now: float) -> bool:
+        self._asking, self.confirmed = False, True
+        return True
+
+    StoreCheck.on_known = on_known
+
+
+def noises_again() -> int:
+    """A client that trains and noises a round anew after each start, whatever it has committed, and sends that."""
+    answered: set[tuple[str, int]] = set()
+    outbox, commit_round = DeviceStore.outbox, DeviceStore.commit_round
+
+    def forgetful(self: DeviceStore, task: str, round: int) -> OutboxEntry | None:
+        return outbox(self, task, round) if (task, round) in answered else None
+
+    def overwrite(self: DeviceStore, commit: RoundCommit) -> OutboxEntry:
+        answered.add((commit.task, commit.round))
+        if outbox(self, commit.task, commit.round) is None:
+            return commit_round(self, commit)
+        self._connection.execute("DELETE FROM outbox WHERE task = ? AND round = ?", (commit.task, commit.round))
+        charge, Ledger.charge = Ledger.charge, lambda *_, **__: None
+        try:
+            return commit_round(self, commit)
+        finally:
+            Ledger.charge = charge
+
+    DeviceStore.outbox, DeviceStore.commit_round = forgetful, overwrite
+    _trust_itself()
+    return client(sys.argv[2:])
+
+
+def noises_again_in_vain() -> int:
+    """The same, but it would be charged again, which its ledger refuses: the second noising never leaves."""
+    answered: set[tuple[str, int]] = set()
+    outbox, commit_round = DeviceStore.outbox, DeviceStore.commit_round
+
+    def forgetful(self: DeviceStore, task: str, round: int) -> OutboxEntry | None:
+        return outbox(self, task, round) if (task, round) in answered else None
+
+    def commit(self: DeviceStore, commit: RoundCommit) -> OutboxEntry:
+        entry = commit_round(self, commit)
+        answered.add((commit.task, commit.round))
+        return entry
+
+    DeviceStore.outbox, DeviceStore.commit_round = forgetful, commit
+    _trust_itself()
+    return client(sys.argv[2:])
+
+
+def charges_late() -> int:
+    """A client that writes its ledger when an update is acknowledged."""
+    charge, set_status = Ledger.charge, DeviceStore.set_status
+    owed: list[Callable[[], None]] = []
+
+    def later(self: Ledger, *arguments: Any, **more: Any) -> None:
+        owed.append(lambda: charge(self, *arguments, **more))
+
+    def settle(self: DeviceStore, *arguments: Any) -> None:
+        set_status(self, *arguments)
+        with self._transaction("charge late"):
+            while owed:
+                owed.pop()()
+
+    Ledger.charge, DeviceStore.set_status = later, settle
+    return client(sys.argv[2:])
+
+
+def does_not_sync() -> int:
+    """A client whose store leaves it to the operating system when to write."""
+    prepared = DeviceStore._prepare_to_write
+
+    def unsynced(self: DeviceStore, **options: bool) -> None:
+        prepared(self, **options)
+        connection: sqlite3.Connection = self._connection
+        connection.execute("PRAGMA synchronous = OFF")
+
+    DeviceStore._prepare_to_write = unsynced
+    return client(sys.argv[2:])
+
+
+def adds_twice() -> int:
+    """An aggregator that adds the first update of each round twice."""
+    from hushfleet.aggregator.commands.main import main
+    from hushfleet.aggregator.rounds.aggregate import RoundAggregate
+
+    add = RoundAggregate.add
+    seen: set[int] = set()
+
+    def twice(self: RoundAggregate, *arguments: Any, **more: Any) -> None:
+        add(self, *arguments, **more)
+        if id(self) not in seen:
+            seen.add(id(self))
+            add(self, *arguments, **more)
+
+    RoundAggregate.add = twice
+    sys.argv[1:] = ["aggregator", *sys.argv[2:]]
+    return main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(globals()[sys.argv[1].replace("-", "_")]())
