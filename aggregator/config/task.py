@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import Augment, PrivacySpec, WireSpec
-from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods import method_class
 from hushfleet.methods.base import Method, TrainingConfig

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import require
-from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import NAME_RULE, is_name

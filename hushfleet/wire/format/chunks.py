@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from hushfleet.errors import Malformed, TooLarge
 
@@ -27,7 +29,8 @@ _HEAD = struct.Struct("<2sBB32sIIII")
 _CRC = struct.Struct("<I")
 FRAME_OVERHEAD = _HEAD.size + _CRC.size
 
-Ranges = tuple[tuple[int, int], ...]
+Ranges = Annotated[tuple[tuple[int, int], ...], Meta(max_length=MAX_RANGES)]
+BlobSize = Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
 
 
 class Chunk(NamedTuple):
@@ -46,17 +49,13 @@ def chunk_count(size: int, chunk_bytes: int) -> int:
     return -(-size // chunk_bytes)
 
 
-def check_ranges(ranges: Iterable[Sequence[int]]) -> Ranges:
-    """`ranges` as tuples. Raises ValueError unless they rise, do not touch, and are not too many."""
-    checked = tuple((start, stop) for start, stop in ranges)
-    if len(checked) > MAX_RANGES:
-        raise ValueError(f"{len(checked)} ranges of chunks, above the cap of {MAX_RANGES}")
+def check_ranges(ranges: Ranges) -> None:
+    """Raises ValueError unless the ranges rise and do not touch."""
     last = -1
-    for start, stop in checked:
+    for start, stop in ranges:
         if not last < start < stop <= MAX_CHUNKS:
             raise ValueError(f"the range of chunks {start}:{stop} is empty, out of order or too high")
         last = stop
-    return checked
 
 
 def expand(ranges: Ranges, count: int) -> Iterator[int]:
