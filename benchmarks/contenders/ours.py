@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.contenders.gate import Gate
 from benchmarks.contenders.job import Job, job_and_options
-from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.simulator.engines.fast.engine import run_rounds
@@ -32,7 +32,7 @@ PACKAGES = ("hushfleet", "numpy", "onnxruntime", "torch")
 
 def task_of(job: Job) -> Task:
     """The workload as a task file would say it."""
-    return Task.model_validate(
+    return parse_task(
         {
             "name": f"bench-{job.name.lower()}",
             "seed": job.seed,

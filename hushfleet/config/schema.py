@@ -8,10 +8,12 @@ Nothing is converted except an integer where a float is expected and a list wher
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import sys
 import tomllib
+import types
 import typing
 from collections.abc import Sequence
 from functools import cache
@@ -116,14 +118,15 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
     return value
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises `BadInput`."""
+def read_file(path: Path) -> Any:
+    """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # not TOML, not UTF-8, or an integer of thousands of digits
-        raise BadInput(f"{path} is not valid TOML: {error}") from error
+    except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits
+        raise BadInput(f"{path} does not parse: {error}") from error
 
 
 @cache
@@ -190,7 +193,10 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
     if places:
         steps[0] = places[int(steps[0])]
     value, known = plain, True
-    for step in steps:
+    for place, step in enumerate(steps):
+        if get_origin(_bare(kind)) in (typing.Union, types.UnionType):  # which of the types was meant is not known
+            steps = steps[:place]
+            break
         kind = _inner(kind, step)
         try:
             keyed = isinstance(value, dict)

@@ -8,6 +8,7 @@ interrupted sweep goes on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -77,7 +78,7 @@ def with_wire(task: Task, choice: str) -> Task:
         changes: dict[str, Any] = {"codec": choice}
     else:
         changes = {"codec": "quantized", "step" if _noises_updates(task) else "relative_step": step}
-    plain = task.model_dump(mode="json", exclude_none=True)
+    plain = task.to_plain()
     plain["wire"] |= changes
     try:
         return parse_task(plain, where="the task")
@@ -95,8 +96,8 @@ def _noises_updates(task: Task) -> bool:
 
 
 def _with_noise(task: Task, multiplier: float) -> Task:
-    privacy = task.privacy.model_copy(update={"noise_multiplier": multiplier, "epsilon": None})
-    return task.model_copy(update={"privacy": privacy})
+    privacy = replace(task.privacy, noise_multiplier=multiplier, epsilon=None)
+    return replace(task, privacy=privacy)
 
 
 def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:

@@ -81,7 +81,7 @@ def test_the_seed_makes_the_fleet() -> None:
 
 
 def test_methods_are_compared_on_the_same_fleet() -> None:
-    plain = task().model_dump()
+    plain = task().to_plain()
     other = parse_task({**plain, "name": "other", "method": {"name": "dp-fedavg"}, "round": {"rounds": 3}})
     assert holdings(make_fleet(other, numbered())) == holdings(make_fleet(task(), numbered()))
 

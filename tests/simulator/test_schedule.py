@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import hushfleet
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
+from hushfleet.config.schema import from_plain
 from hushfleet.errors import BadInput
 from hushfleet.simulator.schedule import Action, Playback, Schedule, make_schedule, schedule_of
 
@@ -27,7 +28,7 @@ STEP_S = 0.25
 
 
 def make(scenario: dict[str, Any], *, devices: list[str] = NAMES, seed: int = 1) -> Schedule:
-    return make_schedule(ScenarioSection.model_validate(scenario), devices, seed=seed)
+    return make_schedule(from_plain(ScenarioSection, scenario), devices, seed=seed)
 
 
 def ticks() -> Iterator[float]:

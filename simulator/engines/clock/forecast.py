@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -105,7 +105,7 @@ def forecast(
     """
     task = prepared.task
     names = device_names(len(mix))
-    schedule = schedule_of(task.model_copy(update={"round": rules}), names)
+    schedule = schedule_of(replace(task, round=rules), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, options=options)
     return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)

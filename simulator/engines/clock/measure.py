@@ -76,11 +76,11 @@ class _Trial:
         self.accept_s: list[float] = []
         self.close_s: list[float] = []
         # More rounds than the task may have, so that the trial never runs out of them.
-        rules = prepared.task.round.model_copy(update={"cohort_size": 0})
+        rules = replace(prepared.task.round, cohort_size=0)
         spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _MOST_ROUNDS))
         method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
         self._prepared = replace(
-            prepared, task=prepared.task.model_copy(update={"round": rules}), spec=spec, method=method
+            prepared, task=replace(prepared.task, round=rules), spec=spec, method=method
         )
         self._gradient, self._inference = gradient, inference
         self._server = AggregatorStore(folder / "aggregator", durable=False)

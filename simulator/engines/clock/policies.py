@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
-
-from pydantic import ValidationError
+from dataclasses import replace
 
 from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.errors import BadInput
@@ -26,15 +26,16 @@ def _pairs(text: str) -> list[str]:
 
 
 def _policy(text: str, rules: RoundSection) -> RoundSection:
-    changed = {}
+    changed: dict[str, float] = {}
     for pair in _pairs(text):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if key not in _KEYS or not equals:
             raise BadInput(f"--policy {text!r}: {pair!r} is not KEY=VALUE with one of {', '.join(_KEYS)}")
-        changed[key] = value
+        try:
+            changed[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise BadInput(f"--policy {text!r}: {key} = {value!r} is not a number") from error
     try:
-        return RoundSection.model_validate(rules.model_dump() | changed)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"--policy {text!r}: {key} = {first['input']!r}: {first['msg']}") from error
+        return replace(rules, **changed)
+    except ValueError as error:
+        raise BadInput(f"--policy {text!r}: {error}") from error

@@ -65,7 +65,7 @@ def write_request(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: s
         (folder / SECONDS).unlink(missing_ok=True)
     elif not begun.task.exists() and begun.path.exists():
         shutil.rmtree(begun.path)  # was interrupted before it was whole
-    (folder / "task.json").write_text(json.dumps(task.model_dump(mode="json", exclude_none=True), indent=1))
+    (folder / "task.json").write_text(json.dumps(task.to_plain(), indent=1))
     request = Request(str(folder), None if data_dir is None else str(data_dir), runtime, cell.evaluate_last)
     (folder / REQUEST).write_text(json.dumps(asdict(request)))
     for name in (OUTCOME, ERROR):
