@@ -120,13 +120,14 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 
 def read_file(path: Path) -> Any:
     """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
+    is_json = path.suffix == ".json"
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return json.loads(text) if is_json else tomllib.loads(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits
-        raise BadInput(f"{path} does not parse: {error}") from error
+        raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}") from error
 
 
 @cache
@@ -208,8 +209,14 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
     accepted = _accepted((get_args(_bare(kind)) or [None])[0] if is_key else kind)
     if not message.startswith(("Expected", "Invalid", "Number")):  # of a `__post_init__`, or about a field's absence
         message = message.replace("Object missing required", "missing")
+        if "missing" in message and isinstance(value, dict):
+            unknown = sorted(str(key) for key in value if key not in _hints(_bare(kind)))
+            message += f"; unknown field {unknown[0]!r}" if unknown else ""
         return f"{name}: {message}" if name else message
-    rule = f"must be {accepted}" if accepted else f"{message[0].lower()}{message[1:]}"
+    message = f"{message[0].lower()}{message[1:]}"
+    rule = f"must be {accepted}" if accepted else message
+    if accepted and ", got " in message:
+        rule += f" ({message})"
     return f"{name} = {_shown(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
 
 

@@ -252,7 +252,7 @@ def test_a_broken_file_is_bad_input(tmp_path: Path) -> None:
         load_task(path)
     for content in (b"name = ", b"name = '\xff'", b"seed = " + b"1" * 5000):
         path.write_bytes(content)
-        with pytest.raises(BadInput, match=r"task.toml does not parse"):
+        with pytest.raises(BadInput, match=r"task.toml is not valid TOML"):
             load_task(path)
     assert issubclass(BadInput, HushfleetError)
     assert BadInput.exit_code == 2

@@ -429,8 +429,8 @@ index = 0
     for line, accepted in (
         ("slowdown = 0.5", "1 or more"),
         ("slowdown = inf", "1 or more"),
-        ("write_mb_s = 0.0", "positive megabytes"),
-        ("write_mb_s = inf", "positive megabytes"),
+        ("write_mb_s = 0.0", "write_mb_s = .*: must be positive and finite"),
+        ("write_mb_s = inf", "write_mb_s = .*: must be positive and finite"),
     ):
         path.write_text(f"{text}{line}\n")
         with pytest.raises(BadInput, match=accepted):
