@@ -180,44 +180,6 @@ class GradientGraph:
         return {"teacher": teacher, "distill": distill}
 
 
-class PerSampleGraph:
-    """Each sample's own loss and gradient, for clipping per record: the gradient graph on batches of one.
-
-    A graph of its own would have to loop over the samples as well (a convolution's weight gradient has no
-    batched form in ONNX), and would write `[B, *shape]` tensors that are then copied into `[B, d]`.
-    """
-
-    def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
-        self._gradient = GradientGraph(graph, layout, threads=threads)
-        self.layout = layout
-
-    def __call__(
-        self,
-        params: np.ndarray,
-        x: np.ndarray,
-        y: np.ndarray,
-        dropout: Sequence[np.ndarray] = (),
-        out: np.ndarray | None = None,
-        teacher: np.ndarray | None = None,
-        distill: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Losses float32 `[B]` and gradients float32 `[B, d]`; arguments as for `GradientGraph`.
-
-        Memory: `out` is the only thing that grows with the batch, 4 d bytes a sample. Where that is too much,
-        pass slices of the batch and keep the clipped sum only.
-        """
-        losses = np.empty(len(x), np.float32)
-        out = np.empty((len(x), self.layout.size), np.float32) if out is None else out
-        if out.shape != (len(x), self.layout.size):
-            raise ValueError(f"out must be float32 {(len(x), self.layout.size)}, not {out.dtype} {out.shape}")
-        for i in range(len(x)):
-            one = slice(i, i + 1)
-            masks = [mask[one] for mask in dropout]
-            taught = [None if each is None else each[one] for each in (teacher, distill)]
-            losses[i], _ = self._gradient(params, x[one], y[one], masks, out[i], *taught)
-        return losses, out
-
-
 class InferenceGraph:
     """`(params, x) -> logits` by ONNX Runtime."""
 

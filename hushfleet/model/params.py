@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
@@ -108,10 +108,6 @@ class ParamLayout:
             name: vector[..., place].reshape(lead + shape)
             for (name, place), shape in zip(self.slices.items(), self.shapes, strict=True)
         }
-
-    def per_layer(self, values: Iterable[float]) -> dict[str, float]:
-        """Names one value a layer, for reports."""
-        return {span.name: float(v) for span, v in zip(self.layers, values, strict=True)}
 
     def to_wire(self) -> list[list[Any]]:
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]

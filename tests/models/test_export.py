@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import GradientGraph, InferenceGraph, PerSampleGraph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import checks, get_model, graph_cache, model_names
 from hushfleet.models.compact import digits_cnn
@@ -58,18 +58,6 @@ def test_other_numbers_of_classes_export():
     model = get_model("digits-cnn", classes=3)
     gradient, inference = export_gradient(model), export_inference(model)
     assert checks.check_against_torch(model, gradient=gradient, inference=inference) < 1e-4
-
-
-def test_per_sample_gradients_through_the_graph(graphs_of):
-    model = get_model("fashion-mnist-cnn")
-    x, y, masks = checks.random_batch(model, 5, np.random.default_rng(0))
-    params = model.init(0)
-    losses, grads = PerSampleGraph(graphs_of(model.name).gradient, model.layout)(params, x, y, masks)
-    expected_losses, expected = TorchGradient(model).per_sample(params, x, y, masks)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    assert checks.relative_error(grads, expected) < 1e-4
-    _, batch = GradientGraph(graphs_of(model.name).gradient, model.layout)(params, x, y, masks)
-    assert checks.relative_error(grads.mean(axis=0), batch) < 1e-5
 
 
 def test_training_by_graph_and_by_pytorch_ends_at_the_same_place(graphs_of):

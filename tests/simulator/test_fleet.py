@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.data.folder import save_folder
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.worker_context import Bench
 from hushfleet.simulator.fleet import Fleet, Part, make_fleet, save_samples
 from hushfleet.simulator.run_folder import begin, go_on
+from support.images import save_folder
 
 DIGITS = load("digits")
 

@@ -14,7 +14,6 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import FOLDER_MEAN, FOLDER_STD, PreparedTask, prepare
 from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
-from hushfleet.data.folder import save_folder
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.safety import check_graph
@@ -22,6 +21,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from support.images import save_folder
 
 
 def digits_task(**sections: Any) -> Task:

@@ -23,8 +23,8 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.update import payload_digest
-from hushfleet.wire.link.local import LocalHub
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator
+from support.local_link import LocalHub
 
 MakePaced = Callable[..., tuple[Bench, "Time"]]
 
