@@ -107,7 +107,7 @@ class TorchGradient:
         weights: Tensor | None = None,
     ) -> Tensor:
         logits = self.model.forward(tensors, x, dropout)
-        if teacher is not None:
+        if teacher is not None and distill is not None:
             losses = distilled_losses(self.objective, logits, y, teacher, distill)
         elif weights is None:
             return F.cross_entropy(logits, y)

@@ -246,7 +246,8 @@ class Task(Checked):
 
     def to_plain(self) -> dict[str, Any]:
         """What `parse_task` reads, of dicts, lists and scalars; keys without a value are left out."""
-        return _without_none(to_plain(self))
+        plain: dict[str, Any] = _without_none(to_plain(self))
+        return plain
 
     def _check_preferences(self) -> None:
         if self.privacy.preference_std > 0 and not method_class(self.method.name).personal_noise:
@@ -390,12 +391,11 @@ def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where:
         raise BadInput(f"{where}: a task has sections such as [model] and [data], not a list or a single value")
     for override in overrides:
         _apply(plain, override)
-    sections = {name: partial(from_plain, kind, where=name) for name, kind in _SECTIONS.items()}
-    sections["method"] = MethodSection.of
     read, errors = {**plain}, []
-    for name in plain.keys() & sections.keys():
+    for name in plain.keys() & {"method", *_SECTIONS}:
         try:
-            read[name] = sections[name](plain[name])
+            given = plain[name]
+            read[name] = MethodSection.of(given) if name == "method" else from_plain(_SECTIONS[name], given, where=name)
         except Malformed as error:
             errors.append(str(error))
     if not errors:

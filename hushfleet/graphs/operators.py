@@ -79,16 +79,18 @@ class Call:
         return len(self.node.outputs)
 
     def number(self, name: str, default: int = 0) -> int:
-        return self._typed(name, int, default)
+        return int(self._typed(name, int, default))
 
     def numbers(self, name: str) -> list[int] | None:
-        return self._typed(name, list, None)
+        numbers: list[int] | None = self._typed(name, list, None)
+        return numbers
 
     def text(self, name: str, default: str) -> str:
-        return self._typed(name, bytes, default.encode()).decode("latin-1")
+        return str(self._typed(name, bytes, default.encode()), "latin-1")
 
     def tensor(self, name: str) -> Tensor | None:
-        return self._typed(name, Tensor, None)
+        tensor: Tensor | None = self._typed(name, Tensor, None)
+        return tensor
 
     def _typed(self, name: str, kind: type, default: Any) -> Any:
         value = self.node.attributes.get(name, default)
@@ -178,7 +180,8 @@ def _axis(axis: int, rank: int) -> int:
 
 
 def _list(tensor: Tensor | None, what: str) -> list[Size]:
-    require(tensor is not None and tensor.known is not None, f"its {what} cannot be told before it runs")
+    if tensor is None or tensor.known is None:
+        raise GraphRefused(f"its {what} cannot be told before it runs")
     return list(tensor.known.ravel())
 
 
@@ -215,14 +218,19 @@ def _reshape(call: Call) -> Given:
         rest = math.prod(n for n in wanted if n != -1)
         require(wanted.count(-1) == 1 and rest > 0, f"{data.shape} does not fill {wanted}")
         missing = divide(data.size, rest)
-        require(missing is not None, f"{data.shape} does not fill {wanted}")
+        if missing is None:
+            raise GraphRefused(f"{data.shape} does not fill {wanted}")
         wanted = [missing if n == -1 else n for n in wanted]
     require(math.prod(wanted) == data.size, f"{data.shape} does not fill {wanted}")
     return _view(data, tuple(wanted))
 
 
 def _view(data: Tensor, shape: tuple[Size, ...]) -> Given:
-    return _one(Tensor(data.kind, shape, None if data.known is None else data.known.reshape(shape)))
+    return _one(Tensor(data.kind, shape, None if data.known is None else _reshaped(data.known, shape)))
+
+
+def _reshaped(values: np.ndarray, shape: tuple[Size, ...]) -> np.ndarray:
+    return np.asarray(values, object).reshape([fixed(n) for n in shape])
 
 
 def _squeeze(call: Call) -> Given:
@@ -235,7 +243,8 @@ def _squeeze(call: Call) -> Given:
 
 def _unsqueeze(call: Call) -> Given:
     data = call[0]
-    asked = call.numbers("axes") if call.numbers("axes") is not None else _ints(call.get(1), "axes")
+    asked = call.numbers("axes")
+    asked = _ints(call.get(1), "axes") if asked is None else asked
     rank = len(data.shape) + len(asked)
     axes = {_axis(axis, rank) for axis in asked}
     require(len(axes) == len(asked), f"its axes {asked} repeat")
@@ -325,7 +334,7 @@ def _gather(call: Call) -> Given:
     if data.known is not None and indices.known is not None and data.known.ndim == 1:
         places = [fixed(i) for i in indices.known.ravel()]
         if all(-len(data.known) <= i < len(data.known) for i in places):
-            known = np.asarray(data.known[places].reshape(indices.shape), object)
+            known = _reshaped(np.asarray(data.known[places], object), indices.shape)
     return _one(Tensor(data.kind, (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]), known))
 
 
@@ -336,9 +345,10 @@ def _gather_elements(call: Call) -> Given:
 
 def _gather_nd(call: Call) -> Given:
     data, indices, batch = call[0].shape, call[1].shape, call.number("batch_dims")
-    require(indices and 0 <= batch < min(len(data), len(indices)), "its ranks do not fit")
-    require(data[:batch] == indices[:batch] and 0 < fixed(indices[-1]) <= len(data) - batch, "its indices do not fit")
-    return _one(Tensor(call[0].kind, (*indices[:-1], *data[batch + indices[-1] :])))
+    require(bool(indices) and 0 <= batch < min(len(data), len(indices)), "its ranks do not fit")
+    depth = fixed(indices[-1])
+    require(data[:batch] == indices[:batch] and 0 < depth <= len(data) - batch, "its indices do not fit")
+    return _one(Tensor(call[0].kind, (*indices[:-1], *data[batch + depth :])))
 
 
 def _scatter(call: Call) -> Given:
@@ -396,8 +406,9 @@ def _range(call: Call) -> Given:
     start, stop, step = (_list(call[place], "bounds")[0] for place in range(3))
     if start == 0 and step == 1:  # then the end may be the batch
         return _one(Tensor(call[0].kind, (stop if stop > 0 else 0,)))
-    require(fixed(step) != 0, "its step is 0")
-    return _one(Tensor(call[0].kind, (len(range(fixed(start), fixed(stop), step)),)))
+    by = fixed(step)
+    require(by != 0, "its step is 0")
+    return _one(Tensor(call[0].kind, (len(range(fixed(start), fixed(stop), by)),)))
 
 
 def _cast(call: Call) -> Given:

@@ -11,7 +11,8 @@ takes `teacher` float32 [B, classes] and `distill` float32 [B]. Outputs: `loss` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -20,7 +21,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.model.objectives import require_both
 from hushfleet.model.params import ParamLayout
 
-_TYPES = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+_TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 
 def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
@@ -45,7 +46,7 @@ class _BoundGraph:
     """A session whose inputs and outputs are bound to the memory of NumPy arrays."""
 
     def __init__(
-        self, graph: bytes, layout: ParamLayout, *, outputs: dict[str, tuple[int, ...] | None], threads: int
+        self, graph: bytes, layout: ParamLayout, *, outputs: Mapping[str, tuple[int, ...] | None], threads: int
     ) -> None:
         """:param outputs: the names and shapes that the graph must have; None where a shape is not fixed."""
         self.layout = layout
@@ -59,8 +60,8 @@ class _BoundGraph:
             if name not in self.inputs:
                 raise GraphRefused(f"the graph has no input {name!r}, which the layout demands")
             _require_float(self.inputs[name], shape)
-        for name, shape in outputs.items():
-            _require_float(found[name], shape)
+        for name, expected in outputs.items():
+            _require_float(found[name], expected)
         self.batched = [name for name in self.inputs if name not in self.params]
         for name in self.batched:
             if self.inputs[name].type not in _TYPES:
@@ -174,7 +175,7 @@ class GradientGraph:
             if teacher is not None:
                 raise ValueError("the graph's loss is the cross-entropy, which has no teacher")
             return {}
-        if teacher is None:
+        if teacher is None or distill is None:
             shape = (batch, *self._graph.inputs["teacher"].shape[1:])
             teacher, distill = np.zeros(shape, np.float32), np.zeros(batch, np.float32)
         return {"teacher": teacher, "distill": distill}
@@ -191,8 +192,9 @@ class InferenceGraph:
         binding = self._graph.bind(params, {"x": x})
         binding.bind_output("logits")
         self._graph.run(binding)
-        return binding.get_outputs()[0].numpy()
+        logits: np.ndarray = binding.get_outputs()[0].numpy()
+        return logits
 
 
-def _bind(bind: object, name: str, array: np.ndarray) -> None:
+def _bind(bind: Callable[..., None], name: str, array: np.ndarray) -> None:
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

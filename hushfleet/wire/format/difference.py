@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -129,7 +129,7 @@ def max_difference_bytes(size: int) -> int:
 
 def params_digest(params: np.ndarray) -> bytes:
     """SHA-256 of a global model as it travels: little-endian float32."""
-    return hashlib.sha256(np.ascontiguousarray(params, "<f4")).digest()
+    return hashlib.sha256(np.ascontiguousarray(params, "<f4").data).digest()
 
 
 def _moved(base: np.ndarray, coded: bytes | memoryview, counts: Sequence[int], steps: Sequence[float]) -> np.ndarray:
@@ -154,7 +154,7 @@ def _of_changed(values: np.ndarray, counts: Sequence[int], steps: Sequence[float
     return np.concatenate(parts) if parts else values[:0]
 
 
-def _changed(counts: Sequence[int], steps: Sequence[float]) -> dict[str, list]:
+def _changed(counts: Sequence[int], steps: Sequence[float]) -> dict[str, Any]:
     """What the codec is told of the layers that changed."""
     changed = [place for place, step in enumerate(steps) if step]
     return {"counts": [counts[place] for place in changed], "steps": [steps[place] for place in changed]}

@@ -22,6 +22,7 @@ from hushfleet.config.schema import Checked, Finite, NotNegative, PositiveOrInf,
 from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.wire.format import codec, forms
+from hushfleet.wire.format.codec import LayerStep
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.messages import StateDigest
 from hushfleet.wire.format.topics import Name
@@ -56,7 +57,7 @@ class UpdateHeader(Checked):
     device: Name
     codec: Form
     value_count: Annotated[int, Meta(ge=0, le=codec.MAX_VALUES)]
-    steps: Annotated[tuple[codec.LayerStep, ...], Meta(max_length=MAX_LAYERS)]
+    steps: Annotated[tuple[LayerStep, ...], Meta(max_length=MAX_LAYERS)]
     noise_stds: Annotated[tuple[NotNegative, ...], Meta(min_length=1, max_length=MAX_LAYERS)]
     clip_norms: Annotated[tuple[PositiveOrInf, ...], Meta(max_length=MAX_LAYERS)]
     public_digest: StateDigest
