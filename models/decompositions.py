@@ -169,7 +169,7 @@ def onnx_max_pool2d_backward(
     indices: Any,
 ) -> Any:
     """Adds each output's gradient to the pixel that was the maximum; right for overlapping windows too."""
-    flat = op.Constant(value_ints=[-1])
+    flat: Any = op.Constant(value_ints=[-1])
     zeros = op.ConstantOfShape(op.Shape(op.Reshape(x, flat)))
     spread = op.ScatterElements(
         zeros, op.Reshape(indices, flat), op.Reshape(grad, flat), axis=0, reduction="add"

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import onnx
@@ -40,7 +41,8 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
         _add(digest, f"{module.__name__} {module.__version__}")
     for name in ("tracing", "decompositions"):
         _add(digest, Path(__file__).with_name(f"{name}.py").read_text("utf-8"))  # slow to import
-    for part in (checks, losses, model, torch_gradient, inspect.getmodule(network.function)):
+    code: Any = inspect.getmodule(network.function)
+    for part in (checks, losses, model, torch_gradient, code):
         _add(digest, inspect.getsource(part))
     _add(digest, inspect.getsource(session))
     _add(digest, network.layout.digest)

@@ -116,15 +116,18 @@ class Layered:
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
         masks = iter(dropout)
         for place in self.places:
-            parameters = [tensors[f"{place.name}.{kind}"] for kind in ("weight", "bias") if place.name]
             match place.layer:
                 case Conv(padding=padding):
-                    x = F.relu(F.conv2d(x, *parameters, padding=padding))
+                    x = F.relu(F.conv2d(x, *_parameters(place, tensors), padding=padding))
                 case Pool():
                     x = F.max_pool2d(x, 2)
                 case Dropout() if dropout:
                     x = x * next(masks)
                 case Linear(relu=relu):
-                    x = F.linear(x.flatten(1), *parameters)
+                    x = F.linear(x.flatten(1), *_parameters(place, tensors))
                     x = F.relu(x) if relu else x
         return x
+
+
+def _parameters(place: Place, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return tensors[f"{place.name}.weight"], tensors[f"{place.name}.bias"]

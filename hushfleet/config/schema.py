@@ -47,12 +47,13 @@ class Checked:
     """Base of a frozen dataclass whose fields are held to their types and constraints whenever one is made."""
 
     def __post_init__(self) -> None:
-        names, kinds = _fields(type(self))
+        kind: type = type(self)
+        names, kinds = _fields(kind)
         given = tuple([getattr(self, name) for name in names])
         try:
             values = msgspec.convert(given, kinds, dec_hook=_decoded)
         except msgspec.ValidationError as error:
-            raise ValueError(_explained(error, type(self), self, "", names)) from error
+            raise ValueError(_explained(error, kind, self, "", names)) from error
         for name, before, value in zip(names, given, values, strict=True):
             if value is not before:
                 object.__setattr__(self, name, value)

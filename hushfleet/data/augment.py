@@ -15,7 +15,8 @@ FLIP_PROBABILITY = 0.5
 
 def black(mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
     """What a pixel of value 0 is after normalisation: float32 `[C]`, as `Samples.x` has it."""
-    return np.negative(np.array(mean) / np.array(std)).astype(np.float32)
+    value: np.ndarray = -(np.array(mean) / np.array(std)).astype(np.float32)
+    return value
 
 
 def draw_flip_crop(batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

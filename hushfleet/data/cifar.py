@@ -14,7 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ _FINE_LABELS = """
 """
 CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
 ORDER_SEED = 0
+_CACHED = ("train_images", "train_labels", "test_images", "test_labels")
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -138,19 +139,20 @@ def _key(archive: Path) -> str:
 def _read_cache(path: Path) -> Arrays | None:
     try:
         with np.load(path, allow_pickle=False) as kept:
-            return (kept["train_images"], kept["train_labels"], kept["test_images"], kept["test_labels"])
+            train_images, train_labels, test_images, test_labels = (kept[name] for name in _CACHED)
+            return train_images, train_labels, test_images, test_labels
     except Exception:  # missing, cut short or of another making: it is only a copy, and is made again
         return None
 
 
 def _write_cache(path: Path, arrays: Arrays) -> None:
-    names = ("train_images", "train_labels", "test_images", "test_labels")
+    named: dict[str, Any] = dict(zip(_CACHED, arrays, strict=True))
     unfinished: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
             unfinished = part.name
-            np.savez(part, **dict(zip(names, arrays, strict=True)))
+            np.savez(part, **named)
         os.replace(unfinished, path)
     except OSError as error:  # the set is loaded all the same; the next start decodes again
         print(f"the decoded copy could not be kept in {path.parent}: {error}", file=sys.stderr)

@@ -397,7 +397,7 @@ int gradient(const float *params, const float *images, const int64_t *labels, in
 """
 
 _LOGITS = """
-/* The logits alone, or the first half of a gradient under a loss that the caller computes: `slopes` are then that loss's
+/* The logits alone, or the first half of a gradient under a loss that the caller computes: `slopes` are then the loss's
  * derivative by them. Nothing else may use the scratch memory in between. */
 void logits(const float *params, const float *images, int batch, const float *const *masks, float *out,
                      void *scratch)

@@ -11,7 +11,8 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -33,7 +34,8 @@ Ranges = Annotated[tuple[tuple[int, int], ...], Meta(max_length=MAX_RANGES)]
 BlobSize = Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """One parsed frame. `payload` is a view into the received bytes."""
 
     digest: bytes
@@ -146,7 +148,7 @@ class Assembler:
         chunk = frame if isinstance(frame, Chunk) else parse_frame(frame)
         if chunk.digest != self.digest or chunk.size != self.size:
             raise Malformed(f"the chunk is of another blob than {self.digest.hex()[:16]}...")
-        if self._have is None:
+        if not self._have:
             self._begin(chunk.chunk_bytes)
         if chunk.chunk_bytes != self.chunk_bytes:
             raise Malformed(f"chunks of {chunk.chunk_bytes} bytes came where they have {self.chunk_bytes}")
@@ -163,8 +165,6 @@ class Assembler:
 
         Empty while nothing came (which asks for everything) and when nothing is missing: see `complete`.
         """
-        if self._have is None:
-            return ()
         ranges: list[tuple[int, int]] = []
         start = self._have.find(0)
         while start >= 0 and len(ranges) < limit:
@@ -177,7 +177,7 @@ class Assembler:
     @property
     def complete(self) -> bool:
         """All chunks are there; `blob` says whether they are the right ones."""
-        return self._have is not None and self.received == len(self._have)
+        return bool(self._have) and self.received == len(self._have)
 
     def blob(self) -> bytes:
         """The whole. Raises `Malformed` while incomplete, or when the digest does not fit.
@@ -196,7 +196,7 @@ class Assembler:
     def _start(self) -> None:
         self.received = 0
         self.chunk_bytes: int | None = None
-        self._have: bytearray | None = None
+        self._have = bytearray()  # one byte a chunk, 1 where it is there; empty before the first
         self._data = bytearray()
         if self._fixed_chunk_bytes is not None:
             self._begin(self._fixed_chunk_bytes)
