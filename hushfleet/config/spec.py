@@ -26,9 +26,9 @@ from hushfleet.config.schema import (
     Share,
     from_plain,
     later,
-    require,
     to_plain,
 )
+from hushfleet.config.schema import require as require
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.model.params import MAX_PARAMS, ParamLayout
 from hushfleet.privacy.accounting.epsilon import Accountant

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import sys
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.batch_pickle import bytes_of, labels_of, read_batch
-from hushfleet.data.download import user_cache_dir
 from hushfleet.data.folder import pillow
 from hushfleet.errors import BadInput
+from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FINE_LABELS = """
@@ -137,27 +135,22 @@ def _key(archive: Path) -> str:
 
 
 def _read_cache(path: Path) -> Arrays | None:
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            train_images, train_labels, test_images, test_labels = (kept[name] for name in _CACHED)
-            return train_images, train_labels, test_images, test_labels
-    except Exception:  # missing, cut short or of another making: it is only a copy, and is made again
+    content = read_cached(path)
+    if content is None:
         return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as kept:
+        train_images, train_labels, test_images, test_labels = (kept[name] for name in _CACHED)
+    return train_images, train_labels, test_images, test_labels
 
 
 def _write_cache(path: Path, arrays: Arrays) -> None:
     named: dict[str, Any] = dict(zip(_CACHED, arrays, strict=True))
-    unfinished: str | None = None
+    buffer = io.BytesIO()
+    np.savez(buffer, **named)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-            unfinished = part.name
-            np.savez(part, **named)
-        os.replace(unfinished, path)
+        write_cached(path, buffer.getvalue())
     except OSError as error:  # the set is loaded all the same; the next start decodes again
         print(f"the decoded copy could not be kept in {path.parent}: {error}", file=sys.stderr)
-        if unfinished is not None:
-            Path(unfinished).unlink(missing_ok=True)
 
 
 def _shuffled(

@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES
-from hushfleet.data.download import download, user_data_dir
+from hushfleet.data.download import download
 from hushfleet.data.idx import read_idx
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+from hushfleet.user_files import user_data_dir
 
 ORDER_SEED = 0
 """Seeds the fixed splits and orders below; changing it changes every published figure."""

@@ -201,13 +201,12 @@ def test_the_second_export_is_read_from_the_cache(tmp_path, monkeypatch):
     assert export_graphs(model, cache_dir=tmp_path) == first
 
 
-def test_a_damaged_file_is_no_file(tmp_path):
-    cache = graph_cache.GraphCache(tmp_path, key="0" * 64)
-    cache.write({"gradient": b"abc", "inference": b"defg"})
-    assert cache.read(("gradient", "inference")) == {"gradient": b"abc", "inference": b"defg"}
-    path = cache.path("gradient")
-    path.write_bytes(path.read_bytes()[:-1])
-    assert cache.read(("gradient", "inference")) is None
+def test_damaged_files_are_made_again(tmp_path):
+    model = get_model("digits-cnn", classes=4)
+    first = export_graphs(model, cache_dir=tmp_path)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert export_graphs(model, cache_dir=tmp_path) == first
 
 
 def test_the_key_follows_the_network():
@@ -217,18 +216,8 @@ def test_the_key_follows_the_network():
     assert graph_cache.content_key(get_model("digits-cnn")) in keys
 
 
-def test_the_default_cache_follows_the_platform(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert graph_cache.default_cache_dir() == tmp_path / "hushfleet" / "graphs"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert graph_cache.default_cache_dir() == tmp_path / ".cache" / "hushfleet" / "graphs"
-
-
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    cache = graph_cache.GraphCache(blocked / "graphs", key="0" * 64)
-    cache.write({"gradient": b"abc"})
-    assert cache.read(("gradient",)) is None
+    assert export_graphs(get_model("digits-cnn", classes=4), cache_dir=blocked / "graphs").gradient
     assert os.listdir(tmp_path) == ["file"]
