@@ -20,8 +20,7 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import FleetMix, read_boards
 from hushfleet.simulator.run import RunOptions, run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.campaign import Campaign, parse_seeds
-from hushfleet.simulator.studies.chaos.command import run_campaign
+from hushfleet.simulator.studies.chaos.campaign import Campaign, parse_seeds, run_campaign
 from hushfleet.simulator.studies.sweep import with_wire
 
 INTERRUPTED = 130

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
         Example:  hushfleet demo --out runs/demo
         """
         console = Console()
-        task = load_task(Path(str(files("simulator") / "demo.toml")), ("round.rounds=3",) if short else ())
+        task = load_task(Path(str(files("hushfleet.simulator") / "demo.toml")), ("round.rounds=3",) if short else ())
         mix = FleetMix.in_turn(BOARDS, task.data.devices)
         folder = out or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
         with console.status("exporting and checking the model's graphs"):

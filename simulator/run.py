@@ -131,7 +131,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
 
 def _run_fast(simulation: Simulation, workers: Crew, options: RunOptions, runtime: str, console: Console) -> None:
     engine, every = options.engine, options.evaluate_every
-    watch = Watch(simulation, _display(simulation, console), engine=engine, clocked=options.clocked)
+    watch = Watch(simulation, _display(simulation, console), engine=engine)
     if options.clocked:
         clock = VirtualTime()
         with EventLog(simulation.folder.events, clock=clock) as events, watch:

@@ -34,7 +34,8 @@ def sweep_noise(
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
     for multiplier in sorted(set(multipliers)):
-        task = _with_noise(simulation.task, multiplier)
+        privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
+        task = replace(simulation.task, privacy=privacy)
         result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
         yield SweepPoint(
             noise_multiplier=multiplier,
@@ -56,6 +57,7 @@ def sweep_wire(
     points differ by the codec alone."""
     for choice in dict.fromkeys(choices):
         result = _run_with(simulation, workers, with_wire(simulation.task, choice), f"wire-{choice}", runtime)
+        assert result.wire is not None  # the simulator writes it
         yield WirePoint(
             wire=result.wire,
             uplink_bytes=result.uplink_bytes,
@@ -72,12 +74,13 @@ def with_wire(task: Task, choice: str) -> Task:
 
     Raises `BadInput`.
     """
+    privacy = task.privacy
+    has_noise = bool(privacy.noise_multiplier or privacy.epsilon) and method_class(task.method.name).clips
+    unit = "step" if has_noise and privacy.unit == "device" else "relative_step"
     try:
-        step = float(choice)
+        changes: dict[str, Any] = {"codec": "quantized", unit: float(choice)}
     except ValueError:
-        changes: dict[str, Any] = {"codec": choice}
-    else:
-        changes = {"codec": "quantized", "step" if _noises_updates(task) else "relative_step": step}
+        changes = {"codec": choice}
     plain = task.to_plain()
     plain["wire"] |= changes
     try:
@@ -86,36 +89,20 @@ def with_wire(task: Task, choice: str) -> Task:
         raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
 
 
-def _noises_updates(task: Task) -> bool:
-    privacy = task.privacy
-    return (
-        privacy.unit == "device"
-        and bool(privacy.noise_multiplier or privacy.epsilon)
-        and method_class(task.method.name).clips
-    )
-
-
-def _with_noise(task: Task, multiplier: float) -> Task:
-    privacy = replace(task.privacy, noise_multiplier=multiplier, epsilon=None)
-    return replace(task, privacy=privacy)
-
-
 def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:
     """The accuracies of a point, and its gain over training alone where that was measured."""
     last = result.rounds[-1]
-    gain = None
-    if alone:
-        gain = (last.accuracy_own_common or 0.0) - fmean(one.accuracy_common for one in alone)
+    own = last.accuracy_own_common
     return {
-        "accuracy_own_common": last.accuracy_own_common,
+        "accuracy_own_common": own,
         "accuracy_own_local": last.accuracy_own_local,
         "accuracy_global": last.accuracy_global,
-        "gain_over_local_only": gain,
+        "gain_over_local_only": (own or 0.0) - fmean(one.accuracy_common for one in alone) if alone else None,
     }
 
 
 def _run_with(simulation: Simulation, workers: Crew, task: Task, name: str, runtime: str) -> Result:
-    """:param name: of the folder in `sweep/`."""
+    """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
         return Result.load(folder.result)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
@@ -23,7 +23,7 @@ class ChaosFleet(LiveFleet):
     :param options: of `LiveFleet`.
     """
 
-    def __init__(self, simulation: Simulation, plan: Plan, *, library: Path | None, **options: Sequence[str]) -> None:
+    def __init__(self, simulation: Simulation, plan: Plan, *, library: Path | None, **options: Any) -> None:
         super().__init__(
             simulation,
             broker_kind=plan.broker,
@@ -45,6 +45,10 @@ class ChaosFleet(LiveFleet):
     def identity(self) -> Path:
         """On the aggregator's own disk."""
         return self.simulation.folder.aggregator / "identity.key"
+
+    @property
+    def broker_url(self) -> str:
+        return self._broker_url
 
     @property
     def honest(self) -> list[str]:
