@@ -68,8 +68,7 @@ def random_batch(model: Model, size: int, rng: np.random.Generator) -> tuple[np.
     x = rng.standard_normal((size, *model.input_shape), np.float32)
     y = rng.integers(0, model.classes, size)
     masks = tuple(
-        ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32)
-        for drop in model.dropout
+        ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout
     )
     return x, y, masks
 
@@ -104,9 +103,7 @@ def stable_batch(
     )
 
 
-def _is_stable(
-    reference: TorchGradient, params: np.ndarray, sample: tuple[np.ndarray, np.ndarray, Masks]
-) -> bool:
+def _is_stable(reference: TorchGradient, params: np.ndarray, sample: tuple[np.ndarray, np.ndarray, Masks]) -> bool:
     x, _, masks = sample
     tensors = reference.layout.unflatten(torch.from_numpy(params))
     with torch.no_grad(), _KinkWatch() as watch:

@@ -31,9 +31,7 @@ class Graphs:
     inference: bytes
 
 
-def export_graphs(
-    model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
-) -> Graphs:
+def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> Graphs:
     """The graphs of `model`, from the cache if this very model was exported by these very versions before.
 
     :param objective: what the gradient is of.

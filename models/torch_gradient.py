@@ -49,8 +49,7 @@ class TorchGradient:
     ) -> tuple[float, Any]:
         """The batch's mean loss and its gradient `[d]`, written into `out` if given."""
         leaves = {
-            name: view.detach().requires_grad_()
-            for name, view in self.layout.unflatten(self._tensor(params)).items()
+            name: view.detach().requires_grad_() for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
         taught = self._taught(teacher, distill)
         loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), *taught)

@@ -121,9 +121,7 @@ def _digits() -> DataSet:
     )
 
 
-def _idx_finder(
-    name: str, torchvision_name: str, prefixes: tuple[str, str]
-) -> Callable[[Path], Arrays | None]:
+def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> Callable[[Path], Arrays | None]:
     """Looks for the four IDX files, plain or gzipped, under their classic or torchvision's names."""
 
     def find(folder: Path) -> Arrays | None:
@@ -205,9 +203,7 @@ def _svhn_part(path: Path) -> tuple[Images, Labels]:
         raise BadInput(f"{path} cannot be read as SVHN's MATLAB file: {error}; fetch it again") from error
     labels = labels.reshape(-1).astype(np.int64)
     if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
-        raise BadInput(
-            f"{path} holds X {images.dtype} {list(images.shape)}; uint8 [32, 32, 3, n] is expected"
-        )
+        raise BadInput(f"{path} holds X {images.dtype} {list(images.shape)}; uint8 [32, 32, 3, n] is expected")
     labels[labels == 10] = 0  # the files call the digit zero class 10
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 

@@ -220,19 +220,13 @@ class _Constants:
             raise GraphRefused(f"the constant {name!r} lies in another file, which is not allowed")
         _require(kind in ELEMENT_BYTES, f"element type of the constant {name!r}", kind)
         shape = tensor.get("dims", [])
-        _require(
-            len(shape) <= MAX_RANK and all(n >= 0 for n in shape), f"shape of the constant {name!r}", shape
-        )
+        _require(len(shape) <= MAX_RANK and all(n >= 0 for n in shape), f"shape of the constant {name!r}", shape)
         count = math.prod(shape)
         self.total_bytes += count * ELEMENT_BYTES[kind]
         if self.total_bytes > self.max_bytes:
-            raise GraphRefused(
-                f"the constants need {self.total_bytes} bytes, above the cap of {self.max_bytes}"
-            )
+            raise GraphRefused(f"the constants need {self.total_bytes} bytes, above the cap of {self.max_bytes}")
         stored = {key for key in ("raw_data", *_TYPED_DATA.values()) if tensor.get(key)}
-        _require(
-            stored <= {"raw_data"} or stored == {_TYPED_DATA[kind]}, f"data of the constant {name!r}", stored
-        )
+        _require(stored <= {"raw_data"} or stored == {_TYPED_DATA[kind]}, f"data of the constant {name!r}", stored)
         raw = _one(tensor, "raw_data", b"")
         found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
         if found != count or len(raw) % ELEMENT_BYTES[kind]:

@@ -71,9 +71,7 @@ class _BoundGraph:
         """A binding with all inputs in place; the arrays must outlive the run."""
         check_array("params", params, np.dtype(np.float32), (self.layout.size,))
         if set(batched) != set(self.batched):
-            raise GraphRefused(
-                f"the graph takes {sorted(self.batched)} besides parameters, not {sorted(batched)}"
-            )
+            raise GraphRefused(f"the graph takes {sorted(self.batched)} besides parameters, not {sorted(batched)}")
         batch = len(batched["x"])
         if batch == 0:
             raise ValueError("the batch is empty; a mean over no samples has no gradient")
@@ -105,9 +103,7 @@ def check_array(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int,
 def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
     if value.type != "tensor(float)" or (shape is not None and tuple(value.shape) != shape):
         found = f"{value.type} {value.shape}"
-        raise GraphRefused(
-            f"the graph does not fit the layout: {value.name!r} is a {found}, not float {shape}"
-        )
+        raise GraphRefused(f"the graph does not fit the layout: {value.name!r} is a {found}, not float {shape}")
 
 
 class GradientGraph:
@@ -167,9 +163,7 @@ class GradientGraph:
         self._graph.run(binding)
         return float(loss), out
 
-    def _taught(
-        self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None
-    ) -> dict[str, np.ndarray]:
+    def _taught(self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None) -> dict[str, np.ndarray]:
         require_both(teacher, distill)
         if not self.distills:
             if teacher is not None:

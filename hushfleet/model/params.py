@@ -128,4 +128,3 @@ class ParamLayout:
     def digest(self) -> str:
         """SHA-256 over names and shapes: two sides with the same digest read vectors alike."""
         return hashlib.sha256(msgspec.msgpack.encode(self.to_wire())).hexdigest()
-

@@ -42,9 +42,7 @@ class NativeGradient:
 
     takes_part = True
 
-    def __init__(
-        self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
-    ) -> None:
+    def __init__(self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> None:
         self.model = model
         self.objective = objective
         self.layout = model.layout

@@ -174,9 +174,7 @@ def decode_update(
     return decoded
 
 
-def decode_signed(
-    data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None
-) -> DecodedUpdate:
+def decode_signed(data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None) -> DecodedUpdate:
     """As `decode_update`, where the signature was verified before: NOT checked are it and that values are finite."""
     return _decoded(_sections(data), counts, out)
 
