@@ -33,7 +33,7 @@ test-fast: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(PYTEST)
 
 chaos: $(STAMP)
-	$(BIN)/hushfleet simulate tasks/digits-chaos.toml --chaos 200 --out runs/chaos $(CHAOS)
+	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

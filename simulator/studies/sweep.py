@@ -19,14 +19,14 @@ from hushfleet.errors import BadInput
 from hushfleet.methods import method_class
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
 
 def sweep_noise(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     multipliers: Sequence[float],
     alone: Sequence[Alone],
     *,
@@ -47,7 +47,7 @@ def sweep_noise(
 
 def sweep_wire(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     choices: Sequence[str],
     alone: Sequence[Alone],
     *,
@@ -101,7 +101,7 @@ def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:
     }
 
 
-def _run_with(simulation: Simulation, workers: Crew, task: Task, name: str, runtime: str) -> Result:
+def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:
     """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():

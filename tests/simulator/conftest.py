@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from chaos.audit import check_stores, check_tap, models_of
+from chaos.machine import build_library
+from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -21,11 +24,8 @@ from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.audit import check_stores, check_tap, models_of
-from hushfleet.simulator.studies.chaos.machine import build_library
-from hushfleet.simulator.studies.chaos.tap import Tap
 
 DEVICES = 8
 ROUNDS = 3
@@ -142,7 +142,7 @@ def logs_of(simulation: Simulation, lines: int = 12) -> str:
 
 
 class Audit:
-    """`hushfleet.simulator.studies.chaos.audit`, as assertions."""
+    """`chaos.audit`, as assertions."""
 
     logs = staticmethod(logs_of)
     models = staticmethod(models_of)
@@ -185,19 +185,19 @@ def finish() -> Callable[[LiveFleet], None]:
 
 
 @pytest.fixture(scope="session")
-def direct() -> Callable[[LiveFleet, Director], None]:
+def play_scenario() -> Callable[[LiveFleet, ScenarioPlayer], None]:
     """The same for a fleet that is led through a scenario."""
 
-    def direct(fleet: LiveFleet, director: Director) -> None:
+    def play_scenario(fleet: LiveFleet, player: ScenarioPlayer) -> None:
         def done() -> bool:
-            director.tick(fleet)
+            player.tick(fleet)
             fleet.check()
             return fleet.finished
 
         wait_until(done, "the run finished", logs=lambda: logs_of(fleet.simulation))
-        director.direct(fleet)
+        player.play(fleet)
 
-    return direct
+    return play_scenario
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.clock.cli import shown_time
 from hushfleet.simulator.studies.reproduce import table as tables
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.estimate import Estimator
@@ -25,6 +24,7 @@ from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, find_recipe, load_paper, load_recipes, paper_names
 from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
 from hushfleet.simulator.studies.reproduce.show import listed, print_table, render_page
+from hushfleet.simulator.units import shown_time
 
 INTERRUPTED, FAILED = 130, 1
 RUNS = Path("runs/reproduce-cells")

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.results.report import page
-from hushfleet.simulator.engines.clock.cli import shown_time
 from hushfleet.simulator.studies.reproduce.recipe import Paper
 from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, Ranking, measured_as
+from hushfleet.simulator.units import shown_time
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")
 _NAMES = 2
