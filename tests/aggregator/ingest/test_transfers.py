@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_wrong_content_begins_anew() -> None:
     transfers = Transfers(max_bytes=10_000)
     transfers.offer("dev", offer(), now=0)
     first, *rest = chunks()
-    transfers.chunk("dev", first._replace(payload=memoryview(bytes(1024))), now=0)
+    transfers.chunk("dev", replace(first, payload=memoryview(bytes(1024))), now=0)
     for chunk in rest[:-1]:
         transfers.chunk("dev", chunk, now=0)
     with pytest.raises(Malformed, match="ask for all"):

@@ -44,7 +44,7 @@ from hushfleet.wire.format.messages import (
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import UpdateHeader, encode_update
 from hushfleet.wire.link.interface import Delivery
-from hushfleet.wire.link.local import Chaos, LocalHub
+from support.local_link import Chaos, LocalHub
 
 MakeFleet = Callable[..., Any]
 CHUNK_BYTES = 1024
