@@ -34,8 +34,6 @@ MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-c
 SHOWN_METHODS = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
 CLIENT_IMPORTS = "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.wire.link.mqtt"
 IMPORTS = {"python alone": "pass", "the client": CLIENT_IMPORTS, "numpy": "import numpy", "torch": "import torch"}
-MOST_MIB, MOST_TIMES, MOST_START_S = 90.0, 1.2, 2.0
-GOAL_MODEL, GOAL_METHOD = "fashion-mnist-cnn", "dp-fedavg"
 OURS, PLAIN = "ours", "plain PyTorch"
 
 CONFIG = f"""\
@@ -144,20 +142,6 @@ def cases_of(figures: Figures) -> Iterator[tuple[Figures, str, Figures]]:
             yield model, method, case
 
 
-def goals(figures: Figures) -> list[Figures]:
-    found: list[tuple[str, float, float]] = []
-    for model, method, case in cases_of(figures):
-        if method == GOAL_METHOD:
-            times = case["step"][OURS]["cpu_ms"] / case["step"][PLAIN]["cpu_ms"]
-            found.append((f"{model['model']}: a step, of plain PyTorch", times, MOST_TIMES))
-            if model["model"] == GOAL_MODEL:
-                found.append((f"{GOAL_MODEL}: MiB resident, training", case["trained_peak_mib"], MOST_MIB))
-                found.append((f"{GOAL_MODEL}: MiB resident, the whole round", case["round_peak_mib"], MOST_MIB))
-    start_s = min(case["start"]["start_s"] for _, _, case in cases_of(figures))
-    found.append(("cold start, s, the quickest", start_s, MOST_START_S))
-    return [{"name": name, "found": value, "most": most, "met": value <= most} for name, value, most in found]
-
-
 def show(figures: Figures) -> None:
     steps, memory, parts = [], [], []
     for model, method, case in cases_of(figures):
@@ -183,7 +167,6 @@ def show(figures: Figures) -> None:
     table("A whole round: CPU ms of each part, by the shares of a round that is profiled", parts)
     imports = figures["starting"]["imports"]
     table("Imports in a fresh process", [{"import": name, **spent} for name, spent in imports.items()])
-    table("Goals", figures["goals"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -202,7 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
         ]
     figures = {**work, "models": models, "starting": {"imports": measure_imports(work["turns"])}}
-    figures["goals"] = goals(figures)
     show(figures)
     write(options, figures)
 

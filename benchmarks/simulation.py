@@ -19,7 +19,6 @@ import argparse
 import signal
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -39,8 +38,8 @@ from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
 
 FAMILIES = ("ours", "plain", "pfl", "flower")
-PEERS = {"pfl": "pfl", "flower": "flwr"}
-"""The other frameworks, and the package that each needs."""
+PEERS = ("pfl", "flower")
+"""The other frameworks."""
 RUNTIMES = ("onnx", "native", "torch", "vmap")
 BEFORE = "before"
 REFERENCE = "plain loop, 1 process"
@@ -131,7 +130,6 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
             row: Figures = {"label": each.label, "family": each.family, "rates": [], "rounds": [], "failure": None}
             rows.append(row)
             with noted(row):
-                _check_installed(each)
                 child = Child(*each.command, python=each.python, root=each.root, variables=variables)
                 stack.enter_context(child)
                 row["versions"] = child.ready
@@ -150,15 +148,6 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
                     child.ask("save", str(job.folder / "model.npy"))
                     row["accuracy"] = accuracy(job, np.load(job.folder / "model.npy"))
     return rows
-
-
-def _check_installed(framework: Framework) -> None:
-    package = PEERS.get(framework.family)
-    if package is None:
-        return
-    code = f"import sys, importlib.util as u; sys.exit(u.find_spec({package!r}) is None)"
-    if subprocess.run([framework.python, "-c", code], check=False).returncode:
-        raise ChildFailed(f"not installed: no {package} for {framework.python}")
 
 
 def _rate(answers: Sequence[Figures]) -> float:

@@ -33,12 +33,6 @@ def test_the_client_trains_rounds_beside_pytorch(
     # A process's peak only grows, and PyTorch's imports alone are above all of ours.
     assert 20 < case["start"]["mib"] <= case["trained_peak_mib"] <= case["round_peak_mib"]
     assert case["round_peak_mib"] < model["plain PyTorch"]["import_mib"]
-    installed = shown["installed_mib"]
-    assert {"numpy", "onnxruntime", "cryptography", "hushfleet"} < set(installed["edge"])
-    assert not {"torch", "onnx", "pydantic"} & set(installed["edge"])
-    assert 0.5 < installed["edge"]["hushfleet"] < sum(installed["edge"].values()) < 300
-    assert "torch" in installed["torch"]
-    assert shown["goals"][-1]["name"].startswith("cold start")
 
 
 def test_the_time_of_what_a_section_calls_is_its_own() -> None:
@@ -49,15 +43,3 @@ def test_the_time_of_what_a_section_calls_is_its_own() -> None:
     spent = board.sections(profile)
     assert spent["noise"] > 0.9 * sum(spent.values())
     assert sum(spent.values()) == pytest.approx(sum(each.inlinetime for each in profile.getstats()), rel=0.05)
-
-
-def test_a_goal_that_is_missed_says_so() -> None:
-    step = {"ours": {"cpu_ms": 1.3}, "plain PyTorch": {"cpu_ms": 1.0}}
-    case = {"step": step, "start": {"start_s": 1.9}, "trained_peak_mib": 89.0, "round_peak_mib": 91.0}
-    models = [{"model": "fashion-mnist-cnn", "methods": {"dp-fedavg": case}}]
-    assert [(goal["name"].split(": ")[-1], goal["met"]) for goal in device.goals({"models": models})] == [
-        ("a step, of plain PyTorch", False),
-        ("MiB resident, training", True),
-        ("MiB resident, the whole round", False),
-        ("cold start, s, the quickest", True),
-    ]
