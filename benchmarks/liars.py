@@ -42,12 +42,12 @@ from hushfleet.aggregator.ingest.decoding import Decoded
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, encode_update
@@ -220,7 +220,7 @@ class Lab:
         members = [
             Member(state, self.train[device.name], rng) for device, rng in zip(self.devices, rngs, strict=True)
         ]
-        trained = self.trainer.train(prepared.method, members, params, recipe=Recipe((), "none"))
+        trained = self.trainer.train(prepared.method, members, params, inputs=Inputs((), "none"))
         for device, result in zip(self.devices, trained, strict=True):
             yield device.name, result.end - result.start
 
@@ -236,7 +236,7 @@ class Lab:
             sevens = everything.take(np.flatnonzero(everything.labels == SOURCE)[:50])
             samples = replace(sevens, labels=np.full_like(sevens.labels, TARGET))
         member = Member(prepared.method.init_state(), samples, np.random.default_rng((plan.round, 7)))
-        (trained,) = self.trainer.train(prepared.method, [member], params, recipe=Recipe((), "none"))
+        (trained,) = self.trainer.train(prepared.method, [member], params, inputs=Inputs((), "none"))
         direction = np.nan_to_num((trained.end - trained.start).astype(np.float64))
         direction *= (-1.0 if cell.attack == "flip" else 1.0) / max(float(np.linalg.norm(direction)), 1e-12)
         self._lied_in, self._lied = (cell, plan.round), self._loud(cell, direction)

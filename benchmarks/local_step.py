@@ -23,12 +23,12 @@ import numpy as np
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.models import Model, get_model, model_names
 from hushfleet.models.export import export_graphs
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, make_gradient, make_optimizer
-from hushfleet.training.batch_gradient import GradientFunction
-from hushfleet.training.batches import draw_dropout
+from hushfleet.training.batch import GradientFunction
+from hushfleet.training.draws import draw_dropout
 
 CASES = {
     "dp-fedavg": ("dp-fedavg", {}),

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hushfleet.array_api import Array
 from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, PublicState, TrainingConfig
+from hushfleet.methods.method import TaskMethod, TrainingConfig
+from hushfleet.methods.state import DeviceState, PublicState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class FedBABUConfig(TrainingConfig):
         require(self.head_layers >= 0, "head_layers", self.head_layers, "0 or more")
 
 
-class FedBABU(Method):
+class FedBABU(TaskMethod):
     name = "fedbabu"
     source = "Oh, Kim, Yun, ICLR 2022"
     summary = "the last layers stay as they began; the rest trains, is clipped, noised and averaged"

@@ -105,7 +105,7 @@ _QUANTITIES = {
 
 def board_names() -> tuple[str, ...]:
     """The names that `load_board` knows, sorted."""
-    files = resources.files("firmware_profiles").joinpath("boards").iterdir()
+    files = resources.files("hushfleet.firmware_profiles").joinpath("boards").iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
@@ -119,7 +119,7 @@ def load_board(name: str) -> Board:
         close = difflib.get_close_matches(name.lower().replace(" ", "-"), known, n=4, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else f"the boards are {', '.join(known)}"
         raise BadInput(f"there is no board {name!r}; {hint}")
-    file = resources.files("firmware_profiles").joinpath("boards", f"{name}.toml")
+    file = resources.files("hushfleet.firmware_profiles").joinpath("boards", f"{name}.toml")
     return parse_board(name, file.read_text(encoding="utf-8"))
 
 

@@ -31,7 +31,7 @@ from hushfleet.edge_client.board.config import BrokerSection, DataSection, Devic
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]

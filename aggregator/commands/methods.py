@@ -10,25 +10,32 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hushfleet.methods import METHODS
-from hushfleet.methods.base import TrainingConfig
+from hushfleet.methods import METHODS, all_names, allow_file, find_method
+from hushfleet.methods.method import TrainingConfig
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
-    def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table.")) -> None:
-        """List the published methods, their sources and their settings in a task file.
+    def methods(
+        as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+        file: str = typer.Option("", "--method", metavar="FILE.py:NAME", help="Also this one, from a file."),
+    ) -> None:
+        """List all methods that are installed, their sources and their settings in a task file.
 
         Example:  hushfleet methods --json
         """
+        names = [*METHODS, *sorted(all_names() - set(METHODS))]
+        if file:
+            names.append(allow_file(file))
         rows = [
             {
-                "name": method.name,
-                "source": method.source,
-                "summary": method.summary,
-                "settings": {f.name: f.default for f in dataclasses.fields(method.config_class)},
+                "name": name,
+                "source": found.source,
+                "summary": found.summary,
+                "settings": {f.name: f.default for f in dataclasses.fields(found.config)},
             }
-            for method in METHODS.values()
+            for name in names
+            for found in [find_method(name)]
         ]
         if as_json:
             json.dump(rows, sys.stdout, indent=2)

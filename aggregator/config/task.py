@@ -19,8 +19,9 @@ from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.config.spec import Augment, PrivacySpec, WireSpec
 from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
-from hushfleet.methods import method_class
-from hushfleet.methods.base import Method, TrainingConfig
+from hushfleet.methods import find_method
+from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.server import Mean
 from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 
@@ -58,7 +59,11 @@ class MethodSection(BaseModel):
         return self
 
     def config(self) -> TrainingConfig:
-        return from_plain(method_class(self.name).config_class, self.settings, where="method")
+        return from_plain(find_method(self.name).config, self.settings, where="method")
+
+    def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
+        """The method's parts, before they are bound to a network."""
+        return find_method(self.name).parts(self.config(), privacy, rounds)
 
 
 class PrivacySection(_Section):
@@ -237,7 +242,7 @@ class Task(_Section):
 
     @model_validator(mode="after")
     def _may_choose(self) -> Task:
-        if self.privacy.preference_std > 0 and not method_class(self.method.name).personal_noise:
+        if self.privacy.preference_std > 0 and self.parts().max_preference is None:
             raise ValueError(
                 f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
                 "all devices add the same noise"
@@ -246,9 +251,7 @@ class Task(_Section):
 
     @model_validator(mode="after")
     def _signs_need_noise(self) -> Task:
-        privacy, method = self.privacy, method_class(self.method.name)
-        noisy = privacy.unit == "device" and method.clips and bool(privacy.noise_multiplier or privacy.epsilon)
-        if self.wire.codec == "one-bit" and not noisy:
+        if self.wire.codec == "one-bit" and not self.noises_updates:
             raise ValueError(
                 'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
                 '"quantized", or privacy.unit = "device" with noise'
@@ -258,16 +261,17 @@ class Task(_Section):
     @model_validator(mode="after")
     def _has_a_plain_mean(self) -> Task:
         """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
-        method, rules = method_class(self.method.name), self.round
+        name, rules = self.method.name, self.round
         if rules.aggregation == "mean":
             return self
-        if method.aggregate is not Method.aggregate:
+        server = self.parts().server
+        if type(server).aggregate is not Mean.aggregate:
             raise ValueError(
-                f"round.aggregation = {rules.aggregation!r}: method.name = {method.name!r} aggregates in its own way"
+                f"round.aggregation = {rules.aggregation!r}: method.name = {name!r} aggregates in its own way"
             )
-        if method.weighs(self.method.config()):
+        if server.weighs:
             raise ValueError(
-                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {method.name!r} "
+                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {name!r} "
                 "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
             )
         return self
@@ -282,6 +286,20 @@ class Task(_Section):
         except PrivacyError as error:
             raise ValueError(f"privacy.delta = {self.delta:g}: {error}") from error
         return self
+
+    def parts(self) -> Method:
+        """The method's parts, as they are with some noise: how much there is may not be known yet."""
+        section = self.privacy
+        noise = section.noise_multiplier if section.noise_multiplier is not None else float(bool(section.epsilon))
+        privacy = PrivacySpec(section.unit, section.accounting, section.clip_norm, noise, self.delta)
+        return self.method.parts(privacy, self.round.rounds)
+
+    @property
+    def noises_updates(self) -> bool:
+        """Whether noise is added to what is sent, and not to gradients."""
+        privacy = self.privacy
+        noised = privacy.unit == "device" and bool(privacy.noise_multiplier or privacy.epsilon)
+        return noised and self.parts().gaussian is not None
 
     @property
     def delta(self) -> float:
@@ -341,7 +359,7 @@ class Task(_Section):
         return rate, config.local_steps or max(1, round(config.local_epochs / rate))
 
     def _noise_multiplier(self, train_samples: int | None, rate: float, batches: int) -> float:
-        section, method = self.privacy, method_class(self.method.name)
+        section = self.privacy
         if section.noise_multiplier is not None:
             return section.noise_multiplier
         if section.epsilon is None:
@@ -350,7 +368,7 @@ class Task(_Section):
             noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant
         )
         if section.unit == "record":
-            factor = gradients_factor(method.gradients_per_batch(self.method.config()))
+            factor = gradients_factor(self.parts().training.gradients_per_batch)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
             return find(steps=self.round.rounds)

@@ -18,7 +18,7 @@ from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method
+from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.models import Model, get_model
 from hushfleet.models.export import export_graphs
@@ -45,7 +45,7 @@ class PreparedTask:
     spec_ref: BlobRef
     blobs: dict[bytes, bytes]
     initial: np.ndarray
-    method: Method
+    method: TaskMethod
     dataset: DataSet | None
     inference: InferenceGraph
     evaluate_global: Callable[[np.ndarray], Evaluation] | None
@@ -64,7 +64,7 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     privacy = task.privacy_spec(train_samples=train_samples or None)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
-    graphs = export_graphs(model, objective=method.objective)
+    graphs = export_graphs(model, objective=method.training.objective)
     channels = model.input_shape[0]
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",

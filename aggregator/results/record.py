@@ -20,7 +20,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow, WireInfo
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import WireSpec
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 
 EVENTS_NAME = "events.jsonl"
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
@@ -67,7 +67,7 @@ def record(
         declined_in.setdefault(round, set()).add(device)
         counts = declines.setdefault(device, {})
         counts[code] = counts.get(code, 0) + 1
-    noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
+    noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
         method=spec.method,

@@ -16,7 +16,7 @@ from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.aggregator.ingest.robust import Sent, robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.errors import HushfleetError
-from hushfleet.methods.base import Method
+from hushfleet.methods.method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.wire.format.update import UpdateHeader
 
@@ -30,7 +30,7 @@ class Collected:
 
     def __init__(
         self,
-        method: Method,
+        method: TaskMethod,
         layout: ParamLayout,
         before: np.ndarray,
         *,
@@ -61,7 +61,7 @@ class Collected:
         :param sent: the same as `[d]`, see `dense`.
         :param largest: the largest magnitude among them, where it is known.
         """
-        weight = self._method.weight(self._before, sent)
+        weight = self._method.server.weight(self._before, sent, self._layout)
         if self._sums is not None:
             self._sums.add(values, shared, weight=weight, largest=largest)
         self._reports[header.device] = header.report
@@ -86,7 +86,7 @@ class Collected:
         else:
             found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
             sums, weights = (each.to(self._device) for each in found)
-        after = self._method.aggregate(before, sums, weights)
+        after = self._method.server.aggregate(before, sums, weights)
         params = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self._method.name}.aggregate gave values that are not finite")

@@ -32,7 +32,8 @@ from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, RoundRow, StoreFull
 from hushfleet.errors import BadInput, StoreError
-from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
+from hushfleet.methods.server import ClosedRound, ServerArrays
+from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.wire.format.difference import EncodedDifference, params_digest
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_update
@@ -273,7 +274,8 @@ class RoundEngine:
         self._check_same_task()
         stored = self.store.get("server_state")
         seed = self.prepared.task.seed
-        self._server: ServerState = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
+        begun = self.method.server.initial(seed) if stored is None else server_state_from_bytes(stored)
+        self._server: ServerArrays = begun
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
         if last is None and not self.checkpoints.path(0).exists():
@@ -335,7 +337,7 @@ class RoundEngine:
             cohort=cohort,
             noise_split=min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,
-            controls=self.method.controls(self._server, number),
+            controls=self.method.server.controls(self._server, number),
             differences=worth_offering(self.differences.refs, held),
         )
 
@@ -452,8 +454,8 @@ class RoundEngine:
         moved = difference.header.base != difference.header.result
         return difference.result, difference if moved else None
 
-    def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerState:
-        outcome = RoundOutcome(
+    def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerArrays:
+        outcome = ClosedRound(
             round=summary.round,
             before=self.global_params,
             after=params,
@@ -461,7 +463,7 @@ class RoundEngine:
             accuracy=summary.accuracy_global,
             loss=summary.loss,
         )
-        return self.method.advance_server(self._server, outcome)
+        return self.method.server.advance(self._server, outcome)
 
     def _set_global(self, params: np.ndarray, digest: bytes) -> None:
         params.setflags(write=False)

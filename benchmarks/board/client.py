@@ -23,7 +23,7 @@ from benchmarks.board.talk import Answer, age_s, peak_mib, serve
 from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client import __main__ as command
 from hushfleet.edge_client.agent import Agent
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, RoundPlan
 
 

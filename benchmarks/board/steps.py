@@ -13,11 +13,12 @@ import numpy as np
 from hushfleet.config.spec import TaskSpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method, PublicState, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import SecureNoise
-from hushfleet.training.batch_gradient import GradientFunction
-from hushfleet.training.batches import Recipe
+from hushfleet.training.batch import GradientFunction
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 
 _MASK_GROWS = ("fedglp-adp",)
@@ -38,7 +39,7 @@ def timed_steps(
         samples,
         terms=RoundTerms(),
         logits_of=logits_of,
-        recipe=Recipe(spec.model.dropout, spec.augment),
+        inputs=Inputs(spec.model.dropout, spec.augment),
         rng=np.random.default_rng(),
         noise=SecureNoise(),
         on_batch=lambda done, total: marks.append(mark()),
@@ -61,7 +62,7 @@ def medians_ms(marks: Sequence[Mark]) -> dict[str, float]:
     return {"wall_ms": 1e3 * wall, "cpu_ms": 1e3 * cpu}
 
 
-def _late_state(method: Method, params: np.ndarray) -> DeviceState:
+def _late_state(method: TaskMethod, params: np.ndarray) -> DeviceState:
     state = method.init_state()
     if method.name not in _MASK_GROWS:
         return state

@@ -32,7 +32,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.models import Model, get_model
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.wire.format.forms import steps_for

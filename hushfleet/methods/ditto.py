@@ -12,12 +12,11 @@ Deviation: with privacy unit `record` the own model trains without noise: nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hushfleet import array_api
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, TrainingConfig
-from hushfleet.methods.proximal import add_pull
+from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.methods.local import Pull, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,27 +30,14 @@ class DittoConfig(TrainingConfig):
         require(0 <= self.lambda_ <= 1000, "lambda_", self.lambda_, "in [0, 1000]")
 
 
-class Ditto(Method):
-    name = "ditto"
-    source = "Li et al., ICML 2021"
-    summary = "FedAvg, and beside it a model that stays on the device, pulled towards the global one"
-    config_class = DittoConfig
-    config: DittoConfig
-
-    @property
-    def companion(self) -> Method:
-        return _OwnModel(self.config, replace(self.privacy, unit="device"), self.layout, rounds=self.rounds)
+def ditto(config: DittoConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(stages=CLIP_AND_NOISE, own_training=Sgd(penalties=(Pull(config.lambda_),)))
 
 
-class _OwnModel(Method):
-    """How the own model trains; it is never released."""
-
-    config: DittoConfig
-
-    def start(self, state: DeviceState, global_params: Array) -> Array:
-        begin = global_params if state.own is None else state.own
-        return array_api.array_namespace(begin).asarray(begin, copy=True)
-
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        """:param start: the global vector."""
-        add_pull(gradient, params, start, self.config.lambda_)
+DITTO = Published(
+    "ditto",
+    source="Li et al., ICML 2021",
+    summary="FedAvg, and beside it a model that stays on the device, pulled towards the global one",
+    config=DittoConfig,
+    parts=ditto,
+)

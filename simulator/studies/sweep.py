@@ -15,7 +15,6 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
-from hushfleet.methods import method_class
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Crew
@@ -76,22 +75,13 @@ def with_wire(task: Task, choice: str) -> Task:
     except ValueError:
         changes: dict[str, Any] = {"codec": choice}
     else:
-        changes = {"codec": "quantized", "step" if _noises_updates(task) else "relative_step": step}
+        changes = {"codec": "quantized", "step" if task.noises_updates else "relative_step": step}
     plain = task.model_dump(mode="json", exclude_none=True)
     plain["wire"] |= changes
     try:
         return parse_task(plain, where="the task")
     except BadInput as error:
         raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
-
-
-def _noises_updates(task: Task) -> bool:
-    privacy = task.privacy
-    return (
-        privacy.unit == "device"
-        and bool(privacy.noise_multiplier or privacy.epsilon)
-        and method_class(task.method.name).clips
-    )
 
 
 def _with_noise(task: Task, multiplier: float) -> Task:

@@ -14,12 +14,14 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods import METHODS, make_method, method_class
-from hushfleet.methods.base import DeviceState, Method, Release, RoundTerms
 from hushfleet.methods.dp_fedavg import DPFedAvg
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.stages import Release
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
@@ -51,7 +53,7 @@ def data(seed: int) -> Samples:
 class World:
     """A device with its data, round by round."""
 
-    def __init__(self, method: Method, samples: Samples) -> None:
+    def __init__(self, method: TaskMethod, samples: Samples) -> None:
         self.method, self.samples, self.state = method, samples, method.init_state()
 
     def round(self, number: int, *, noise: int) -> Release:
@@ -63,7 +65,7 @@ class World:
             self.samples,
             terms=RoundTerms(),
             logits_of=logits,
-            recipe=Recipe(),
+            inputs=Inputs(),
             rng=np.random.default_rng(number),
             noise=SeededNoise(noise, 0, number),
         )
@@ -75,7 +77,7 @@ class World:
         self.state = self.method.advance(done.state, update=done.end - done.start, trained=done.own, sent=sent)
 
 
-def raw_in_headers(method: Method) -> set[str]:
+def raw_in_headers(method: TaskMethod) -> set[str]:
     """Fields that differ between two devices of which everybody has seen the same so far.
 
     What was sent is taken to be the same in both worlds, so a field that follows it is the same too. A report may
@@ -96,7 +98,7 @@ def raw_in_headers(method: Method) -> set[str]:
     return found
 
 
-def method_of(name: str, unit: str, accounting: str, **settings: Any) -> Method:
+def method_of(name: str, unit: str, accounting: str, **settings: Any) -> TaskMethod:
     # a wide clip norm, so that what a method adapts has room
     record = {"sample_rate": 0.5, "batches": 4} if unit == "record" else {}
     privacy = PrivacySpec(unit, accounting, 1.0, 1.5, 1e-5, **record)
@@ -143,7 +145,7 @@ class LeaksItsLoss(DPFedAvg):
 
 
 @pytest.mark.parametrize(("leaky", "field"), [(LeaksNorms, "clip_norms"), (LeaksItsLoss, "report")])
-def test_a_method_that_does_not_say_so_is_found(leaky: type[Method], field: str) -> None:
+def test_a_method_that_does_not_say_so_is_found(leaky: type[TaskMethod], field: str) -> None:
     usual = method_of("dp-fedavg", "device", "strict")
     assert raw_in_headers(leaky(usual.config, usual.privacy, LAYOUT, rounds=ROUNDS)) == {field}
 
@@ -199,5 +201,5 @@ def test_an_owner_who_allows_it_reads_infinity_and_what_for(
 
 def test_the_three_are_the_only_ones_that_say_so() -> None:
     """A method that is added with raw values has to be added here, and in docs/privacy.md."""
-    said = {name for name in METHODS if "raw_values" in vars(method_class(name))}
+    said = {name for name in METHODS if "raw_values" in vars(find_method(name))}
     assert said == {"acdp-pfsd", "fedaddp", "fedglp-adp"}

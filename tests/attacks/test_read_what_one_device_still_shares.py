@@ -12,7 +12,7 @@ import pytest
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 

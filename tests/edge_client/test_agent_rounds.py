@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
 from hushfleet.wire.format.update import decode_update
 from hushfleet.wire.link.local import Chaos

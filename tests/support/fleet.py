@@ -16,7 +16,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise

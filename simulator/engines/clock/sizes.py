@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format import codec, forms
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD
 from hushfleet.wire.format.difference import encode_difference

@@ -28,7 +28,8 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
@@ -181,7 +182,7 @@ class _DeviceGame:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         with self._life(0) as trainer:
-            self.method: Method = trainer.method
+            self.method: TaskMethod = trainer.method
         rng = np.random.default_rng(subject.seed)
         self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
         self.terms = RoundTerms(subject.noise_split, self.controls)

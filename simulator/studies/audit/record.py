@@ -24,7 +24,7 @@ import numpy as np
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods.base import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.record import RecordMechanism
@@ -40,7 +40,7 @@ from hushfleet.simulator.studies.audit.device import (
     Subject,
     limits_of,
 )
-from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
 
 MEASURED = 4  # rounds without a canary that variances are measured in

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.ingest.checks import VerifiedUpdate
 from hushfleet.aggregator.ingest.decoding import Refusal, decode
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.update import attach_public
 
 MakeFleet = Callable[..., Any]

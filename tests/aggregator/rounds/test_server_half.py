@@ -12,20 +12,23 @@ import pytest
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
 from hushfleet.errors import StoreError
 from hushfleet.methods import METHODS
-from hushfleet.methods.base import Method, Release, RoundOutcome, RoundTerms, ServerState
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.server import ClosedRound, ServerArrays
+from hushfleet.methods.stages import Release
+from hushfleet.methods.state import RoundTerms
 
 MakeFleet = Callable[..., Any]
 
 
-class Steered(Method):
+class Steered(TaskMethod):
     """Clips to half of the last clip norm plus a tenth of the reports' sum; weighs devices by what they send."""
 
     name, source, summary = "steered", "these tests", "a server half that leaves traces"
 
-    def init_server(self, seed: int) -> ServerState:
+    def init_server(self, seed: int) -> ServerArrays:
         return {"clip_norm": np.array(self.privacy.clip_norm), "seen": np.zeros((0, 2))}
 
-    def controls(self, server: ServerState, round: int) -> dict[str, float]:
+    def controls(self, server: ServerArrays, round: int) -> dict[str, float]:
         return {"clip_norm": float(server["clip_norm"]), "noise_multiplier": 1.0 + round}
 
     def protect(self, state: Any, update: Any, terms: RoundTerms, noise: Any) -> Release:
@@ -35,7 +38,7 @@ class Steered(Method):
     def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
         return 1.5 if sent[0] > 0 else 0.5
 
-    def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
+    def advance_server(self, server: ServerArrays, outcome: ClosedRound) -> ServerArrays:
         reports = np.array(outcome.reports)
         moved = np.linalg.norm(outcome.after - outcome.before)
         return {

@@ -10,7 +10,8 @@ import pytest
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundOutcome, RoundTerms
+from hushfleet.methods.server import ClosedRound
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
@@ -49,8 +50,8 @@ def acdp(
     return make_method("acdp-pfsd", config, privacy, LAYOUT, rounds=5)
 
 
-def outcome(*reports: tuple[float, ...]) -> RoundOutcome:
-    return RoundOutcome(1, ZEROS, ZEROS, reports, None, None)
+def outcome(*reports: tuple[float, ...]) -> ClosedRound:
+    return ClosedRound(1, ZEROS, ZEROS, reports, None, None)
 
 
 def released(method, terms: RoundTerms, *, data: Data | None = None, update: np.ndarray = ZEROS, noise: Any = None):

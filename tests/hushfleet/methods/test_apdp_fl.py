@@ -13,7 +13,8 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import APDPFL, score_of
-from hushfleet.methods.base import RoundOutcome, RoundTerms
+from hushfleet.methods.server import ClosedRound
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 
@@ -25,9 +26,9 @@ def apdp(privacy: PrivacySpec = RECORD, *, rounds: int = 10, **config: Any) -> A
     return make_method("apdp-fl", {"batch_size": 20, **config}, privacy, LAYOUT, rounds=rounds)
 
 
-def outcome(round: int, *, step: float = 1.0, accuracy: float | None = None, loss: float | None = None) -> RoundOutcome:
+def outcome(round: int, *, step: float = 1.0, accuracy: float | None = None, loss: float | None = None) -> ClosedRound:
     before = np.zeros(4, np.float32)
-    return RoundOutcome(round, before, before + np.float32(step) / 2, [], accuracy, loss)  # its length is `step`
+    return ClosedRound(round, before, before + np.float32(step) / 2, [], accuracy, loss)  # its length is `step`
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.fisher import PERSONAL, normalised
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 

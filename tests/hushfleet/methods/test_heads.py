@@ -13,9 +13,10 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_locally
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=2.0, delta=0.1)
@@ -30,7 +31,7 @@ class Ones:
         return np.ones(size)
 
 
-def method_of(name: str, layout: ParamLayout = LAYOUT, **config: Any) -> Method:
+def method_of(name: str, layout: ParamLayout = LAYOUT, **config: Any) -> TaskMethod:
     return make_method(name, {**SETTINGS, **config}, PRIVACY, layout, rounds=3)
 
 
@@ -39,14 +40,14 @@ def product(params, x, y, dropout=(), out=None):
     return float(params.prod()), out
 
 
-def trained(method: Method, start: list[float]) -> list[float]:
+def trained(method: TaskMethod, start: list[float]) -> list[float]:
     end, _ = train_locally(
         method,
         method.init_state(),
         np.array(start, np.float32),
         product,
         SAMPLES,
-        recipe=Recipe(),
+        inputs=Inputs(),
         rng=np.random.default_rng(0),
     )
     return end.tolist()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 

@@ -12,11 +12,12 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
+from hushfleet.training.entries import BoundOf, Part, mean_of_clipped
 from hushfleet.training.local_round import train_locally
-from hushfleet.training.parts import BoundOf, Part, mean_of_clipped
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (2,)))  # the head is the last two entries
 PAIR = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))
@@ -25,7 +26,7 @@ SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 2}
 
 def method_of(
     *, layout: ParamLayout = LAYOUT, unit: str = "device", clip_norm: float = np.inf, **config: Any
-) -> Method:
+) -> TaskMethod:
     spec = PrivacySpec(unit, accounting="as-published", clip_norm=clip_norm, noise_multiplier=0.0, delta=0.1)
     return make_method("perfreezeclip", {**SETTINGS, **config}, spec, layout, rounds=3)
 
@@ -51,7 +52,7 @@ class Given:
         return 1.0, self.given.mean(axis=-2)
 
 
-def step(method: Method, batch: Given) -> np.ndarray:
+def step(method: TaskMethod, batch: Given) -> np.ndarray:
     return method.gradient(method.init_state(), np.zeros(3), np.zeros(3, np.float32), batch)[1].copy()
 
 
@@ -110,7 +111,7 @@ def trained(start: list[float], **config: Any) -> list[float]:
     method = method_of(layout=PAIR, **config)
     samples = Samples(np.zeros((2, 1, 1, 1), np.uint8), np.zeros(2, np.int64), (0.0,), (1.0,))
     begin, rng = np.array(start, np.float32), np.random.default_rng(0)
-    return train_locally(method, method.init_state(), begin, product, samples, recipe=Recipe(), rng=rng)[0].tolist()
+    return train_locally(method, method.init_state(), begin, product, samples, inputs=Inputs(), rng=rng)[0].tolist()
 
 
 def test_the_head_trains_first_and_the_backbone_after_tau() -> None:

@@ -11,11 +11,11 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))
@@ -61,7 +61,7 @@ def test_two_rounds_of_one_step_by_hand(weight: float) -> None:
     method = pfedsd(distillation_weight=weight, temperature=2.0, optimizer="sgd", learning_rate=0.5)
     samples = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.array([1]), (0.0,), (1.0,))
     start, label = np.array([0.3, -0.2, 0.1], np.float32), np.array([0, 1, 0])
-    common = {"terms": RoundTerms(), "logits_of": logits_of, "recipe": Recipe(), "noise": None}
+    common = {"terms": RoundTerms(), "logits_of": logits_of, "recipe": Inputs(), "noise": None}
     gradient, state = gradient_under(method.objective), method.init_state()
     first = train_round(method, state, start, gradient, samples, rng=np.random.default_rng(0), **common)
     own = start - 0.5 * (softmax(start) - label)

@@ -11,11 +11,12 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.proximal import add_pull
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import Trained, train_round
 
 LAYOUT = ParamLayout(("w",), ((1,),))
@@ -23,7 +24,7 @@ SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1, "local_ep
 WHITE = Samples(np.full((1, 1, 1, 1), 255, np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
 
 
-def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 0.0, **config: Any) -> Method:
+def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 0.0, **config: Any) -> TaskMethod:
     spec = PrivacySpec(
         unit, accounting="strict", clip_norm=10.0, noise_multiplier=noise_multiplier, delta=0.1, batches=2
     )
@@ -35,7 +36,7 @@ def quadratic(params, x, y, dropout=(), out=None):
     return float(((params[0] - x) ** 2).mean() / 2), out
 
 
-def round_of(method: Method, state: DeviceState, start: float, *, seed: int = 0) -> Trained:
+def round_of(method: TaskMethod, state: DeviceState, start: float, *, seed: int = 0) -> Trained:
     return train_round(
         method,
         state,
@@ -44,7 +45,7 @@ def round_of(method: Method, state: DeviceState, start: float, *, seed: int = 0)
         WHITE,
         terms=RoundTerms(),
         logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
-        recipe=Recipe(),
+        inputs=Inputs(),
         rng=np.random.default_rng(seed),
         noise=SeededNoise(seed, 0, 0),
     )

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.sparsify import keep_largest
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_locally
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
@@ -29,7 +30,7 @@ class Ones:
         return np.ones(size)
 
 
-def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 2.0, **config: Any) -> Method:
+def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 2.0, **config: Any) -> TaskMethod:
     spec = PrivacySpec(
         unit, accounting="as-published", clip_norm=1.0, noise_multiplier=noise_multiplier, delta=0.1, batches=3
     )
@@ -132,9 +133,9 @@ class Product:
         return float(params[0] * params[1]), out
 
 
-def trained(method: Method, gradient: Product, start: list[float]) -> tuple[list[float], float]:
+def trained(method: TaskMethod, gradient: Product, start: list[float]) -> tuple[list[float], float]:
     samples = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
-    common = {"recipe": Recipe(), "rng": np.random.default_rng(0), "noise": SeededNoise(0, 0, 0)}
+    common = {"recipe": Inputs(), "rng": np.random.default_rng(0), "noise": SeededNoise(0, 0, 0)}
     end, loss = train_locally(
         method, method.init_state(), np.array(start, np.float32), gradient, samples, terms=RoundTerms(), **common
     )

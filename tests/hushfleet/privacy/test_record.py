@@ -16,13 +16,14 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_locally, train_round
 
 CLASSES = 3
@@ -79,7 +80,7 @@ def spec(**changes: Any) -> PrivacySpec:
     return replace(usual, **changes)
 
 
-def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> Method:
+def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> TaskMethod:
     settings = {"optimizer": "sgd", "learning_rate": 0.3, "batch_size": 5, "local_epochs": 2, **config}
     return make_method(name, settings, privacy or spec(), LAYOUT, rounds=4)
 
@@ -88,8 +89,8 @@ def start_of() -> np.ndarray:
     return np.random.default_rng(3).normal(size=LAYOUT.size).astype(np.float32)
 
 
-def trained(method: Method, data: Samples, *, gradient: Any = None, on_batch: Any = None) -> np.ndarray:
-    common = {"recipe": Recipe(), "rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "on_batch": on_batch}
+def trained(method: TaskMethod, data: Samples, *, gradient: Any = None, on_batch: Any = None) -> np.ndarray:
+    common = {"recipe": Inputs(), "rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "on_batch": on_batch}
     return train_locally(method, method.init_state(), start_of(), gradient or Gradient(), data, **common)[0]
 
 
@@ -165,7 +166,7 @@ def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) 
         samples(10),
         terms=RoundTerms(),
         logits_of=logits,
-        recipe=Recipe(),
+        inputs=Inputs(),
         rng=np.random.default_rng(0),
         noise=SeededNoise(1, 1, 1),
     )
@@ -229,7 +230,7 @@ def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None
             samples(0),
             terms=RoundTerms(),
             logits_of=logits,
-            recipe=Recipe(augment="flip-crop"),
+            inputs=Inputs(augment="flip-crop"),
             rng=np.random.default_rng(0),
             noise=noise,
         )

@@ -11,10 +11,10 @@ import pytest
 from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import PublicState
 from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe, draw_dropout, samples_trained, shuffled_batches
+from hushfleet.training.draws import Inputs, draw_dropout, samples_trained, shuffled_batches
 from hushfleet.training.local_round import train_locally
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
@@ -55,7 +55,7 @@ def train(samples: Samples, *, seed: int = 0, start: float = 0.0, dropout=(), on
         np.array([start], np.float32),
         gradient,
         samples,
-        recipe=Recipe(dropout),
+        inputs=Inputs(dropout),
         rng=np.random.default_rng(seed),
         on_batch=on_batch,
     )
@@ -117,7 +117,7 @@ def test_order_and_masks_follow_the_generator_alone() -> None:
 
 def test_the_start_is_left_as_it_is_and_the_result_is_no_buffer() -> None:
     start, gradient, rule = np.array([0.0], np.float32), Quadratic(), method()
-    kwargs = {"recipe": Recipe(), "rng": np.random.default_rng(0)}
+    kwargs = {"recipe": Inputs(), "rng": np.random.default_rng(0)}
     trained, _ = train_locally(rule, rule.init_state(), start, gradient, samples_of([255]), **kwargs)
     assert start.tolist() == [0.0]
     assert trained.tolist() == [0.5]
@@ -133,7 +133,7 @@ def test_the_method_adds_its_own_part_to_every_gradient() -> None:
             gradient += 1
 
     rule = Pulled(method(local_epochs=2).config, PRIVACY, LAYOUT, rounds=1)
-    kwargs = {"recipe": Recipe(), "rng": np.random.default_rng(0)}
+    kwargs = {"recipe": Inputs(), "rng": np.random.default_rng(0)}
     trained, _ = train_locally(
         rule, rule.init_state(), np.array([0.0], np.float32), Quadratic(), samples_of([255]), **kwargs
     )
@@ -158,7 +158,7 @@ def test_the_sequential_order_of_algorithm_2_takes_a_second_gradient_for_the_sha
         state = replace(rule.init_state(), public=PublicState(np.array(mask), 1))
         calls.clear()
         start, rng = np.array([4.0, 1.0], np.float32), np.random.default_rng(0)
-        trained, loss = train_locally(rule, state, start, product, samples_of([1]), recipe=Recipe(), rng=rng)
+        trained, loss = train_locally(rule, state, start, product, samples_of([1]), inputs=Inputs(), rng=rng)
         return trained.tolist(), loss
 
     assert run([True, False]) == ([3.5, -1.0], 4.0)
@@ -196,7 +196,7 @@ def test_a_gradient_that_takes_parts_is_told_what_moves(unit: str) -> None:
     ends = []
     for gradient in (by_parts, whole):
         start, rng = np.zeros(3, np.float32), np.random.default_rng(0)
-        how = {"recipe": Recipe(), "rng": rng, "noise": None}
+        how = {"recipe": Inputs(), "rng": rng, "noise": None}
         ends.append(train_locally(rule, rule.init_state(), start, gradient, samples_of([255]), **how)[0].tolist())
     assert ends == [[-0.5, -1.0, -1.5]] * 2
     told = [slice(2, 3), slice(0, 2)] if unit == "device" else [slice(None)] * 2

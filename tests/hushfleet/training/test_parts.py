@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.parts import WHOLE, Part, mean_of_clipped
+from hushfleet.training.entries import WHOLE, Part, mean_of_clipped
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight", "c.weight"), ((2,), (1,), (3,), (2,)))
 

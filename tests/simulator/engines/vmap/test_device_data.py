@@ -11,10 +11,11 @@ import torch
 
 from hushfleet.config.spec import Augment, DropoutSpec
 from hushfleet.data.samples import Samples
-from hushfleet.methods.base import Teacher, TrainingConfig
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.engines.vmap.device_data import GroupBatches, ResidentSamples, step_count
-from hushfleet.training.batches import Recipe, draw_dropout, drawn_inputs, shuffled_batches
+from hushfleet.training.draws import Inputs, draw_dropout, drawn_inputs, shuffled_batches
+from hushfleet.training.own_samples import Teacher
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def batches_of(
         [np.random.default_rng(seed) for seed in range(len(counts))],
         ResidentSamples(CPU),
         config=TrainingConfig(batch_size=4, local_epochs=epochs, local_steps=steps),
-        recipe=Recipe(dropout, augment),
+        inputs=Inputs(dropout, augment),
         **more,
     )
 
@@ -101,7 +102,7 @@ def test_a_number_of_steps_goes_through_the_samples_as_often_as_it_takes() -> No
 
 
 def test_images_are_shifted_and_mirrored_as_each_client_would_alone_to_the_bit() -> None:
-    counts, recipe = [40, 23, 5], Recipe(DROPOUT, "flip-crop")
+    counts, recipe = [40, 23, 5], Inputs(DROPOUT, "flip-crop")
     steps = list(batches_of(counts, augment="flip-crop"))
     changed = 0
     for row, count in enumerate(counts):
@@ -126,7 +127,7 @@ def test_batches_by_record_may_be_empty_and_are_as_many_for_all() -> None:
     sizes = np.array([batch.sizes.tolist() for batch in steps])
     assert (sizes.max(1) == 0).any(), "the rate is such that all are empty at some step"
     assert (sizes.max(1) > 1).any()
-    recipe = Recipe(DROPOUT, "flip-crop")
+    recipe = Inputs(DROPOUT, "flip-crop")
     for row, count in enumerate(counts):
         samples, rng = samples_of(count, row), np.random.default_rng(row)
         for batch in steps:

@@ -17,14 +17,15 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
 from hushfleet.methods.heads import HeadFirst
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.objectives import Objective
 from hushfleet.models.model import Model, layout_of
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import Trained, train_round
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def _forward(t: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> T
 
 LAYOUT = layout_of(conv=(3, 1, 3, 3), middle=(8, 12), head=(4, 8))
 MODEL = Model("tiny", "this test", (1, 6, 6), 4, LAYOUT, (DropoutSpec((8,), 0.25),), _forward)
-RECIPES = {"plain": Recipe(), "dropout": Recipe(MODEL.dropout, "flip-crop")}
+RECIPES = {"plain": Inputs(), "dropout": Inputs(MODEL.dropout, "flip-crop")}
 CASES = [(name, extra) for name in sorted(METHODS) for extra in SETTINGS.get(name, [{}])]
 # Exporting an objective takes seconds: tests/models/test_distillation.py has the graph of ACDP-pFSD's.
 EXPORTED = [case for case in CASES if case[0] != "acdp-pfsd"]
@@ -99,7 +100,7 @@ def inference() -> bytes:
     return export_inference(MODEL)
 
 
-def method_of(name: str, extra: dict[str, Any], privacy: PrivacySpec) -> Method:
+def method_of(name: str, extra: dict[str, Any], privacy: PrivacySpec) -> TaskMethod:
     return make_method(name, {**USUAL, **extra}, privacy, LAYOUT, rounds=4)
 
 
@@ -109,13 +110,13 @@ def samples_of(index: int, count: int) -> Samples:
     return Samples(images, rng.integers(0, MODEL.classes, count), (0.1 * (index % 4),), (0.4,))
 
 
-def terms_of(method: Method, index: int, round: int) -> RoundTerms:
+def terms_of(method: TaskMethod, index: int, round: int) -> RoundTerms:
     """The devices' own preferences differ, where a method asks for them."""
     return RoundTerms(2, method.controls(method.init_server(3), round), preference=1 + index)
 
 
 def alone(
-    method: Method, state: DeviceState, params: np.ndarray, index: int, count: int, round: int, **training: Any
+    method: TaskMethod, state: DeviceState, params: np.ndarray, index: int, count: int, round: int, **training: Any
 ) -> Trained:
     gradient = torch_gradient(method.objective)
     usual = {"gradient": gradient, "logits_of": gradient.logits}
@@ -131,9 +132,9 @@ def alone(
     )
 
 
-def returned(method: Method, index: int, count: int, recipe: Recipe) -> DeviceState:
+def returned(method: TaskMethod, index: int, count: int, inputs: Inputs) -> DeviceState:
     """The state of a device that took part in the round before."""
-    trained = alone(method, method.init_state(), MODEL.init(1), index, count, 1, recipe=recipe)
+    trained = alone(method, method.init_state(), MODEL.init(1), index, count, 1, inputs=recipe)
     update = trained.end - trained.start
     noise = SeededRandomness(8, index).noise(1)
     release = method.release(trained.state, update, terms_of(method, index, 1), noise)
@@ -141,7 +142,7 @@ def returned(method: Method, index: int, count: int, recipe: Recipe) -> DeviceSt
 
 
 def together(
-    method: Method, states: Sequence[DeviceState], params: np.ndarray, counts: Sequence[int], recipe: Recipe
+    method: TaskMethod, states: Sequence[DeviceState], params: np.ndarray, counts: Sequence[int], inputs: Inputs
 ) -> list[Trained]:
     members = [
         Member(
@@ -153,7 +154,7 @@ def together(
         )
         for index, (state, count) in enumerate(zip(states, counts, strict=True))
     ]
-    return CohortTrainer(torch_gradient(method.objective), "cpu").train(method, members, params, recipe=recipe)
+    return CohortTrainer(torch_gradient(method.objective), "cpu").train(method, members, params, inputs=recipe)
 
 
 def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float) -> None:
@@ -184,7 +185,7 @@ def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any
     params.flags.writeable = False
     got = together(method, states, params, COUNTS, how)
     expected = [
-        alone(method, state, params, index, count, 2, recipe=how)
+        alone(method, state, params, index, count, 2, inputs=how)
         for index, (state, count) in enumerate(zip(states, COUNTS, strict=True))
     ]
     assert_same(got, expected, tolerance=1e-4)
@@ -203,6 +204,6 @@ def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, A
         "logits_of": InferenceGraph(inference(), LAYOUT),
     }
     expected = [
-        alone(method, state, params, index, 4, 2, recipe=how, **onnx) for index, state in enumerate(states)
+        alone(method, state, params, index, 4, 2, inputs=how, **onnx) for index, state in enumerate(states)
     ]
     assert_same(got, expected, tolerance=1e-4)

@@ -7,8 +7,8 @@ import torch
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import TrainingConfig
 from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.model.objectives import Objective
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
