@@ -18,48 +18,32 @@ from typing import Any
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput
-from hushfleet.methods.acdp_pfsd import ACDP_PFSD
-from hushfleet.methods.apdp_fl import APDP_FL
-from hushfleet.methods.blur_lus import BLUR_LUS
-from hushfleet.methods.ditto import DITTO
-from hushfleet.methods.dp_fedsam import DP_FEDSAM
-from hushfleet.methods.dp_fedsim import DP_FEDSIM
-from hushfleet.methods.fedaddp import FEDADDP
-from hushfleet.methods.fedavg import DP_FEDAVG, FEDAVG, FEDPROX
-from hushfleet.methods.feddpa import FEDDPA
-from hushfleet.methods.fedglp_adp import FEDGLP_ADP
-from hushfleet.methods.heads import FEDPER, FEDREP, LG_FEDAVG
+from hushfleet.methods.acdp_pfsd import acdp_pfsd
+from hushfleet.methods.apdp_fl import apdp_fl
+from hushfleet.methods.blur_lus import blur_lus
+from hushfleet.methods.ditto import ditto
+from hushfleet.methods.dp_fedsam import dp_fedsam
+from hushfleet.methods.dp_fedsim import dp_fedsim
+from hushfleet.methods.fedaddp import fedaddp
+from hushfleet.methods.fedavg import dp_fedavg, fedavg, fedprox
+from hushfleet.methods.feddpa import feddpa
+from hushfleet.methods.fedglp_adp import fedglp_adp
+from hushfleet.methods.heads import fedper, fedrep, lg_fedavg
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
-from hushfleet.methods.perfreezeclip import PERFREEZECLIP
-from hushfleet.methods.pfedsd import PFEDSD
+from hushfleet.methods.perfreezeclip import perfreezeclip
+from hushfleet.methods.pfedsd import pfedsd
 from hushfleet.model.params import ParamLayout
 
 GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 """The environment variable by which a simulation tells its processes of the one file that they may run."""
 
-METHODS: dict[str, Published] = {
-    method.name: method
-    for method in (
-        FEDAVG,
-        DP_FEDAVG,
-        DP_FEDSIM,
-        FEDADDP,
-        FEDDPA,
-        FEDGLP_ADP,
-        FEDPROX,
-        FEDPER,
-        LG_FEDAVG,
-        FEDREP,
-        DITTO,
-        ACDP_PFSD,
-        PFEDSD,
-        PERFREEZECLIP,
-        APDP_FL,
-        BLUR_LUS,
-        DP_FEDSAM,
-    )
-}
+_OURS = (
+    *(fedavg, dp_fedavg, fedprox, dp_fedsam, blur_lus, ditto),
+    *(fedper, lg_fedavg, fedrep, perfreezeclip, fedglp_adp),
+    *(feddpa, fedaddp, dp_fedsim, acdp_pfsd, pfedsd, apdp_fl),
+)
+METHODS: dict[str, Published] = {method.name: method for method in _OURS}
 
 
 def find_method(name: str) -> Published:

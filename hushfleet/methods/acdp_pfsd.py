@@ -34,15 +34,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.clip_agent import ClipAgent, trimmed_mean
 from hushfleet.methods.local import SelfDistillation, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 from hushfleet.methods.stages import ClipWhole, Gaussian, Report, Stage
 from hushfleet.methods.state import RoundContext, RoundSetting
@@ -71,30 +71,23 @@ class ACDPpFSDConfig(TrainingConfig):
 
     clipping: Clipping = "ppo"
     self_distillation: bool = True
-    distillation_weight: float = 0.5
-    temperature: float = 3.0
-    non_target_weight: float = 0.25
-    clip_range: float = 4.0
-    agent_buffer: int = 5
-    loss_bound: float = 10.0
-    report_share: float = 0.1
-    quantile: float = 0.5
-    quantile_step: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.clipping in get_args(Clipping), "clipping", self.clipping, f"one of {get_args(Clipping)}")
-        require(0 <= self.distillation_weight <= 1, "distillation_weight", self.distillation_weight, "in [0, 1]")
-        require(0 < self.temperature <= 1000, "temperature", self.temperature, "in (0, 1000]")
-        require(0 <= self.non_target_weight <= 1000, "non_target_weight", self.non_target_weight, "in [0, 1000]")
-        require(1 < self.clip_range <= 1e6, "clip_range", self.clip_range, "above 1, at most 1e6")
-        require(2 <= self.agent_buffer <= 10_000, "agent_buffer", self.agent_buffer, "2 to 10000")
-        require(0 < self.loss_bound <= 1000, "loss_bound", self.loss_bound, "in (0, 1000]")
-        require(0 < self.report_share < 1, "report_share", self.report_share, "in (0, 1)")
-        require(0 < self.quantile < 1, "quantile", self.quantile, "in (0, 1)")
-        require(0 < self.quantile_step <= 10, "quantile_step", self.quantile_step, "in (0, 10]")
+    distillation_weight: float = within("[0, 1]", 0.5)
+    temperature: float = within("(0, 1000]", 3.0)
+    non_target_weight: float = within("[0, 1000]", 0.25)
+    clip_range: float = within("(1, 1e6]", 4.0)
+    agent_buffer: int = within("[2, 10000]", 5)
+    loss_bound: float = within("(0, 1000]", 10.0)
+    report_share: float = within("(0, 1)", 0.1)
+    quantile: float = within("(0, 1)", 0.5)
+    quantile_step: float = within("(0, 10]", 0.2)
 
 
+@published(
+    "acdp-pfsd",
+    ACDPpFSDConfig,
+    source="ACDP-pFSD: self-decoupled distillation with user-level DP based adaptive clipping",
+    summary="self-decoupled distillation; an agent chooses the clip norm, as published from raw accuracies and losses",
+)
 def acdp_pfsd(config: ACDPpFSDConfig, privacy: PrivacySpec, rounds: int) -> Method:
     objective = Objective("decoupled-distillation", config.temperature, config.non_target_weight)
     distillation = SelfDistillation(objective, config.distillation_weight) if config.self_distillation else None
@@ -204,12 +197,3 @@ class AgentClip(Mean):
         shares = (trimmed_mean(column) + 0.5 for column in zip(*reports, strict=True))
         accuracy, loss = (min(max(share, 0.0), 1.0) for share in shares)
         return self.agent.observe(state, accuracy, loss * self.loss_bound)
-
-
-ACDP_PFSD = Published(
-    "acdp-pfsd",
-    source="ACDP-pFSD: self-decoupled distillation with user-level DP based adaptive clipping",
-    summary="self-decoupled distillation; an agent chooses the clip norm, as published from raw accuracies and losses",
-    config=ACDPpFSDConfig,
-    parts=acdp_pfsd,
-)

@@ -43,9 +43,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import MeanGradient, Pull, Sgd
-from hushfleet.methods.method import Method, Published, TrainingConfig
+from hushfleet.methods.method import Method, TrainingConfig, published, within
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 from hushfleet.methods.stages import ClipWhole, Gaussian
 
@@ -63,17 +63,17 @@ class APDPFLConfig(TrainingConfig):
         the louder the noise that a device names, the farther an update may move the model.
     """
 
-    max_preference: float = 5.0
-    decay: float = 0.9
-    mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
-        require(0 <= self.mu <= 1000, "mu", self.mu, "in [0, 1000]")
-        require(1 <= self.max_preference <= 1000, "max_preference", self.max_preference, "in [1, 1000]")
+    max_preference: float = within("[1, 1000]", 5.0)
+    decay: float = within("(0, 1]", 0.9)
+    mu: float = within("[0, 1000]", 0.0)
 
 
+@published(
+    "apdp-fl",
+    APDPFLConfig,
+    source="Guo et al., Symmetry 17(12), 2025",
+    summary="noise that falls as training goes on, and that each device scales by its own preference",
+)
 def apdp_fl(config: APDPFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
     gradient = MeanGradient(record_clips="record" if privacy.accounting == "strict" else "batch")
     return Method(
@@ -135,12 +135,3 @@ def score_of(step: float, *, loss_rose: bool, accuracy_fell: bool, progress: flo
         + ACCURACY_WEIGHT * accuracy_fell
         + ROUND_WEIGHT * min(2 * progress, 1.0)
     )
-
-
-APDP_FL = Published(
-    "apdp-fl",
-    source="Guo et al., Symmetry 17(12), 2025",
-    summary="noise that falls as training goes on, and that each device scales by its own preference",
-    config=APDPFLConfig,
-    parts=apdp_fl,
-)

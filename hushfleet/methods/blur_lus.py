@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import RoundContext
 
@@ -35,13 +35,8 @@ class BlurLusConfig(TrainingConfig):
     :param keep_share: the share of an update's entries that LUS keeps; 1 leaves it out.
     """
 
-    bound_weight: float = 0.1
-    keep_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.bound_weight <= 1000, "bound_weight", self.bound_weight, "in [0, 1000]")
-        require(0 < self.keep_share <= 1, "keep_share", self.keep_share, "in (0, 1]")
+    bound_weight: float = within("[0, 1000]", 0.1)
+    keep_share: float = within("(0, 1]", 0.5)
 
 
 @dataclass(frozen=True)
@@ -67,16 +62,13 @@ class Blur(Penalty):
         return None
 
 
+@published(
+    "blur-lus",
+    BlurLusConfig,
+    source="Cheng et al., CVPR 2022",
+    summary="DP-FedAvg with updates held near the clip norm in training, and their small entries zeroed",
+)
 def blur_lus(config: BlurLusConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method(
         training=Sgd(penalties=(Blur(config.bound_weight),)), stages=(KeepLargest(config.keep_share), *CLIP_AND_NOISE)
     )
-
-
-BLUR_LUS = Published(
-    "blur-lus",
-    source="Cheng et al., CVPR 2022",
-    summary="DP-FedAvg with updates held near the clip norm in training, and their small entries zeroed",
-    config=BlurLusConfig,
-    parts=blur_lus,
-)

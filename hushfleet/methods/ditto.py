@@ -14,30 +14,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Pull, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 
 
 @dataclass(frozen=True, kw_only=True)
 class DittoConfig(TrainingConfig):
     """:param lambda_: weight of the pull of the own model towards the global one; the paper's lambda."""
 
-    lambda_: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.lambda_ <= 1000, "lambda_", self.lambda_, "in [0, 1000]")
+    lambda_: float = within("[0, 1000]", 0.1)
 
 
-def ditto(config: DittoConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    return Method(stages=CLIP_AND_NOISE, own_training=Sgd(penalties=(Pull(config.lambda_),)))
-
-
-DITTO = Published(
+@published(
     "ditto",
+    DittoConfig,
     source="Li et al., ICML 2021",
     summary="FedAvg, and beside it a model that stays on the device, pulled towards the global one",
-    config=DittoConfig,
-    parts=ditto,
 )
+def ditto(config: DittoConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(stages=CLIP_AND_NOISE, own_training=Sgd(penalties=(Pull(config.lambda_),)))

@@ -22,9 +22,9 @@ from typing import Any
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import MeanGradient, Sgd, squared_norm
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import RoundContext, divided
 from hushfleet.training.batch import Batch
@@ -36,13 +36,8 @@ class DPFedSAMConfig(TrainingConfig):
     :param keep_share: the share of an update's entries that is kept; 1 leaves sparsification out.
     """
 
-    rho: float = 0.5
-    keep_share: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.rho <= 100, "rho", self.rho, "in [0, 100]")
-        require(0 < self.keep_share <= 1, "keep_share", self.keep_share, "in (0, 1]")
+    rho: float = within("[0, 100]", 0.5)
+    keep_share: float = within("(0, 1]", 1.0)
 
 
 @dataclass(frozen=True)
@@ -76,16 +71,13 @@ def climbed(params: Array, gradient: Array, rho: float) -> Array:
     return there
 
 
+@published(
+    "dp-fedsam",
+    DPFedSAMConfig,
+    source="Shi et al., CVPR 2023",
+    summary="DP-FedAvg with sharpness-aware local steps, and top-k of the update if wanted",
+)
 def dp_fedsam(config: DPFedSAMConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method(
         training=Sgd(Sharpness(rho=config.rho)), stages=(KeepLargest(config.keep_share), *CLIP_AND_NOISE)
     )
-
-
-DP_FEDSAM = Published(
-    "dp-fedsam",
-    source="Shi et al., CVPR 2023",
-    summary="DP-FedAvg with sharpness-aware local steps, and top-k of the update if wanted",
-    config=DPFedSAMConfig,
-    parts=dp_fedsam,
-)

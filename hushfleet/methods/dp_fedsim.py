@@ -40,12 +40,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher, Normalisation
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.server import Mean
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
 from hushfleet.methods.state import RoundContext
@@ -69,20 +68,20 @@ class DPFedSimConfig(TrainingConfig):
     :param strict_stretch: the same under strict accounting, where the noise grows with it.
     """
 
-    fisher_threshold: float = 0.4
+    fisher_threshold: float = within("(0, 1]", 0.4)
     normalisation: Normalisation = "min-max"
     agc: bool = True
     msa: bool = True
-    max_stretch: float = 1000.0
-    strict_stretch: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.fisher_threshold <= 1, "fisher_threshold", self.fisher_threshold, "in (0, 1]")
-        require(1 <= self.max_stretch <= 1e6, "max_stretch", self.max_stretch, "in [1, 1000000]")
-        require(1 <= self.strict_stretch <= 1e6, "strict_stretch", self.strict_stretch, "in [1, 1000000]")
+    max_stretch: float = within("[1, 1000000]", 1000.0)
+    strict_stretch: float = within("[1, 1000000]", 2.0)
 
 
+@published(
+    "dp-fedsim",
+    DPFedSimConfig,
+    source="DP-FedSim: adaptive differential privacy and similarity model aggregation",
+    summary="start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity",
+)
 def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Method:
     strict = privacy.accounting == "strict"
     stretch = config.strict_stretch if strict else config.max_stretch
@@ -109,18 +108,14 @@ class ClipBySpread(Transform):
         return clip_layers(update, context.layout, self.thresholds(context, update))
 
     def thresholds(self, context: RoundContext, update: Array) -> Array:
-        """T_s of Eq. (9), float64 `[..., L]`."""
-        xp = array_api.array_namespace(update)
-        norms = layer_norms(update, context.layout)
-        bounds = xp.empty_like(norms)
-        for index, layer in enumerate(context.layout.layers):
-            values, total = update[..., layer.start : layer.stop], 0.0
-            for part in blocks(values):
-                total = total + xp.sum(xp.astype(values[..., part], xp.float64), axis=-1)
-            mean = total / layer.size
-            std = xp.clip(norms[..., index] ** 2 / layer.size - mean**2, min=0.0) ** 0.5
-            bounds[..., index] = 1 + std / (xp.abs(mean) + _DELTA)
-        return context.setting.privacy.clip_norm * xp.clip(bounds, max=self.stretch)
+        """T_s of Eq. (9), float64 `[L]`."""
+        bounds, layers = np.empty(len(context.layout.layers)), context.layout.layers
+        for index, (layer, norm) in enumerate(zip(layers, layer_norms(update, context.layout), strict=True)):
+            values = update[layer.start : layer.stop]
+            mean = sum(np.sum(values[part].astype(np.float64)) for part in blocks(values)) / layer.size
+            std = max(norm**2 / layer.size - mean**2, 0.0) ** 0.5
+            bounds[index] = 1 + std / (abs(mean) + _DELTA)
+        return context.setting.privacy.clip_norm * np.minimum(bounds, self.stretch)
 
     def by_record(self) -> None:
         return None
@@ -143,12 +138,3 @@ class SimilarityMean(Mean):
             norms = math.sqrt(theirs @ theirs) * math.sqrt(client @ client)
             cosines.append(float(theirs @ client) / norms if norms > 0 else 0.0)
         return min(1.0, max(_LEAST_WEIGHT, math.fsum(cosines) / len(cosines)))
-
-
-DP_FEDSIM = Published(
-    "dp-fedsim",
-    source="DP-FedSim: adaptive differential privacy and similarity model aggregation",
-    summary="start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity",
-    config=DPFedSimConfig,
-    parts=dp_fedsim,
-)

@@ -36,15 +36,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hushfleet import array_api
+import numpy as np
+
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.feddpa import AgainstGlobal, FedDPAConfig, LengthPenalties
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import PersonalFirst, Sgd
-from hushfleet.methods.method import Method, Published
+from hushfleet.methods.method import Method, published, within
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds, Transform
-from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, divided
+from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
@@ -62,13 +63,15 @@ class FedADDPConfig(FedDPAConfig):
     :param beta: room of a parameter for its change, both ways together, as a part of its own size.
     """
 
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.beta <= 100, "beta", self.beta, "in (0, 100]")
+    beta: float = within("(0, 100]", 0.1)
 
 
+@published(
+    "fedaddp",
+    FedADDPConfig,
+    source="Guo et al., ICA3PP 2024, by its public code",
+    summary="FedDPA with a clip threshold and noise for each parameter, by its own size",
+)
 def fedaddp(config: FedADDPConfig, privacy: PrivacySpec, rounds: int) -> Method:
     as_published = privacy.unit == "device" and privacy.accounting == "as-published"
     penalties = (LastLength if as_published else LengthPenalties)(config.lambda_1, config.lambda_2)
@@ -90,31 +93,27 @@ class NoiseBySize(Transform):
         return ("bounds and noise that follow the own model",) if setting.sigma() > 0 else ()
 
     def room(self, trained: Array) -> Array:
-        """q of each parameter, `[..., d]`."""
-        xp = array_api.array_namespace(trained)
-        return xp.clip(self.beta / 2 * xp.abs(trained), min=_LEAST_ROOM)
+        """q of each parameter, `[d]`."""
+        return np.maximum(self.beta / 2 * np.abs(trained), np.float32(_LEAST_ROOM))
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         """The change against the global model."""
-        xp = array_api.array_namespace(update)
         moved_before = context.start - context.global_params
         change = update + moved_before
         if math.isinf(context.setting.privacy.clip_norm):
             return change
         room = self.room(context.global_params + change)
-        values = moved_before + xp.minimum(xp.maximum(change - moved_before, -room), room)
+        values = moved_before + np.clip(change - moved_before, -room, room)
         added = GaussianMechanism(context.setting.sigma())
-        stds = 2 * math.sqrt(len(context.layout.sizes)) * added.noise_multiplier * xp.astype(room, xp.float64)
+        stds = 2 * math.sqrt(len(context.layout.sizes)) * added.noise_multiplier * room.astype(np.float64)
         return added.add_noise(values, stds, noise)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         if math.isinf(context.setting.privacy.clip_norm):
             return {}
-        xp = array_api.array_namespace(trained)
         room = self.room(trained)
-        norms = [xp.vecdot(room[..., part], room[..., part]) ** 0.5 for part in context.layout.slices.values()]
-        length = xp.asarray(2 * sum(norms))  # a scalar of NumPy is no array
-        return {_LENGTH: xp.astype(length, xp.float64)}
+        norms = [np.vecdot(room[part], room[part]) ** 0.5 for part in context.layout.slices.values()]
+        return {_LENGTH: np.asarray(2 * sum(norms), np.float64)}
 
 
 @dataclass(frozen=True)
@@ -130,17 +129,7 @@ class GlobalShares(LayerBounds):
     """Under `strict`: each layer's share of C is that of its norm in the global model."""
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
-        xp = array_api.array_namespace(global_params)
         squares = layer_norms(global_params, layout) ** 2
-        total = xp.sum(squares, axis=-1, keepdims=True)
-        shares = xp.clip(xp.where(total > 0, divided(squares, total), xp.ones_like(squares)), min=_LEAST_SHARE)
-        return (shares / xp.sum(shares, axis=-1, keepdims=True)) ** 0.5
-
-
-FEDADDP = Published(
-    "fedaddp",
-    source="Guo et al., ICA3PP 2024, by its public code",
-    summary="FedDPA with a clip threshold and noise for each parameter, by its own size",
-    config=FedADDPConfig,
-    parts=fedaddp,
-)
+        total = squares.sum()
+        shares = np.maximum(squares / total if total > 0 else np.ones_like(squares), _LEAST_SHARE)
+        return (shares / shares.sum()) ** 0.5

@@ -20,52 +20,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Pull, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProxConfig(TrainingConfig):
     """:param mu: weight of the proximal term; 0 is FedAvg."""
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.mu <= 1000, "mu", self.mu, "in [0, 1000]")
+    mu: float = within("[0, 1000]", 0.01)
 
 
+@published(
+    "fedavg",
+    TrainingConfig,
+    source="McMahan et al., AISTATS 2017",
+    summary="mean of the updates; no clipping, no noise, no privacy",
+)
 def fedavg(config: TrainingConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method()
 
 
+@published(
+    "dp-fedavg",
+    TrainingConfig,
+    source="McMahan et al., ICLR 2018; Eq. (6) of FedGLP-ADP",
+    summary="mean of the updates, each clipped as a whole and noised on the device",
+)
 def dp_fedavg(config: TrainingConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method(stages=CLIP_AND_NOISE)
 
 
-def fedprox(config: FedProxConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    return Method(training=Sgd(penalties=(Pull(config.mu),)), stages=CLIP_AND_NOISE)
-
-
-FEDAVG = Published(
-    "fedavg",
-    source="McMahan et al., AISTATS 2017",
-    summary="mean of the updates; no clipping, no noise, no privacy",
-    config=TrainingConfig,
-    parts=fedavg,
-)
-DP_FEDAVG = Published(
-    "dp-fedavg",
-    source="McMahan et al., ICLR 2018; Eq. (6) of FedGLP-ADP",
-    summary="mean of the updates, each clipped as a whole and noised on the device",
-    config=TrainingConfig,
-    parts=dp_fedavg,
-)
-FEDPROX = Published(
+@published(
     "fedprox",
+    FedProxConfig,
     source="Li et al., MLSys 2020",
     summary="mean of the updates, each trained with a pull towards the global model",
-    config=FedProxConfig,
-    parts=fedprox,
 )
+def fedprox(config: FedProxConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(training=Sgd(penalties=(Pull(config.mu),)), stages=CLIP_AND_NOISE)

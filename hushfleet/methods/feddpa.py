@@ -35,7 +35,7 @@ from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec, require
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import RoundContext, divided
 from hushfleet.privacy.noise import NoiseSource
@@ -52,24 +52,23 @@ class FedDPAConfig(TrainingConfig):
         one; 0 trains one after the other on each batch.
     """
 
-    fisher_threshold: float = 0.4
-    lambda_1: float = 0.1
-    lambda_2: float = 0.05
-    personal_epochs: int = 0
+    fisher_threshold: float = within("[0, 1]", 0.4)
+    lambda_1: float = within("[0, 1000]", 0.1)
+    lambda_2: float = within("[0, 1000]", 0.05)
+    personal_epochs: int = within("[0, 1000)", 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.fisher_threshold <= 1, "fisher_threshold", self.fisher_threshold, "in [0, 1]")
-        require(0 <= self.lambda_1 <= 1000, "lambda_1", self.lambda_1, "in [0, 1000]")
-        require(0 <= self.lambda_2 <= 1000, "lambda_2", self.lambda_2, "in [0, 1000]")
-        require(
-            self.personal_epochs == 0 or 0 < self.personal_epochs < self.local_epochs,
-            "personal_epochs",
-            self.personal_epochs,
-            f"0, or below the {self.local_epochs} local epochs, since the shared part trains in the others",
-        )
+        accepted = f"0, or below the {self.local_epochs} local epochs, since the shared part trains in the others"
+        require(self.personal_epochs < self.local_epochs, "personal_epochs", self.personal_epochs, accepted)
 
 
+@published(
+    "feddpa",
+    FedDPAConfig,
+    source="Yang, Huang, Ye, NeurIPS 2023",
+    summary="parameters with high Fisher values start from the device's own; each part has its own penalty",
+)
 def feddpa(config: FedDPAConfig, privacy: PrivacySpec, rounds: int) -> Method:
     penalties = LengthPenalties(config.lambda_1, config.lambda_2)
     return Method(
@@ -117,12 +116,3 @@ class AgainstGlobal(Transform):
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         return update + (context.start - context.global_params)
-
-
-FEDDPA = Published(
-    "feddpa",
-    source="Yang, Huang, Ye, NeurIPS 2023",
-    summary="parameters with high Fisher values start from the device's own; each part has its own penalty",
-    config=FedDPAConfig,
-    parts=feddpa,
-)

@@ -29,12 +29,12 @@ import numpy as np
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import AllTogether, Penalty, PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.personal import Everything
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
-from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided
+from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 
@@ -60,23 +60,20 @@ class FedGLPADPConfig(TrainingConfig):
     acndp: bool = True
     dynamic_beta: bool = True
     sequential: bool = False
-    beta_0: float = 0.3
-    beta_growth: float = 0.2
-    sigma_0: float = 1.965
-    gamma: float = 0.2
-    lambda_1: float = 0.1
-    lambda_2: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.beta_0 <= 1, "beta_0", self.beta_0, "in [0, 1]")
-        require(abs(self.beta_growth) <= 100, "beta_growth", self.beta_growth, "in [-100, 100]")
-        require(0 <= self.sigma_0 <= 1000, "sigma_0", self.sigma_0, "in [0, 1000]")
-        require(0 <= self.gamma <= 100, "gamma", self.gamma, "in [0, 100]")
-        require(0 <= self.lambda_1 <= 1000, "lambda_1", self.lambda_1, "in [0, 1000]")
-        require(0 <= self.lambda_2 <= 1000, "lambda_2", self.lambda_2, "in [0, 1000]")
+    beta_0: float = within("[0, 1]", 0.3)
+    beta_growth: float = within("[-100, 100]", 0.2)
+    sigma_0: float = within("[0, 1000]", 1.965)
+    gamma: float = within("[0, 100]", 0.2)
+    lambda_1: float = within("[0, 1000]", 0.1)
+    lambda_2: float = within("[0, 1000]", 0.05)
 
 
+@published(
+    "fedglp-adp",
+    FedGLPADPConfig,
+    source="Xiao, Jiang, Li, 2026",
+    summary="gradient-based layer-wise personalization, adaptive clipping and noising",
+)
 def fedglp_adp(config: FedGLPADPConfig, privacy: PrivacySpec, rounds: int) -> Method:
     beta = final_share(config, privacy.noise_multiplier)
     penalties = Penalties(config.lambda_1, config.lambda_2)
@@ -114,26 +111,12 @@ class GrowingLargest(Everything):
 
     def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
         """Ties go to the lower index."""
-        xp = array_api.array_namespace(sent)
-        grown = xp.asarray(public.mask, copy=True)
+        grown = public.mask.copy()
         for layer in layout.layers:
             part = slice(layer.start, layer.stop)
-            mask = public.mask[..., part]
+            mask = public.mask[part]
             target = int(self.beta * layer.size * min((public.participations + 1) / self.rounds, 1.0))
-            missing = target - xp.count_nonzero(mask, axis=-1)
-            if not bool(xp.any(missing > 0)):
-                continue
-            magnitude = xp.where(mask, -1.0, xp.abs(sent[..., part]))
-            ordered = xp.sort(magnitude, axis=-1)  # not argsort: four times as long, twice the room
-            for row in np.ndindex(tuple(missing.shape)):  # one, unless many clients are computed at once
-                count = int(missing[row])
-                if count <= 0:
-                    continue
-                least = ordered[row][layer.size - count]
-                (above,) = xp.nonzero(magnitude[row] > least)
-                (equal,) = xp.nonzero(magnitude[row] == least)
-                grown[..., part][row][above] = True
-                grown[..., part][row][equal[: count - len(above)]] = True
+            grown[part] |= largest(np.where(mask, -1.0, np.abs(sent[part])), target - np.count_nonzero(mask))
         return grown
 
 
@@ -193,23 +176,11 @@ class TrendBounds(LayerBounds):
         return {"log_odds": np.log(share / (1 - share)), "norms": np.full(len(sizes), np.nan)}
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
-        xp = array_api.array_namespace(memory["log_odds"])
-        weights = 1 / (1 + xp.exp(-memory["log_odds"]))
-        return (weights / xp.sum(weights, axis=-1, keepdims=True)) ** 0.5
+        weights = 1 / (1 + np.exp(-memory["log_odds"]))
+        return (weights / weights.sum()) ** 0.5
 
     def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
         """Algorithm 1 on the norms of this and the last round."""
-        xp = array_api.array_namespace(seen)
         norms, before = layer_norms(seen, layout), memory["norms"]
-        direction = 2 * xp.astype(norms > before, norms.dtype) - 1
-        direction = xp.where(xp.isnan(before), xp.zeros_like(norms), direction)
+        direction = np.where(np.isnan(before), 0.0, np.where(norms > before, 1.0, -1.0))
         return {"log_odds": memory["log_odds"] + self.gamma * direction, "norms": norms}
-
-
-FEDGLP_ADP = Published(
-    "fedglp-adp",
-    source="Xiao, Jiang, Li, 2026",
-    summary="gradient-based layer-wise personalization, adaptive clipping and noising",
-    config=FedGLPADPConfig,
-    parts=fedglp_adp,
-)

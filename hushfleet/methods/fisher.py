@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hushfleet import array_api
+import numpy as np
+
 from hushfleet.array_api import Array
 from hushfleet.methods.personal import Everything
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
@@ -45,10 +46,8 @@ class ByFisher(Everything):
         if state.own is None and not self.newcomers:
             return None
         at = global_params if state.own is None else state.own
-        if self.from_updates:
-            fisher = state.private.get(MOVED, array_api.array_namespace(at).zeros_like(at)) ** 2
-        else:
-            fisher = samples.squared_gradient(at)
+        moved = state.private.get(MOVED, np.zeros_like(at))
+        fisher = moved**2 if self.from_updates else samples.squared_gradient(at)
         tensors, layers = layout.slices.values(), [slice(layer.start, layer.stop) for layer in layout.layers]
         share = normalised(fisher, tensors if self.by == "tensor" else layers, self.how)
         return share >= self.threshold if self.inclusive else share > self.threshold
@@ -62,20 +61,15 @@ class ByFisher(Everything):
 
 
 def normalised(fisher: Array, parts: Iterable[slice], how: Normalisation) -> Array:
-    """Each part of `fisher [..., d]`, which is not negative, on a scale of its own.
+    """Each part of `fisher [d]`, which is not negative, on a scale of its own.
 
     :param parts: layers or tensors; together they cover the vector.
     :param how: `min-max` sends a part's smallest value to 0 and its largest to 1; `sum` divides by the part's sum.
         A part whose values are all alike, or all zero, becomes 0 by the first; by the second only the latter does.
     """
-    xp = array_api.array_namespace(fisher)
-    out = xp.empty_like(fisher)
+    out = np.empty_like(fisher)
     for part in parts:
-        values = fisher[..., part]
-        if how == "min-max":
-            values = values - xp.min(values, axis=-1, keepdims=True)
-            scale = xp.max(values, axis=-1, keepdims=True)
-        else:
-            scale = xp.sum(values, axis=-1, keepdims=True)
-        out[..., part] = values / xp.where(scale > 0, scale, 1.0)
+        values = fisher[part] - fisher[part].min() if how == "min-max" else fisher[part]
+        scale = values.max() if how == "min-max" else values.sum()
+        out[part] = values / scale if scale > 0 else values
     return out

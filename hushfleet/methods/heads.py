@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from hushfleet.config.spec import PrivacySpec, require
 from hushfleet.methods.local import PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.personal import Backbone, Head
 
 
@@ -36,11 +36,7 @@ from hushfleet.methods.personal import Backbone, Head
 class HeadConfig(TrainingConfig):
     """:param head_layers: how many layers at the end are the head; the others are the backbone."""
 
-    head_layers: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.head_layers >= 1, "head_layers", self.head_layers, "1 or more")
+    head_layers: int = within("[1, inf)", 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,49 +52,40 @@ class HeadFirstConfig(HeadConfig):
 class FedRepConfig(HeadFirstConfig):
     """:param head_epochs: how many of the local epochs train the head; the others, the backbone."""
 
-    head_epochs: int = 1
-    local_epochs: int = 2
+    head_epochs: int = within("[1, 1000)", 1)
+    local_epochs: int = within("[2, 1000]", 2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            1 <= self.head_epochs < self.local_epochs,
-            "head_epochs",
-            self.head_epochs,
-            f"1 or more, and below the {self.local_epochs} local epochs, since the backbone trains in the others",
-        )
+        accepted = f"below the {self.local_epochs} local epochs, since the backbone trains in the others"
+        require(self.head_epochs < self.local_epochs, "head_epochs", self.head_epochs, accepted)
 
 
+@published(
+    "fedper",
+    HeadConfig,
+    source="Arivazhagan et al., 2019",
+    summary="the last layers stay on the device; the others are averaged",
+)
 def fedper(config: HeadConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method(Head(config.head_layers), stages=CLIP_AND_NOISE)
 
 
+@published(
+    "lg-fedavg",
+    HeadConfig,
+    source="Liang et al., 2020",
+    summary="lower layers stay on the device; the last layers are averaged",
+)
 def lg_fedavg(config: HeadConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method(Backbone(config.head_layers), stages=CLIP_AND_NOISE)
 
 
-def fedrep(config: FedRepConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    return Method(Head(config.head_layers), Sgd(order=PersonalFirst(config.head_epochs)), CLIP_AND_NOISE)
-
-
-FEDPER = Published(
-    "fedper",
-    source="Arivazhagan et al., 2019",
-    summary="the last layers stay on the device; the others are averaged",
-    config=HeadConfig,
-    parts=fedper,
-)
-LG_FEDAVG = Published(
-    "lg-fedavg",
-    source="Liang et al., 2020",
-    summary="lower layers stay on the device; the last layers are averaged",
-    config=HeadConfig,
-    parts=lg_fedavg,
-)
-FEDREP = Published(
+@published(
     "fedrep",
+    FedRepConfig,
     source="Collins et al., ICML 2021",
     summary="the last layers stay on the device and train first; the others follow and are averaged",
-    config=FedRepConfig,
-    parts=fedrep,
 )
+def fedrep(config: FedRepConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(Head(config.head_layers), Sgd(order=PersonalFirst(config.head_epochs)), CLIP_AND_NOISE)

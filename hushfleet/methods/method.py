@@ -1,6 +1,6 @@
 """A method is a value that lists its parts; bound to a task, it is what devices and the aggregator run.
 
-A round on the device:  begin (choose, start) -> local training -> measured -> release (stages, once) -> codec -> advance
+A round on the device:  begin (choose, start) -> local training -> measured -> release (stages) -> codec -> advance
 A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
                         `advance_public` for each device
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec, require
@@ -45,6 +45,13 @@ from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training.optim import adam_reach
 from hushfleet.training.own_samples import HiddenSamples, OwnSamples
 
+Setting = TypeVar("Setting", int, float)
+
+
+def within(accepted: str, default: Setting) -> Setting:
+    """A setting of a configuration, with what is accepted: an interval like "[0, 1)"."""
+    return field(default=default, metadata={"accepted": accepted})
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -59,19 +66,24 @@ class TrainingConfig:
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 1e-3
-    momentum: float = 0.0
-    batch_size: int = 16
-    local_epochs: int = 1
-    local_steps: int = 0
+    learning_rate: float = within("(0, 100)", 1e-3)
+    momentum: float = within("[0, 1)", 0.0)
+    batch_size: int = within("[1, 65536]", 16)
+    local_epochs: int = within("[1, 1000]", 1)
+    local_steps: int = within("[0, 1000000]", 0)
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        for each in fields(self):
+            value, accepted = getattr(self, each.name), each.metadata.get("accepted")
+            require(accepted is None or _is_within(value, accepted), each.name, value, f"in {accepted}")
         require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
-        require(0 < self.learning_rate < 100, "learning_rate", self.learning_rate, "in (0, 100)")
-        require(0 < self.batch_size <= 65536, "batch_size", self.batch_size, "1 to 65536")
-        require(0 < self.local_epochs <= 1000, "local_epochs", self.local_epochs, "1 to 1000")
-        require(0 <= self.local_steps <= 1_000_000, "local_steps", self.local_steps, "0 (whole epochs) to 1000000")
+
+
+def _is_within(value: float, accepted: str) -> bool:
+    low, high = map(float, accepted[1:-1].split(","))
+    return (low <= value if accepted[0] == "[" else low < value) and (
+        value <= high if accepted[-1] == "]" else value < high
+    )
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,9 @@ class Method:
         )
 
 
+Parts = Callable[[Any, PrivacySpec, int], Method]
+
+
 @dataclass(frozen=True)
 class Published:
     """A method with a name, as task files and packages know it.
@@ -132,7 +147,14 @@ class Published:
     source: str
     summary: str
     config: type[TrainingConfig]
-    parts: Callable[[Any, PrivacySpec, int], Method]
+    parts: Parts
+
+
+def published(
+    name: str, config: type[TrainingConfig], *, source: str, summary: str
+) -> Callable[[Parts], Published]:
+    """Makes a function that lists a method's parts a `Published`."""
+    return lambda parts: Published(name, source, summary, config, parts)
 
 
 class TaskMethod:

@@ -25,10 +25,10 @@ from typing import Any, Literal
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.heads import HeadFirstConfig
 from hushfleet.methods.local import MeanGradient, PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
 from hushfleet.methods.personal import Head
 from hushfleet.methods.state import RoundContext, kept_count
 from hushfleet.training.batch import Batch
@@ -45,18 +45,11 @@ class PerFreezeClipConfig(HeadFirstConfig):
     :param percentile: T of Eq. (6).
     """
 
-    freeze_ratio: float = 0.9
+    freeze_ratio: float = within("(0, 1)", 0.9)
     clipping: Literal["adaptive", "value", "none"] = "adaptive"
-    max_norm: float = 35.0
-    percentile: float = 90.0
-    local_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.freeze_ratio < 1, "freeze_ratio", self.freeze_ratio, "in (0, 1)")
-        require(self.max_norm > 0, "max_norm", self.max_norm, "positive")
-        require(0 <= self.percentile <= 100, "percentile", self.percentile, "in [0, 100]")
-        require(self.local_epochs >= 2, "local_epochs", self.local_epochs, "2 or more: the head's and the backbone's")
+    max_norm: float = within("(0, inf)", 35.0)
+    percentile: float = within("[0, 100]", 90.0)
+    local_epochs: int = within("[2, 1000]", 10)
 
 
 @dataclass(frozen=True)
@@ -110,6 +103,12 @@ def head_epochs(config: PerFreezeClipConfig) -> int:
     return min(kept_count(config.freeze_ratio, config.local_epochs), config.local_epochs - 1)
 
 
+@published(
+    "perfreezeclip",
+    PerFreezeClipConfig,
+    source="Zhang, Liu, Electronics 2024",
+    summary="head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays",
+)
 def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int) -> Method:
     gradient = {
         "adaptive": ClippedSamples(max_norm=config.max_norm, percentile=config.percentile),
@@ -119,12 +118,3 @@ def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int
     return Method(
         Head(config.head_layers), Sgd(gradient, order=PersonalFirst(head_epochs(config))), CLIP_AND_NOISE
     )
-
-
-PERFREEZECLIP = Published(
-    "perfreezeclip",
-    source="Zhang, Liu, Electronics 2024",
-    summary="head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays",
-    config=PerFreezeClipConfig,
-    parts=perfreezeclip,
-)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.errors import Malformed
 from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
@@ -33,7 +32,7 @@ class Everything:
     def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
         """The mask after an update. A pure function of what was sent.
 
-        :param sent: `[..., d]`, exactly what the aggregator decodes.
+        :param sent: `[d]`, exactly what the aggregator decodes.
         """
         return public.mask
 
@@ -47,13 +46,12 @@ class Everything:
         return None
 
     def start(self, state: DeviceState, global_params: Array, chosen: Array | None) -> Array:
-        """The vector that local training begins with, `[..., d]`, to be read only: `global_params` itself where nothing
+        """The vector that local training begins with, `[d]`, to be read only: `global_params` itself where nothing
         is personal, since a board has no room for two."""
-        xp = array_api.array_namespace(global_params)
         personal = state.public.mask if chosen is None else chosen
-        if state.own is None or not bool(xp.any(personal)):
+        if state.own is None or not personal.any():
             return global_params
-        return xp.where(personal, state.own, global_params)
+        return np.where(personal, state.own, global_params)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         """Private arrays for the next round."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, SelfDistillation, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.state import RoundContext
 from hushfleet.model.objectives import Objective
 
@@ -27,13 +27,8 @@ class PFedSDConfig(TrainingConfig):
     :param temperature: T.
     """
 
-    distillation_weight: float = 1.0
-    temperature: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.distillation_weight <= 1000, "distillation_weight", self.distillation_weight, "in [0, 1000]")
-        require(0 < self.temperature <= 1000, "temperature", self.temperature, "in (0, 1000]")
+    distillation_weight: float = within("[0, 1000]", 1.0)
+    temperature: float = within("(0, 1000]", 3.0)
 
 
 @dataclass(frozen=True)
@@ -47,18 +42,15 @@ class TimesWhenTaught(Penalty):
             gradient *= self.factor
 
 
+@published(
+    "pfedsd",
+    PFedSDConfig,
+    source="Jin et al., IEEE TPDS 2022",
+    summary="each device distils its own last model into the one that it trains",
+)
 def pfedsd(config: PFedSDConfig, privacy: PrivacySpec, rounds: int) -> Method:
     weight, objective = config.distillation_weight, Objective("distillation", temperature=config.temperature)
     training = Sgd(
         penalties=(TimesWhenTaught(1 + weight),), distillation=SelfDistillation(objective, weight / (1 + weight))
     )
     return Method(training=training, stages=CLIP_AND_NOISE)
-
-
-PFEDSD = Published(
-    "pfedsd",
-    source="Jin et al., IEEE TPDS 2022",
-    summary="each device distils its own last model into the one that it trains",
-    config=PFedSDConfig,
-    parts=pfedsd,
-)

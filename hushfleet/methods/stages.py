@@ -24,12 +24,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count
+from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count, largest
 from hushfleet.model.params import ParamLayout
-from hushfleet.privacy.clipping import clip, clip_layers, layer_norms
+from hushfleet.privacy.clipping import clip, clip_layers
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 
@@ -50,9 +49,9 @@ class Cost:
     """
 
     clip_norm: float
-    noise_split: int
     norm: float = math.inf
     noise_multiplier: float = 0.0
+    noise_split: int = 1
     max_preference: float | None = None
     reports: tuple[tuple[float, bool], ...] = ()
     report_limit: float = 0.0
@@ -106,9 +105,9 @@ def remaining(whole: float, report: float) -> float:
 class Release:
     """A clipped and noised update, before the codec.
 
-    :param values: `[..., d]`, zero where the parameter is personal.
-    :param clip_norms: float64 `[..., L]`, the bound that each layer's noise was scaled to.
-    :param noise_stds: float64 `[..., L]`, standard deviation of the noise per coordinate; 0 where the noise was added
+    :param values: `[d]`, zero where the parameter is personal.
+    :param clip_norms: float64 `[L]`, the bound that each layer's noise was scaled to.
+    :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 where the noise was added
         during training.
     :param charge: what the ledger must record before the values and the report leave.
     :param report: a few numbers for the server's half beside the update, within the charge.
@@ -158,16 +157,9 @@ class KeepLargest(Transform):
     shrinks = True
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
-        xp = array_api.array_namespace(update)
-        where = ~context.mask
-        kept = xp.where(where, update, xp.zeros_like(update))
-        if self.share == 1:
-            return kept
-        order = xp.argsort(-xp.abs(kept), axis=-1, stable=True)
-        candidates = xp.count_nonzero(where, axis=-1)
-        for row in np.ndindex(tuple(update.shape[:-1])):  # one, unless many clients are computed at once
-            kept[row][order[row][kept_count(self.share, int(candidates[row])) :]] = 0
-        return kept
+        magnitude = np.where(context.mask, -1.0, np.abs(update))
+        stays = largest(magnitude, kept_count(self.share, np.count_nonzero(~context.mask)))
+        return np.where(stays, update, np.zeros_like(update))
 
 
 @dataclass(frozen=True)
@@ -178,9 +170,8 @@ class ClipWhole:
         return replace(cost, norm=1.0)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
-        xp = array_api.array_namespace(release.values)
         clip_norm = context.setting.clip_norm
-        bounds = xp.full_like(layer_norms(release.values, context.layout), clip_norm)
+        bounds = np.full(len(context.layout.layers), clip_norm)
         return replace(release, values=clip(release.values, clip_norm), clip_norms=bounds, by_layer=False)
 
 
@@ -199,11 +190,11 @@ class LayerBounds:
         return {}
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
-        """float64 `[..., L]`."""
+        """float64 `[L]`."""
         raise NotImplementedError
 
     def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
-        """:param seen: `[..., d]`, the values as they were sent."""
+        """:param seen: `[d]`, the values as they were sent."""
         return {}
 
 
@@ -238,15 +229,13 @@ class ClipLayers:
         return replace(cost, norm=self.bounds.norm(setting.layout), raw=raw)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
-        values, layout = release.values, context.layout
-        xp, place = array_api.array_namespace(values), array_api.device(values)
+        layout = context.layout
         units = self.bounds.bounds(context.state.private, context.global_params, layout)
-        units = xp.asarray(units, dtype=xp.float64, device=place)
-        limit = self.bounds.norm(layout) * (1 + _TOLERANCE)
-        if not bool(xp.all(xp.vecdot(units, units) ** 0.5 <= limit)):
-            raise PrivacyError(f"{type(self.bounds).__name__} gives bounds above the norm {limit:g} that they declare")
-        bounds = context.setting.clip_norm * xp.broadcast_to(units, release.clip_norms.shape)
-        return replace(release, values=clip_layers(values, layout, bounds), clip_norms=bounds, by_layer=True)
+        declared = self.bounds.norm(layout)
+        if not np.linalg.norm(units) <= declared * (1 + _TOLERANCE):
+            raise PrivacyError(f"{type(self.bounds).__name__} gives bounds above the norm {declared:g} that it names")
+        bounds = context.setting.clip_norm * units
+        return replace(release, values=clip_layers(release.values, layout, bounds), clip_norms=bounds, by_layer=True)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         seen = context.shared(update) if self.raw else sent
@@ -291,8 +280,6 @@ class Report:
         return replace(cost, reports=reports, report_limit=max(cost.report_limit, limit))
 
     def apply(self, context: RoundContext, release: Release, update: Array, noise: NoiseSource) -> Release:
-        if update.ndim > 1:  # a cohort's updates are released one by one
-            return release
         found = np.asarray(self.measure(context, update), np.float64)
         if found.shape != (self.count,):
             raise PrivacyError(f"a report of {self.count} numbers has the shape {found.shape}")
@@ -317,8 +304,9 @@ class Gaussian:
     max_preference: float | None = None
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split)
         if not math.isfinite(cost.bound):
-            return replace(cost, noise_multiplier=0.0)
+            return cost
         sigma = setting.sigma(self.max_preference)
         if self.scaled_to_clip_norm:
             sigma /= cost.norm
@@ -350,7 +338,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
     """The cost after each stage; the first is that of an update as it is, which is not bounded."""
-    folded = [Cost(setting.clip_norm, setting.noise_split)]
+    folded = [Cost(setting.clip_norm)]
     for stage in stages:
         cost = folded[-1]
         if isinstance(stage, Transform):
@@ -364,15 +352,13 @@ def released(
     stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
 ) -> Release:
     """What leaves of `update = trained - start`: the stages, one after the other."""
-    xp = array_api.array_namespace(update)
-    raw = context.shared(update)
-    norms = layer_norms(raw, context.layout)
-    leaving = Release(raw, xp.full_like(norms, math.inf), xp.zeros_like(norms), charge)
+    raw, layers = context.shared(update), len(context.layout.layers)
+    unbounded = {"clip_norms": np.full(layers, math.inf), "noise_stds": np.zeros(layers)}
+    leaving = Release(raw, charge=charge, **unbounded)
     for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
         if isinstance(stage, Transform):
             changed = context.shared(stage.change(context, leaving.values, noise))
-            unbounded, without = xp.full_like(norms, math.inf), xp.zeros_like(norms)
-            leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=without, by_layer=False)
+            leaving = replace(leaving, values=changed, by_layer=False, **unbounded)
         elif isinstance(stage, Gaussian):
             leaving = stage.apply(context, leaving, cost, noise)
         elif isinstance(stage, Report):
