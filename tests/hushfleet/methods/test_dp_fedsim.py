@@ -139,7 +139,7 @@ def test_similarity_is_the_mean_cosine_of_the_layers_models() -> None:
     sent = vector(0, 4, 0, 0, 0, 0, 0, 1, 0, 0)  # models (3, 4) and (1, 1) against (3, 0) and (1, 0)
     assert fedsim().server.weight(theirs, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
     assert fedsim().server.weight(theirs, ZEROS, LAYOUT) == pytest.approx(1.0)
-    assert fedsim().server.weight(theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way round: the least weight, not a negative one
+    assert fedsim().server.weight(theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way: not negative
     assert fedsim().server.weight(ZEROS, sent, LAYOUT) == 1e-3  # a model of zeros resembles nothing
     assert fedsim(msa=False).server.weight(theirs, -2 * theirs, LAYOUT) == 1.0
 
@@ -158,7 +158,8 @@ def test_with_the_unit_record_no_fisher_values_of_raw_data_are_asked() -> None:
     np.testing.assert_array_equal(release.values, moved)
     assert release.charge.unit == "record"
     assert method.record_mechanism(RoundTerms(4)).clip_norm == 0.5
-    assert list(method.advance(context, update=moved, trained=own, sent=moved).private) == [MOVED]
+    after = method.advance(context, update=moved, trained=own, sent=moved)
+    assert list(after.private) == [MOVED]
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Clients trained at once against the same clients trained one by one by `train_locally`."""
+"""Clients trained at once against the same clients trained one by one by `train_round`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.fedavg import FedAvg
-from hushfleet.methods.method import TaskMethod, TrainingConfig
-from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.methods.local import MeanGradient, Penalty, Sgd
+from hushfleet.methods.method import Method, TaskMethod, TrainingConfig
+from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member, Trained, train_cohort
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_locally
+from hushfleet.training.local_round import train_round
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)
 BY_RECORD = replace(PRIVACY, unit="record", clip_norm=1.0, sample_rate=0.3, batches=3)
@@ -77,39 +77,42 @@ def cohort_of(
     return members
 
 
-def one_by_one(method: TaskMethod, members: Sequence[Member], start: np.ndarray, gradient: TorchGradient) -> list[Trained]:
-    trained = []
-    for member in members:
-        begin = method.start(member.state, start)
-        own, loss = train_locally(
+def one_by_one(
+    method: TaskMethod, members: Sequence[Member], start: np.ndarray, gradient: TorchGradient
+) -> list[Trained]:
+    how = {"inputs": Inputs(gradient.model.dropout), "logits_of": gradient.logits}
+    return [
+        train_round(
             method,
             member.state,
-            begin,
+            start,
             gradient,
             member.samples,
-            inputs=Inputs(gradient.model.dropout),
-            rng=member.rng,
             terms=member.terms,
+            rng=member.rng,
             noise=member.noise,
+            **how,
         )
-        trained.append(Trained(member.state, begin, own, own, loss))
-    return trained
+        for member in members
+    ]
 
 
 def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float = 1e-5) -> None:
     """What training has changed is compared, so that the start cannot hide an error."""
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one.start, other.start)
+        np.testing.assert_array_equal(one.context.start, other.context.start)
         assert one.own.dtype == np.float32
-        moved = other.own - other.start
+        moved = other.own - other.context.start
         assert np.abs(moved).max() > 1e-3
         assert np.abs(one.own - other.own).max() <= tolerance * np.abs(moved).max()
         assert isinstance(one.loss, float)
         assert one.loss == pytest.approx(other.loss, rel=tolerance)
 
 
-def check(method: TaskMethod, gradient: TorchGradient = DIGITS, tolerance: float = 1e-5, **cohort: Any) -> list[Trained]:
+def check(
+    method: TaskMethod, gradient: TorchGradient = DIGITS, tolerance: float = 1e-5, **cohort: Any
+) -> list[Trained]:
     start = gradient.model.init(1)
     start.flags.writeable = False
     together, alone = cohort_of(method, gradient, **cohort), cohort_of(method, gradient, **cohort)
@@ -130,7 +133,7 @@ def test_the_methods_own_terms_reach_every_member() -> None:
     pulled = method_of("fedglp-adp", lambda_1=20.0, lambda_2=20.0)
     plain = method_of("fedglp-adp", lambda_1=0.0, lambda_2=0.0)
     for one, other in zip(check(pulled, tolerance=1e-4), check(plain), strict=True):
-        moved = np.abs(one.own - one.start).max()
+        moved = np.abs(one.own - one.context.start).max()
         assert np.abs(one.own - other.own).max() > 0.2 * moved
 
 
@@ -277,45 +280,53 @@ def test_what_is_begun_again_has_the_noise_of_the_first_time() -> None:
     assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS), tolerance=1e-4)
 
 
-class Remembering(FedAvg):
+class Remembering(MeanGradient):
     """Takes each sample's gradient, and goes on with what it remembers of the batches before."""
 
-    def gradient(self, state, start, params, batch):
+    samples = True
+
+    def __call__(self, context, params, batch, memory):
         losses, each = batch.each(params)
         _, mean = batch.mean(params)
         weights = losses / batch.sizes[..., None]
         weighted = (weights[..., None] * each).sum(-2)
-        before = batch.memory.get("before", (0 * mean,))[0]
-        batch.memory["before"] = (weighted + 0.5 * before + 0.25 * mean,)
-        return losses.sum(-1) / batch.sizes, batch.memory["before"][0]
+        (before,) = memory or (0 * mean,)
+        gradient = weighted + 0.5 * before + 0.25 * mean
+        return losses.sum(-1) / batch.sizes, gradient + 0, (gradient,)
+
+
+def bound(parts: Method, **config: Any) -> TaskMethod:
+    return TaskMethod(parts, TrainingConfig(**{**GENTLE, **config}), PRIVACY, DIGITS.layout)
 
 
 def test_single_gradients_and_memory_are_each_members_own_to_its_end() -> None:
-    method = Remembering(TrainingConfig(**{**GENTLE, "learning_rate": 0.01}), PRIVACY, DIGITS.layout, rounds=4)
-    check(method)
+    check(bound(Method(training=Sgd(Remembering())), learning_rate=0.01))
 
 
-class Watching(FedAvg):
-    """Notes what state a method is shown."""
+class Watching(Penalty):
+    """Notes what a method is shown."""
 
-    def local_gradient(self, state, start, params, gradient) -> None:
-        self.seen.append(state)
+    def __init__(self) -> None:
+        self.seen: list[RoundContext] = []
+
+    def add(self, context, params, gradient) -> None:
+        self.seen.append(context)
 
 
-def test_a_method_sees_the_stacked_state_of_those_who_train() -> None:
-    method = Watching(method_of("fedavg").config, PRIVACY, DIGITS.layout, rounds=4)
-    method.seen = []
+def test_a_method_sees_the_stacked_context_of_those_who_train() -> None:
+    watching = Watching()
+    method = bound(Method(training=Sgd(penalties=(watching,))))
     members = cohort_of(method)
     for index, member in enumerate(members):
         member.state.private["x"] = np.array([index, 10.0 * index])
     train_cohort(method, members, DIGITS.model.init(1), DIGITS, inputs=Inputs())
     order = [3, 0, 2, 1]  # most steps first
-    for state, count in zip(method.seen, [4, 4, 3, 3, 2, 2, 1, 1], strict=True):
-        shown = order[:count]
-        assert state.public.mask.dtype == torch.bool
-        np.testing.assert_array_equal(state.public.mask, np.stack([members[i].state.public.mask for i in shown]))
+    for context, count in zip(watching.seen, [4, 4, 3, 3, 2, 2, 1, 1], strict=True):
+        shown, state = order[:count], context.state
+        assert context.mask.dtype == torch.bool
+        np.testing.assert_array_equal(context.mask, np.stack([members[i].state.public.mask for i in shown]))
         np.testing.assert_array_equal(state.own, np.stack([members[i].state.own for i in shown]))
-        assert state.public.participations.tolist() == [members[i].state.public.participations for i in shown]
+        assert context.start.shape == state.own.shape
         assert state.private["x"].tolist() == [[i, 10.0 * i] for i in shown]
         assert state.private["x"].dtype == torch.float64
 
@@ -325,7 +336,7 @@ def test_bfloat16_is_close_and_not_the_same() -> None:
     exact = train_cohort(method, cohort_of(method), start, DIGITS, inputs=Inputs())
     rough = CohortTrainer(DIGITS, "cpu", precision="bfloat16").train(method, cohort_of(method), start, inputs=Inputs())
     for one, other in zip(rough, exact, strict=True):
-        moved = np.linalg.norm(other.own - other.start)
+        moved = np.linalg.norm(other.own - other.context.start)
         error = np.linalg.norm(one.own - other.own)
         assert 1e-3 * moved < error < 0.15 * moved  # eight bits, and a pooling may choose another pixel
         assert one.own.dtype == np.float32
