@@ -42,7 +42,7 @@ from hushfleet.aggregator.ingest.decoding import Decoded
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
@@ -222,7 +222,7 @@ class Lab:
         ]
         trained = self.trainer.train(prepared.method, members, params, inputs=Inputs((), "none"))
         for device, result in zip(self.devices, trained, strict=True):
-            yield device.name, result.end - result.start
+            yield device.name, result.update
 
     def _lie(self, cell: Cell, prepared: PreparedTask, plan: RoundPlan, params: np.ndarray) -> np.ndarray:
         """The values that all liars of a round send."""
@@ -237,7 +237,7 @@ class Lab:
             samples = replace(sevens, labels=np.full_like(sevens.labels, TARGET))
         member = Member(prepared.method.init_state(), samples, np.random.default_rng((plan.round, 7)))
         (trained,) = self.trainer.train(prepared.method, [member], params, inputs=Inputs((), "none"))
-        direction = np.nan_to_num((trained.end - trained.start).astype(np.float64))
+        direction = np.nan_to_num(trained.update.astype(np.float64))
         direction *= (-1.0 if cell.attack == "flip" else 1.0) / max(float(np.linalg.norm(direction)), 1e-12)
         self._lied_in, self._lied = (cell, plan.round), self._loud(cell, direction)
         return self._lied
@@ -268,7 +268,8 @@ class Lab:
     ) -> bytes:
         terms = RoundTerms(plan.noise_split, plan.controls)
         state = prepared.method.init_state()
-        release = prepared.method.release(state, change, terms, SeededNoise(1, index, plan.round))
+        context = RoundContext(prepared.method.setting(terms), state, 0 * change, 0 * change)
+        release = prepared.method.release(context, change, SeededNoise(1, index, plan.round))
         layout = prepared.spec.model.layout
         header = UpdateHeader(
             task=plan.task,

@@ -23,7 +23,7 @@ import numpy as np
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import PublicState
+from hushfleet.methods.state import PublicState, RoundContext, RoundTerms
 from hushfleet.models import Model, get_model, model_names
 from hushfleet.models.export import export_graphs
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, make_gradient, make_optimizer
@@ -52,12 +52,13 @@ def step_of(
     x = rng.standard_normal((batch, *model.input_shape), dtype=np.float32)
     y = rng.integers(0, model.classes, batch)
     masks = draw_dropout(model.dropout, batch, rng)
-    passes = [(part, make_optimizer("adam", 1e-3)) for part in method.passes(state)]
+    context = RoundContext(method.setting(RoundTerms()), state, start, start)
+    parts = [(part, make_optimizer("adam", 1e-3)) for part in method.training.order.masks(context)]
 
     def step() -> None:
-        for part, optimizer in passes:
+        for part, optimizer in parts:
             _, grad = gradient(params, x, y, masks, out=buffer)
-            method.local_gradient(state, start, params, grad)
+            method.training.add_penalties(context, params, grad)
             if part is not None:
                 grad *= part
             optimizer.step(params, grad)

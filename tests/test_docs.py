@@ -351,7 +351,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
     assert after.own is not None
     np.testing.assert_array_equal(after.public.mask, state.public.mask)
     assert after.public.participations == 2
-    started_again = prepared.method.start(after, params)
+    started_again = prepared.method.parts.personal.start(after, params, None)
     np.testing.assert_array_equal(started_again[last.start :], params[last.start :])
     assert (after.own[: last.start] != params[: last.start]).any()
     np.testing.assert_array_equal(started_again[: last.start], params[: last.start])

@@ -64,7 +64,7 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     privacy = task.privacy_spec(train_samples=train_samples or None)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
-    graphs = export_graphs(model, objective=method.training.objective)
+    graphs = export_graphs(model, objective=method.objective)
     channels = model.input_shape[0]
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",

@@ -96,7 +96,7 @@ def _watched(agent: Agent) -> Stopwatch:
     for optimizer in (optim.Adam, optim.SGD):
         watch.watch("optimizer", optimizer, "step")
     method = type(agent.tasks.runtime.trainer().method)
-    own = ("prepare", "start", "teacher", "gradient", "local_gradient", "measure", "release", "advance")
+    own = ("begin", "measured", "release", "advance")
     watch.watch("method", method, *own)
     watch.watch("noise", SecureNoise, "normal")
     watch.watch("codec", trainer, "encode_update")

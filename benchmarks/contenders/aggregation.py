@@ -32,7 +32,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.models import Model, get_model
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.wire.format.forms import steps_for
@@ -67,13 +67,14 @@ class Inputs:
         self._identity = Identity.from_bytes(bytes(range(32)))
         self.public_key = self._identity.public_key
         method, self._state = self.prepared.method, self.prepared.method.init_state()
-        terms = RoundTerms(job.cohort, method.controls(method.init_server(0), ROUND))
+        terms = RoundTerms(job.cohort, method.server.controls(method.server.initial(0), ROUND))
+        zeros = np.zeros(self.layout.size, np.float32)
+        context = RoundContext(method.setting(terms), self._state, zeros, zeros)
         self._releases = [
             method.release(
-                self._state,
+                context,
                 np.random.default_rng(index).normal(0, 1e-3, self.layout.size).astype(np.float32),
-                terms,
-                noise=SeededNoise(1, index, ROUND),
+                SeededNoise(1, index, ROUND),
             )
             for index in range(min(DISTINCT, job.cohort))
         ]

@@ -38,6 +38,7 @@ from hushfleet.methods.state import (
     RoundSetting,
     RoundTerms,
 )
+from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
@@ -181,6 +182,11 @@ class TaskMethod:
     @property
     def training(self) -> Sgd:
         return self.parts.training
+
+    @property
+    def objective(self) -> Objective:
+        """The loss whose gradient the task's graph computes."""
+        return self.parts.training.objective
 
     # what both sides know
 

@@ -21,9 +21,8 @@ from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler
 from hushfleet.models.native.gradient import LOGITS_BATCH, NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_locally
 from hushfleet.training.optim import SGD
+from support.methods import trained
 
 pytestmark = pytest.mark.slow
 
@@ -345,10 +344,9 @@ def test_local_training_by_parts_ends_where_it_does_without(name, settings, tole
     samples = Samples(rng.integers(0, 256, (11, 1, 8, 8), np.uint8), rng.integers(0, 10, 11), (0.5,), (0.25,))
     ends, losses = [], []
     for gradient in (run, lambda *args, **named: run(*args, **named)):
-        how = {"recipe": Inputs(), "rng": np.random.default_rng(1)}
-        end, loss = train_locally(method, state, model.init(0), gradient, samples, **how)
-        ends.append(end)
-        losses.append(loss)
+        done = trained(method, model.init(0), gradient, samples, state=state, rng=np.random.default_rng(1))
+        ends.append(done.end)
+        losses.append(done.loss)
     assert np.abs(ends[0] - ends[1]).max() <= tolerance * np.abs(ends[1] - model.init(0)).max()
     assert np.abs(ends[0] - model.init(0)).max() > 1e-3
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -282,7 +282,7 @@ def _difference_bytes(prepared: PreparedTask) -> int:
 
 def _noised(prepared: PreparedTask) -> bool:
     """Whether updates carry noise that steps are tied to."""
-    return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.clips
+    return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.parts.gaussian is not None
 
 
 def _trial_values(prepared: PreparedTask) -> np.ndarray:

@@ -45,7 +45,7 @@ class Bench:
     @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
-        graph, objective = self._graph(model.gradient), self.method.training.objective
+        graph, objective = self._graph(model.gradient), self.method.objective
         return make_gradient(self.runtime, model.name, len(model.class_names), model.layout, graph, objective)
 
     @cached_property

@@ -40,7 +40,7 @@ def cohort_trainer(path: Path) -> CohortTrainer:
     files = bench(path, "onnx")
     model = get_model(files.spec.model.name, classes=len(files.spec.model.class_names))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return CohortTrainer(TorchGradient(model, device=device, objective=files.method.training.objective), device)
+    return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
 
 
 def _group_size(job: Job) -> int:

@@ -29,7 +29,7 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods.method import TaskMethod
-from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
@@ -67,6 +67,10 @@ class Subject:
     def noise_split(self) -> int:
         """As the aggregator's plans have it."""
         return min(self.spec.privacy.noise_split, self.cohort)
+
+    def controls(self, method: TaskMethod) -> dict[str, float]:
+        """Of the first round."""
+        return method.server.controls(method.server.initial(self.seed), 1)
 
     def plan(self, round: int, controls: dict[str, float]) -> RoundPlan:
         return RoundPlan(
@@ -184,9 +188,9 @@ class _DeviceGame:
         with self._life(0) as trainer:
             self.method: TaskMethod = trainer.method
         rng = np.random.default_rng(subject.seed)
-        self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
+        self.controls = subject.controls(self.method)
         self.terms = RoundTerms(subject.noise_split, self.controls)
-        self.state = self._seasoned(rng)
+        self.context = self._seasoned(rng)
         clip_norm = subject.spec.privacy.clip_norm
         self.update = canary_update(subject.spec.model.layout, clip_norm, rng)
         self.expected, self.nothing = self._without_noise(self.update), self._without_noise(self.update * 0)
@@ -256,7 +260,7 @@ class _DeviceGame:
             )
             if update is not None:
                 start = subject.initial
-                trainer.ends_with = Trained(self.state, start, start + update, start, 0.0)
+                trainer.ends_with = Trained(self.context, start + update, start, 0.0)
             yield trainer
 
     def _seen(self, trainer: ScriptedTrainer, round: int) -> Seen:
@@ -270,14 +274,14 @@ class _DeviceGame:
         return Seen((seen.values + other.values) / 2, (seen.report + other.report) / 2, seen.header)
 
     def _decoded(self, trainer: ScriptedTrainer, data: bytes) -> Seen:
-        layout, shared = self.subject.spec.model.layout, ~self.state.public.mask
+        layout, shared = self.subject.spec.model.layout, ~self.context.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         decoded = decode_update(data, public_key=trainer.store.identity.public_key, counts=counts)
         values = np.zeros(layout.size)
         values[shared] = decoded.values
         return Seen(values, np.array(decoded.header.report), _about_noise(decoded.header))
 
-    def _seasoned(self, rng: np.random.Generator) -> DeviceState:
+    def _seasoned(self, rng: np.random.Generator) -> RoundContext:
         """A device that has taken part before: what is personal, and what steers its clip norms, has moved.
 
         It has no model of its own, so that its training begins with the global one: what is sent is then the update.
@@ -287,14 +291,14 @@ class _DeviceGame:
         data = WorstData(len(self.subject.spec.model.class_names), rng)
         for round in range(1, _SEASONING_ROUNDS + 1):
             update = canary_update(method.layout, self.subject.spec.privacy.clip_norm, rng) * np.float32(round)
-            prepared = method.measure(method.prepare(state, initial, data), initial, data)
-            release = method.release(prepared, update, self.terms, SeededNoise(self.subject.seed, 0, round))
-            state = method.advance(prepared, update=update, trained=initial, sent=release.values)
+            context = method.measured(method.begin(state, initial, self.terms, data), initial, data)
+            release = method.release(context, update, SeededNoise(self.subject.seed, 0, round))
+            state = method.advance(context, update=update, trained=initial, sent=release.values)
             state = replace(state, own=None)
-        return method.measure(method.prepare(state, initial, data), initial, data)
+        return method.measured(method.begin(state, initial, self.terms, data), initial, data)
 
     def _without_noise(self, update: np.ndarray) -> Seen:
-        release = self.method.release(self.state, update, self.terms, Silence())
+        release = self.method.release(self.context, update, Silence())
         return Seen(release.values.astype(np.float64), np.array(release.report), ())
 
 

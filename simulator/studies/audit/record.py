@@ -141,7 +141,7 @@ def play_one_run(
     )
     directions, places = blocks
     with _device(subject, 1, gradient, data, logits_of) as trainer:
-        method, controls = trainer.method, trainer.method.controls(trainer.method.init_server(subject.seed), 1)
+        method, controls = trainer.method, subject.controls(trainer.method)
         terms = RoundTerms(subject.noise_split, controls)
         mechanism = method.record_mechanism(terms)
         if mechanism.clips == "batch":
@@ -182,7 +182,7 @@ class _TwoWorlds:
         self._rng = np.random.default_rng(subject.seed)
         with _device(subject, 0, None, None, None) as trainer:
             self.method = trainer.method
-            self.controls = self.method.controls(self.method.init_server(subject.seed), 1)
+            self.controls = subject.controls(self.method)
             self.terms = RoundTerms(subject.noise_split, self.controls)
             self.mechanism = self.method.record_mechanism(self.terms)
         # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.

@@ -259,7 +259,8 @@ def test_glp_takes_the_largest_and_of_equal_ones_the_first(seed):
         sent = np.where(public.mask, 0, np.round(2 * rng.standard_normal(layout.size))).astype(np.float32)
         expected = public.mask.copy()
         for layer in layout.layers:
-            place, target = slice(layer.start, layer.stop), int(method.parts.personal.beta * layer.size * min(taken / 4, 1.0))
+            place = slice(layer.start, layer.stop)
+            target = int(method.parts.personal.beta * layer.size * min(taken / 4, 1.0))
             order = np.argsort(-np.where(public.mask[place], -1.0, np.abs(sent[place])), kind="stable")
             expected[place][order[: target - np.count_nonzero(public.mask[place])]] = True
         public = method.advance_public(public, sent)
