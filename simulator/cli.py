@@ -17,6 +17,7 @@ from rich.markup import escape
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.errors import BadInput
+from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix, read_boards
 from hushfleet.simulator.run import RunOptions, run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
@@ -64,6 +65,7 @@ def register(app: typer.Typer) -> None:
         data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-TIME.")] = None,
         settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")] = None,
+        method: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = "",
         resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
         broker: Annotated[BrokerName, typer.Option(help="Of the live engine.")] = BrokerName.auto,
         boards: Annotated[str | None, typer.Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = None,
@@ -92,7 +94,8 @@ def register(app: typer.Typer) -> None:
         `hushfleet simulate tasks/digits-chaos.toml --chaos 10`
         """
         console = Console()
-        task = _overridden(task_file, settings or [], devices=devices, rounds=rounds, seed=seed)
+        chosen = [f"method.name={allow_file(method)}"] if method else []
+        task = _overridden(task_file, [*(settings or []), *chosen], devices=devices, rounds=rounds, seed=seed)
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if chaos is not None:
             run_campaign(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import os
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -290,20 +289,15 @@ def test_the_service_runs_the_device() -> None:
 
 
 def test_the_method_that_is_shown_is_the_file() -> None:
-    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABU" in b.text]
+    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABUConfig" in b.text]
     assert shown == [(EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip()]
 
 
-def with_example_method(monkeypatch: pytest.MonkeyPatch) -> Any:
-    name = "hushfleet.methods.fedbabu"
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "fedbabu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(methods.METHODS, module.FedBABU.name, module.FedBABU)
-    return module
+def with_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were installed."""
+    monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
+    name = methods.allow_file(f"{EXAMPLES / 'fedbabu.py'}:fedbabu")
+    monkeypatch.setitem(methods.METHODS, "fedbabu", methods.find_method(name))
 
 
 @pytest.fixture

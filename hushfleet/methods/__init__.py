@@ -81,6 +81,11 @@ def allow_file(name: str) -> str:
     return full
 
 
+def allowed_file() -> dict[str, str]:
+    """What the environment of a process on another machine needs to run the allowed file, which must be there too."""
+    return {key: value for key, value in os.environ.items() if key == ALLOWED_FILE}
+
+
 def _from_file(name: str) -> Published:
     if os.environ.get(ALLOWED_FILE) != name:
         raise BadInput(
@@ -133,6 +138,7 @@ __all__ = [
     "TrainingConfig",
     "all_names",
     "allow_file",
+    "allowed_file",
     "find_method",
     "make_method",
 ]

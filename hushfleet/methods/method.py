@@ -287,10 +287,11 @@ class TaskMethod:
         :param trained: the device's own model `[..., d]`.
         :param sent: `[..., d]`, exactly what the aggregator decodes.
         """
+        parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
+        parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
         private: PrivateArrays = {}
-        for part in (self.parts.personal, *self.parts.stages):
-            if isinstance(part, (Everything, Transform, ClipLayers)):
-                private |= part.remember(context, update=update, trained=trained, sent=sent)
+        for part in (self.parts.personal, *parts):
+            private |= part.remember(context, update=update, trained=trained, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)
 
 

@@ -230,7 +230,7 @@ class ClipLayers:
 
     def apply(self, context: RoundContext, release: Release) -> Release:
         layout = context.layout
-        units = self.bounds.bounds(context.state.private, context.global_params, layout)
+        units = self.bounds.bounds(self._memory(context), context.global_params, layout)
         declared = self.bounds.norm(layout)
         if not np.linalg.norm(units) <= declared * (1 + _TOLERANCE):
             raise PrivacyError(f"{type(self.bounds).__name__} gives bounds above the norm {declared:g} that it names")
@@ -239,7 +239,11 @@ class ClipLayers:
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         seen = context.shared(update) if self.raw else sent
-        return self.bounds.remember(context.state.private, seen, context.layout)
+        return self.bounds.remember(self._memory(context), seen, context.layout)
+
+    def _memory(self, context: RoundContext) -> PrivateArrays:
+        """What the bounds themselves remember, and nothing that another part has kept."""
+        return {name: context.state.private[name] for name in self.bounds.initial(context.layout)}
 
 
 @dataclass(frozen=True)

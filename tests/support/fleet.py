@@ -119,6 +119,9 @@ class Signed:
         return self.encoded.data
 
 
+_FOUND = Evaluation(0.5, 1.0)
+
+
 class Devices:
     """The device halves: identities and states, and updates that no training went into."""
 
@@ -141,7 +144,7 @@ class Devices:
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)
         change = np.clip(change, -prepared.method.reach, prepared.method.reach)
         setting = prepared.method.setting(RoundTerms(plan.noise_split, plan.controls))
-        context = RoundContext(setting, state, 0 * change, 0 * change, measured=self.measured.get(name))
+        context = RoundContext(setting, state, 0 * change, 0 * change, measured=self.measured.get(name, _FOUND))
         release = prepared.method.release(context, change, SeededNoise(seed, index, plan.round))
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]

@@ -29,6 +29,7 @@ import numpy as np
 
 from hushfleet.edge_client.storage.store_file import StoreLock
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.methods import allowed_file
 from hushfleet.simulator.engines.fast.fingerprint import fingerprint
 from hushfleet.simulator.engines.fast.job_files import JobFiles, replace_file, travels, whole
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Item, Outcome
@@ -241,7 +242,7 @@ class RayCrew:
             self._ray.init(
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,
-                runtime_env={"env_vars": ENVIRONMENT},
+                runtime_env={"env_vars": ENVIRONMENT | allowed_file()},
                 **options,
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
