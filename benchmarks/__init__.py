@@ -1,4 +1,1 @@
-"""Scripts that measure the project beside its alternatives and print ratios.
-
-A package of its own, or else another installed package of that name would be found in its place.
-"""
+"""Scripts that measure, run as `python -m benchmarks.NAME` in the repository's root; results: docs/performance.md."""

@@ -1,4 +1,4 @@
-"""The aggregator's way from bytes to sums beside a memory copy and beside Flower's averaging, in one run.
+"""The aggregator's way from bytes to sums beside a memory copy, a plain loop and Flower's averaging, in one run.
 
     python -m benchmarks.aggregator [--quick] [--peers-python PYTHON] [--json FILE] [--plot FILE.png]
 
@@ -7,201 +7,214 @@ work of about 50 ms and copies of 64 MB take turns, so that whatever else the ma
 medians over these pairs. A cell stops after --box-s seconds and says how many updates it took until then; a cohort of
 --flat-model is taken whole, which shows how memory grows. What devices do (training, noise, encoding) is not counted.
 
-Flower's path is what its server does with `Parameters` that have arrived: `parameters_to_ndarrays` on each, and
-`aggregate`. It holds a cohort and its products with the weights at once; cohorts above --most-gib are not run. It needs
-`pip install flwr numpy` in an environment of its own, named by --peers-python, and is listed as missing elsewhere.
+The plain loop adds the float32 values of received bytes to a running sum and checks nothing. Flower's path is what its
+server does with `Parameters` that have arrived; it holds a whole cohort, and cohorts above --most-gib are not run. It
+needs `pip install flwr numpy` in an environment of its own, named by --peers-python.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the repository's root is not on the path then
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+import numpy as np
+import torch
 
-from benchmarks.machine import cores, described, memory_copy_gb_s
-from benchmarks.outputs import COLOURS, add_outputs, write_outputs
+from benchmarks.bursts import copy_gb_s, growth, in_turns
+from benchmarks.common import COLOURS, Figures, console, earlier, make_parser, plot, table, write
+from benchmarks.device import write_images
+from benchmarks.processes import ROOT, environment
+from benchmarks.updates import IDENTITY, train_update
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.ingest.decoding import Decoded, decode
+from hushfleet.aggregator.ingest.exact_sum import ExactSum
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import WireSpec
 from hushfleet.models import get_model, model_names
 
 COHORTS = (10, 100, 1_000, 10_000)
 CODECS = ("float32", "quantized", "one-bit", "float16")
-HALF, NEARLY = 0.5, 0.8
-FLAT_MIB = 16.0
+FLOWER = "Flower, float32"
+ROWS = {
+    "add, float32": ("add", "float32", "ours"),
+    **{f"decode and add, {codec}": ("decode and add", codec, "second") for codec in CODECS},
+    "accept with store, quantized": ("accept", "quantized", "limit"),
+    "accept with store, float32": ("accept", "float32", "limit"),
+    "plain loop, float32": ("plain loop", "float32", "third"),
+    FLOWER: ("flower", "float32", "other"),
+}
+"""Label: the part of the way, the codec, the colour."""
+MOST_IN_A_PLAN = 2000  # about how many devices a round plan can name; larger fleets take turns
+DISTINCT = 16  # updates that take turns: more than the caches hold of a network of a million parameters
 CELL_TIMEOUT_S = 300
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: one part of the way, for one codec."""
-
-    label: str
-    work: str
-    codec: str
-    colour: str
+Work = Callable[[int, int], float]
+"""Takes so many updates, from one on, and returns the seconds that count."""
 
 
-FLOWER = Row("Flower, float32", "flower", "float32", "other")
-ROWS = (
-    Row("add, float32", "add", "float32", "ours"),
-    *(Row(f"decode and add, {codec}", "decode and add", codec, "second") for codec in CODECS),
-    Row("worker processes, quantized", "pool", "quantized", "third"),
-    Row("accept with store, quantized", "accept", "quantized", "limit"),
-    Row("accept with store, float32", "accept", "float32", "limit"),
-    FLOWER,
-)
+class Updates:
+    """What devices send: one real update with its values moved, under as many names as there are devices.
 
-MOST_IN_A_PLAN = 2000
-"""About how many devices a round plan can name; larger fleets take turns."""
+    :param folder: for the federation of two devices that it comes from.
+    """
 
-FLAT_ROWS = tuple(row for row in ROWS if row.codec == "quantized")
-"""What is shown with whole cohorts of the largest size."""
+    def __init__(self, model_name: str, codec: str, folder: Path) -> None:
+        model = get_model(model_name)
+        data = write_images(folder / "images", model.input_shape, classes=model.classes, samples=2 * model.classes)
+        task = {
+            "name": "benchmark",
+            "model": {"name": model_name},
+            "method": {"name": "dp-fedavg"},
+            "privacy": {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "accounting": "strict"},
+            "data": {**data, "devices": 2, "test_fraction": 0.0, "min_samples": 2},
+            "round": {"rounds": 1},
+            "wire": {"codec": "float32"},
+        }
+        simulation, self._update = train_update(parse_task(task), folder / "run", data_dir=None)
+        self.wire = WireSpec(codec=codec)  # type: ignore[arg-type]
+        self.prepared = replace(simulation.prepared, spec=replace(simulation.prepared.spec, wire=self.wire))
+        self.counts, self.size = self._update.counts, self._update.size
+
+    def values(self, index: int) -> np.ndarray:
+        return np.roll(self._update.values, index % DISTINCT)
+
+    def blob(self, index: int) -> bytes:
+        return replace(self._update, values=self.values(index)).encoded(self.wire, device=f"device-{index}").data
+
+
+def timed(take: Callable[[int], object]) -> Work:
+    def work(first: int, count: int) -> float:
+        began = time.perf_counter()
+        for index in range(first, first + count):
+            take(index % DISTINCT)
+        return time.perf_counter() - began
+
+    return work
+
+
+def decoder_of(updates: Updates) -> Callable[[int], Decoded]:
+    blobs = [updates.blob(index) for index in range(DISTINCT)]
+
+    def decoded(index: int) -> Decoded:
+        result = decode(blobs[index], counts=updates.counts)
+        if not isinstance(result, Decoded):
+            raise SystemExit(f"not decoded: {result!r}")
+        return result
+
+    return decoded
+
+
+def acceptance_of(updates: Updates, cohort: int, store: AggregatorStore) -> Work:
+    with store.transaction():
+        for index in range(cohort):
+            store.add_device(f"device-{index}", public_key=IDENTITY.public_key, board="benchmark")
+    engine = RoundEngine(store, updates.prepared)
+    engine.open_round([f"device-{index}" for index in range(cohort)])
+
+    def work(first: int, count: int) -> float:
+        taken_s = 0.0
+        for index in range(first, first + count):
+            data = updates.blob(index)  # not counted: it is the device's work
+            began = time.perf_counter()
+            verdict = engine.accept(f"device-{index}", data)
+            taken_s += time.perf_counter() - began
+            if verdict.code != "accepted":
+                raise SystemExit(f"{verdict.code}: {verdict.reason}")
+        return taken_s
+
+    return work
+
+
+def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -> Figures:
+    """In this process; nothing before `growth` counts for the memory."""
+    torch.set_num_threads(1)
+    figures: Figures = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
+        updates = Updates(model, codec, folder)
+        sums, plain, rates = ExactSum(updates.size), np.zeros(updates.size), list[float]()
+        values = [updates.values(index) for index in range(DISTINCT)]
+        if work == "add":
+            run = timed(lambda index: sums.add(values[index]))
+        elif work == "plain loop":
+            bodies = [each.tobytes() for each in values]
+            run = timed(lambda index: np.add(plain, np.frombuffer(bodies[index], np.float32), out=plain))
+        elif work == "decode and add":
+            decoded = decoder_of(updates)
+            alone = timed(decoded)
+            whole = timed(lambda index: sums.add((one := decoded(index)).values, largest=one.largest))
+
+            def run(first: int, count: int) -> float:
+                rates.append(count / alone(first, count))
+                return whole(first, count)
+
+        else:
+            run = acceptance_of(updates, cohort, stack.enter_context(AggregatorStore(folder / "store")))
+        copy = copy_gb_s()
+        with growth(figures):
+            found = in_turns(run, copy, updates=cohort, value_bytes=4 * updates.size, box_s=box_s)
+    if rates:  # of the decoder alone, which took turns with it
+        figures["of_decoder"] = found["updates_per_s"] / float(np.median(rates))
+    return found | figures
+
+
+def run_cell(label: str, model: str, cohort: int, box_s: float, options: argparse.Namespace) -> Figures:
+    """The figures of one cell from a fresh process, or why there are none."""
+    work, codec, _ = ROWS[label]
+    if label == FLOWER:
+        layers = [layer.size for layer in get_model(model).layout.layers]
+        needed_gib = 3 * 4 * sum(layers) * cohort / 2**30  # as received, as arrays, and times the weights
+        if needed_gib > options.most_gib:
+            return {"missing": f"would hold {needed_gib:.0f} GiB"}
+        job = {"layers": layers, "cohort": cohort, "box_s": min(box_s, options.box_s)}
+        command = [options.peers_python, "-m", "benchmarks.frameworks.flower_average", json.dumps(job)]
+    else:
+        job = {"work": work, "model": model, "codec": codec, "cohort": cohort, "box_s": box_s}
+        command = [sys.executable, "-m", "benchmarks.aggregator", "--cell", json.dumps(job)]
+    variables = environment()
+    try:
+        done = subprocess.run(
+            command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"missing": type(error).__name__}
+    if done.returncode:
+        return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def draw(figure: Any, figures: Figures) -> None:
+    model = figures["cells"][0]["model"]
+    for axes, key, text in zip(
+        figure.subplots(1, 2),
+        ("updates_per_s", "grown_mib"),
+        ("updates a second", "memory for the cohort, MiB"),
+        strict=True,
+    ):
+        for number, (label, (_, _, colour)) in enumerate(ROWS.items()):
+            mine = [c for c in figures["cells"] if (c["row"], c["model"]) == (label, model) and "missing" not in c]
+            style = ("-", "--", ":", "-.")[number % 4]
+            xs, ys = [c["cohort"] for c in mine], [c[key] for c in mine]
+            axes.plot(xs, ys, color=COLOURS[colour], linestyle=style, marker="o", label=label)
+        axes.set(xscale="log", yscale="log", xlabel=f"updates of a cohort, {model}", ylabel=text)
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _options(arguments)
-    print(f"{described()}; memory copy {memory_copy_gb_s():.1f} GB/s")
-    cells: list[dict[str, Any]] = []
-    for model, rows, cohorts, box_s in (
-        (options.model, ROWS, options.cohorts, options.box_s),
-        (options.flat_model, FLAT_ROWS, sorted({min(options.cohorts), max(options.cohorts)}), CELL_TIMEOUT_S),
-    ):
-        print(f"\n{model}, {get_model(model).layout.size:,} parameters\n{_HEAD}")
-        for cohort in cohorts:
-            for row in rows:
-                taken = min(cohort, MOST_IN_A_PLAN) if row.work == "accept" else cohort
-                cell = {"model": model, "row": row.label, "cohort": taken, **_run(row, model, taken, box_s, options)}
-                cells.append(cell)
-                print(_line(cell))
-    goals = _goals([cell for cell in cells if cell["model"] == options.model])
-    goals.append(_flat([cell for cell in cells if cell["model"] == options.flat_model]))
-    print("\ngoals")
-    for goal in goals:
-        print(f"  {'met' if goal['met'] else 'MISSED':7} {goal['text']}")
-    figures = {"cells": cells, "goals": goals, "box_s": options.box_s}
-    write_outputs(
-        options, figures, title="Aggregation", draw=lambda figure: _draw(figure, cells, options), size=(11, 5)
-    )
-
-
-def _run(row: Row, model: str, cohort: int, box_s: float, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one cell, or why there are none."""
-    layers = [layer.size for layer in get_model(model).layout.layers]
-    if row is FLOWER:
-        # as received, as arrays, and times the weights
-        needed_gib = 3 * 4 * sum(layers) * cohort / 2**30
-        if needed_gib > options.most_gib:
-            return {"missing": f"would hold {needed_gib:.0f} GiB"}
-        interpreter, module = options.peers_python, "benchmarks.contenders.flower_average"
-        job: dict[str, Any] = {"layers": layers, "cohort": cohort, "box_s": min(box_s, options.box_s)}
-    else:
-        interpreter, module = sys.executable, "benchmarks.contenders.aggregation"
-        job = {"work": row.work, "model": model, "codec": row.codec, "cohort": cohort, "box_s": box_s}
-    root = str(Path(__file__).parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    try:
-        done = subprocess.run(
-            [interpreter, "-m", module, json.dumps(job)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=CELL_TIMEOUT_S,
-            check=False,
-        )
-    except OSError:
-        return {"missing": "no such interpreter"}
-    except subprocess.TimeoutExpired:
-        return {"missing": f"no answer after {CELL_TIMEOUT_S} s"}
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return {"missing": "not installed" if "No module named" in last else last}
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-_HEAD = (
-    f"{'':34}{'cohort':>7}{'taken':>7}{'updates/s':>11}{'GB/s':>7}{'of copy':>9}{'of decoder':>12}{'memory MiB':>12}"
-)
-
-
-def _line(cell: dict[str, Any]) -> str:
-    start = f"{cell['row']:34}{cell['cohort']:7}"
-    if "missing" in cell:
-        return f"{start}  {cell['missing']}"
-    of_decoder = f"{cell['of_decoder']:12.2f}" if "of_decoder" in cell else f"{'':12}"
-    return (
-        f"{start}{cell['updates']:7}{cell['updates_per_s']:11.1f}{cell['float32_gb_s']:7.2f}"
-        f"{cell['of_copy']:9.3f}{of_decoder}{cell['grown_mib']:12.1f}"
-    )
-
-
-def _goals(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each at the largest cohort up to 1,000, where a cell has many bursts."""
-    there = [cell for cell in cells if "missing" not in cell]
-
-    def best(label: str) -> dict[str, Any]:
-        mine = [cell for cell in there if cell["row"] == label]
-        return max(mine, key=lambda cell: (cell["cohort"] <= 1000, cell["cohort"]))
-
-    goals = []
-    for label in ("add, float32", "decode and add, float32"):
-        share = best(label)["of_copy"]
-        goals.append({"text": f"{label}: {share:.2f} of a memory copy, at least {HALF}", "met": share >= HALF})
-    for codec in CODECS[1:]:
-        share = best(f"decode and add, {codec}")["of_decoder"]
-        text = f"decode and add, {codec}: {share:.2f} of the decoder alone, at least {NEARLY}"
-        goals.append({"text": text, "met": share >= NEARLY})
-    peers = {cell["cohort"]: cell for cell in there if cell["row"] == FLOWER.label}
-    if peers:
-        peer = peers[max(peers)]
-        for label in ("decode and add, float32", "decode and add, quantized", "accept with store, quantized"):
-            (ours,) = (cell for cell in there if (cell["row"], cell["cohort"]) == (label, peer["cohort"]))
-            # of a copy each, since the machine was not the same for both
-            times = ours["of_copy"] / peer["of_copy"]
-            text = f"{label}: {times:.2f} times Flower's updates a second, cohort of {peer['cohort']}"
-            goals.append({"text": text, "met": times >= 1, "times_flower": times})
-    single, pool = best("decode and add, quantized"), best("worker processes, quantized")
-    gain = pool["of_copy"] / single["of_copy"]
-    start = pool["start_s"] * single["updates_per_s"]
-    text = f"{pool['workers']} worker processes on {cores()} cores: {gain:.2f} times one process; {start:.0f} to start"
-    return [*goals, {"text": text, "met": gain > 1}]
-
-
-def _flat(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the largest cohort takes above the smallest, in each of our ways."""
-    ours = [cell for cell in cells if "missing" not in cell and cell["row"] != FLOWER.label]
-    by_cohort = {
-        row: {c["cohort"]: c["grown_mib"] for c in ours if c["row"] == row} for row in {c["row"] for c in ours}
-    }
-    most = max(grown[max(grown)] - grown[min(grown)] for grown in by_cohort.values())
-    cohorts = sorted({cell["cohort"] for cell in ours})
-    text = f"memory of {cohorts[-1]:,} updates: {most:.1f} MiB above that of {cohorts[0]}, at most {FLAT_MIB}"
-    return {"text": text, "met": most <= FLAT_MIB}
-
-
-def _draw(figure: Any, cells: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    styles = ("-", "--", ":", "-.")
-    speed, memory = figure.subplots(1, 2)
-    for row in ROWS:
-        mine = [c for c in cells if c["row"] == row.label and c["model"] == options.model and "missing" not in c]
-        same = [other.label for other in ROWS if other.colour == row.colour]
-        style = {"color": COLOURS[row.colour], "linestyle": styles[same.index(row.label)], "marker": "o"}
-        speed.plot([c["cohort"] for c in mine], [c["updates_per_s"] for c in mine], label=row.label, **style)
-        memory.plot([c["cohort"] for c in mine], [c["grown_mib"] for c in mine], label=row.label, **style)
-    for axes, text in ((speed, "updates a second"), (memory, "memory for the cohort, MiB")):
-        axes.set(xscale="log", yscale="log", xlabel=f"updates of a cohort, {options.model}", ylabel=text)
-        axes.grid(alpha=0.3)
-    figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=model_names(), default="fashion-mnist-cnn")
     parser.add_argument("--flat-model", choices=model_names(), default="digits-cnn", help="for whole cohorts")
     parser.add_argument("--cohorts", type=lambda text: tuple(map(int, text.split(","))), default=COHORTS)
@@ -209,11 +222,36 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--most-gib", type=float, default=4.0, help="memory that Flower may take")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has flwr")
     parser.add_argument("--quick", action="store_true", help="cohorts of 10 and 100, half a second a cell")
-    add_outputs(parser)
+    parser.add_argument("--cell", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.cell:
+        print(json.dumps(measure_cell(**options.cell)))
+        return
     if options.quick:
         options.cohorts, options.box_s = (10, 100), 0.5
-    return options
+    figures = earlier(options)
+    if figures is None:
+        cells: list[Figures] = []
+        flat_rows = [label for label, (_, codec, _) in ROWS.items() if codec == "quantized"]
+        plans = [(options.model, label, cohort, options.box_s) for cohort in options.cohorts for label in ROWS]
+        plans += [(options.flat_model, label, max(options.cohorts), float(CELL_TIMEOUT_S)) for label in flat_rows]
+        for model, label, cohort, box_s in plans:
+            taken = min(cohort, MOST_IN_A_PLAN) if ROWS[label][0] == "accept" else cohort
+            found = run_cell(label, model, taken, box_s, options)
+            cells.append({"model": model, "row": label, "cohort": taken, **found})
+            console.print(cells[-1])
+        figures = {"cells": cells, "box_s": options.box_s}
+    peers = {cell["cohort"]: cell.get("of_copy") for cell in figures["cells"] if cell["row"] == FLOWER}
+    shown = ("model", "row", "cohort", "updates", "updates_per_s", "float32_gb_s", "of_copy", "of_decoder", "grown_mib")
+    rows = []
+    for cell in figures["cells"]:
+        peer = peers.get(cell["cohort"])
+        # of a copy each, since the machine was not the same for both
+        times = cell["of_copy"] / peer if peer and "of_copy" in cell else ""
+        rows.append({key: cell.get(key, "") for key in shown} | {"x Flower": times, "missing": cell.get("missing", "")})
+    table("Aggregation: float32 bytes a second, of a memory copy and of the decoder alone", rows)
+    write(options, figures)
+    plot(options, figures, "Aggregation", lambda figure: draw(figure, figures), size=(11, 5))
 
 
 if __name__ == "__main__":

@@ -1,116 +1,103 @@
-"""What each method's ledger claims for one round, beside what an audit of its code measures.
+"""What each method's ledger claims for one round, beside what `hushfleet audit` measures of its code.
 
     python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
     python -m benchmarks.audit_methods --show docs/figures/audit.json
 
-All methods run on the digits' network with the same privacy section, as `hushfleet audit`
-runs a task file. The noise is chosen so that one round costs an epsilon of 1 to 3: with some hundred trials more
-cannot be told apart, whatever a mechanism does. Prints the table of docs/privacy.md; exit code 1 where a claim is
-violated.
+All methods run on the digits' network with the same privacy section. The noise is chosen so that one round costs an
+epsilon of 1 to 3: with some hundred trials more cannot be told apart, whatever a mechanism does. Prints the table of
+docs/privacy.md; exit code 1 where a claim is violated.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
+import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-if not __package__:  # run as a file: the repository's root is not on the path then
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+from benchmarks.common import Figures, console, earlier, make_parser, words_of, write
+from benchmarks.processes import ROOT, environment
 from hushfleet.methods import METHODS
-from hushfleet.models import get_model
-from hushfleet.simulator.studies.audit.device import Subject
-from hushfleet.simulator.studies.audit.finding import Finding
-from hushfleet.simulator.studies.audit.games import Effort, device_findings, record_findings
-from hushfleet.simulator.studies.audit.show import shown
 
-NETWORK, CLASSES, DEVICES, ROUNDS = "digits-cnn", 10, 8, 10
-DELTA = 1e-3
-CLIP_NORM = 0.5
+DEVICES, DELTA = 8, 1e-3
 DEVICE_NOISE = 1.5
-RECORD = {"noise_multiplier": 0.8, "sample_rate": 0.1, "batches": 10}
-TRAINING = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 16}
+RECORD = {"noise_multiplier": 0.8, "sample_rate": 0.1}
+BATCHES = 10
+COMMAND = (sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()", "audit")
+COLUMNS = ("device, strict", "device, as-published", "record, strict")
 
 
-def subject_of(method: str, *, unit: str, accounting: str, seed: int) -> Subject:
-    """The task package, without the graphs that an audit does not need."""
-    model = get_model(NETWORK, classes=CLASSES)
-    graph = BlobRef(bytes(32), 1)
-    noise = RECORD if unit == "record" else {"noise_multiplier": DEVICE_NOISE}
-    split = DEVICES if accounting == "as-published" else 1
-    spec = TaskSpec(
-        task="audit-00000000",
-        rounds=ROUNDS,
-        method=method,
-        method_config=TRAINING,
-        privacy=PrivacySpec(
-            unit=unit, accounting=accounting, clip_norm=CLIP_NORM, delta=DELTA, noise_split=split, **noise
-        ),
-        wire=WireSpec(),
-        model=ModelSpec(
-            name=model.name,
-            layout=model.layout,
-            input_shape=model.input_shape,
-            class_names=tuple(str(number) for number in range(CLASSES)),
-            mean=(0.0,) * model.input_shape[0],
-            std=(1.0,) * model.input_shape[0],
-            dropout=(),
-            gradient=graph,
-            inference=graph,
-        ),
-        memory_mib=1,
-    )
-    return Subject(spec, model.init(seed), DEVICES, seed)
+def audited(method: str, *, trials: int, canaries: int, seed: int) -> dict[str, Figures]:
+    """The findings of a method, by the name of the column."""
+    found: dict[str, Figures] = {}
+    for column in COLUMNS:
+        unit, accounting = column.split(", ")
+        noise = RECORD if unit == "record" else {"noise_multiplier": 0.0 if method == "fedavg" else DEVICE_NOISE}
+        steps = {"local_steps": BATCHES} if unit == "record" else {}
+        training = {"name": method, "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 16, **steps}
+        privacy = {"unit": unit, "accounting": accounting, "clip_norm": 0.5, "delta": DELTA, **noise}
+        task = {
+            "name": "audit",
+            "seed": seed,
+            "model": {"name": "digits-cnn"},
+            "method": training,
+            "privacy": privacy,
+            "data": {"name": "digits", "devices": DEVICES},
+            "round": {"rounds": 10},
+        }
+        count = canaries if unit == "record" else trials
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "task.json"
+            path.write_text(json.dumps(task))
+            options = ("--trials", str(count), "--seed", str(seed), "--no-one-run", "--seconds", "3600", "--json")
+            command = [*COMMAND, str(path), *options]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
+        if not done.stdout:
+            raise SystemExit(f"{method}, {column}: {done.stderr[-2000:]}")
+        findings = json.loads(done.stdout)["findings"]
+        for finding in findings if unit == "device" else findings[:1]:
+            alone = accounting == "as-published" and finding["adversary"].endswith("alone")
+            found[column + (", noised values alone" if alone else "")] = finding
+    return found
 
 
-def audited(method: str, *, trials: int, canaries: int, seed: int) -> Iterator[tuple[str, Finding]]:
-    """The findings of a method, each with the name of its column."""
-    for accounting in ("strict", "as-published"):
-        subject = subject_of(method, unit="device", accounting=accounting, seed=seed)
-        for finding in device_findings(subject, Effort(trials)):
-            alone = accounting == "as-published" and finding.adversary.endswith("alone")
-            yield f"device, {accounting}" + (", noised values alone" if alone else ""), finding
-    subject = subject_of(method, unit="record", accounting="strict", seed=seed)
-    yield "record, strict", next(record_findings(subject, Effort(canaries)))
+def shown(epsilon: float | None) -> str:
+    if epsilon is None:
+        return "infinite"
+    return f"{epsilon:,.0f}" if epsilon >= 100 else f"{epsilon:.3g}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def table(figures: Figures) -> str:
+    """For docs/privacy.md: of each game epsilon of one round as claimed, and as measured at least."""
+    heads = " | ".join(f"{column}: claimed | measured" for column in COLUMNS)
+    lines = [f"| method | {heads} |", "|---|" + "---|" * 2 * len(COLUMNS)]
+    for name, found in figures["methods"].items():
+        cells = []
+        for column in COLUMNS:
+            claimed = found[column]["claimed_round"]
+            form = "measured_round" if claimed is None else "measured_round_of_form"
+            cells += [shown(claimed), shown(found[column][form])]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=300, help="rounds in each world, unit device")
     parser.add_argument("--canaries", type=int, default=2000, help="canaries in each world, unit record")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--show", type=Path, metavar="F", help="print the table of an earlier run's JSON")
+    parser.add_argument("--methods", type=words_of(METHODS), default=tuple(METHODS))
     options = parser.parse_args(arguments)
-    if options.show is not None:
-        print(table(json.loads(options.show.read_text("utf-8"))))
-        return 0
-    began = time.monotonic()
-    figures: dict[str, Any] = {
-        "network": NETWORK,
-        "delta": DELTA,
-        "trials": options.trials,
-        "canaries": options.canaries,
-        "seed": options.seed,
-        "noise": {"device": DEVICE_NOISE, "devices": DEVICES, "record": RECORD},
-        "methods": {},
-    }
-    for name in options.methods.split(","):
-        found = audited(name, trials=options.trials, canaries=options.canaries, seed=options.seed)
-        figures["methods"][name] = {column: finding.to_dict() for column, finding in found}
-        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n", "utf-8")
+    figures = earlier(options)
+    if figures is None:
+        effort = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed}
+        noise = {"device": DEVICE_NOISE, "devices": DEVICES, "record": {**RECORD, "batches": BATCHES}}
+        figures = {"network": "digits-cnn", "delta": DELTA, **effort, "noise": noise, "methods": {}}
+        for name in options.methods:
+            figures["methods"][name] = audited(name, **effort)
+            write(options, figures)  # after each method, so that an interrupted run leaves what it has
     print(table(figures))
     violated = [
         f"{name}, {column}"
@@ -119,27 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
         if finding["verdict"] == "VIOLATED"
     ]
     if violated:
-        print(f"VIOLATED: {'; '.join(violated)}", file=sys.stderr)
+        console.print(f"VIOLATED: {'; '.join(violated)}")
     return 1 if violated else 0
-
-
-def table(figures: dict[str, Any]) -> str:
-    """For docs/privacy.md: of each game epsilon of one round as claimed, and as measured at least."""
-    columns = ("device, strict", "device, as-published", "record, strict")
-    lines = [
-        "| method | " + " | ".join(f"{column}: claimed | measured" for column in columns) + " |",
-        "|---|" + "---|" * 2 * len(columns),
-    ]
-    for name, found in figures["methods"].items():
-        cells = []
-        for column in columns:
-            finding = found[column]
-            if finding["claimed_round"] is None:
-                cells += ["infinite", shown(finding["measured_round"])]
-            else:
-                cells += [shown(finding["claimed_round"]), shown(finding["measured_round_of_form"])]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,89 +1,277 @@
 """A board's work, torch-free, beside PyTorch on the same CPU: steps, rounds, memory, start, installed size.
 
-    python -m benchmarks.device [--models fashion-mnist-cnn,...] [--methods all] [--quick]
+    python -m benchmarks.device [--models fashion-mnist-cnn,...] [--methods all] [--runtimes native,torch] [--quick]
 
 All on one thread. A step is drawing the batch, gradient, the method's own part and the optimizer, by the loop that a
-board runs: on ONNX Runtime, and the same loop with PyTorch's gradients; beside both a plain PyTorch loop with its own
-Adam, and no method. A round is the real client's (`hushfleet-edge`) with its broker cut off: training, clipping,
-noise from the secure source, coding, signature, and commits that are synced to the disk. Times are CPU times, since a
-busy machine stretches all others; of some turns, in which all sides take part, the quickest counts.
+board runs, on ONNX Runtime and on other runtimes; beside them a plain PyTorch loop with its own Adam, and no method. A
+round is the real client's without its broker: training, clipping, noise from the secure source, coding, signature, and
+commits that are synced to the disk. Times are CPU times, since a busy machine stretches all others; of some turns, in
+which all sides take part, the quickest counts.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from typing import Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+import numpy as np
+from packaging.requirements import Requirement
+from PIL import Image
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-from rich.console import Console
-
-from benchmarks.board.installed import edge_mib, torch_mib
-from benchmarks.board.measure import measure_model
-from benchmarks.board.report import Figures, draw, goals, show
-from benchmarks.board.starting import measure_imports
-from benchmarks.outputs import add_outputs, write_outputs
+from benchmarks.board import DEVICE, SECTIONS
+from benchmarks.common import COLOURS, Figures, console, earlier, make_parser, plot, seconds_of, table, words_of, write
+from benchmarks.processes import ROOT, Child, environment
+from hushfleet.aggregator.config.task import parse_task
 from hushfleet.methods import METHODS
-from hushfleet.models import model_names
+from hushfleet.models import get_model, model_names
+from hushfleet.simulator.run_folder import begin
 
 MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-cnn", "emnist-cnn")
-_WIDTH = 160  # columns of the widest table
-TELLING = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
+SHOWN_METHODS = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
+OWN_PACKAGES = ("hushfleet", "edge_client", "firmware_profiles", "models", "aggregator", "simulator")
+CLIENT_IMPORTS = "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.wire.link.mqtt"
+IMPORTS = {"python alone": "pass", "the client": CLIENT_IMPORTS, "numpy": "import numpy", "torch": "import torch"}
+MOST_MIB, MOST_TIMES, MOST_START_S = 90.0, 1.2, 2.0
+GOAL_MODEL, GOAL_METHOD = "fashion-mnist-cnn", "dp-fedavg"
+OURS, PLAIN = "ours", "plain PyTorch"
+
+CONFIG = f"""\
+[device]
+id = "{DEVICE}"
+state_dir = "state"
+board = "raspberry-pi-4-4gb"
+[broker]
+url = "mqtt://localhost"
+[data]
+kind = "arrays"
+path = "devices/{DEVICE}/train.npz"
+[limits]
+epsilon_server = inf
+accounting = "as-published"
+"""
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=_names(model_names()), default=MODELS, metavar="A,B")
-    parser.add_argument("--methods", type=_names(METHODS), default=TELLING, metavar="A,B", help="or all")
+def write_images(folder: Path, shape: Sequence[int], *, classes: int, samples: int) -> Figures:
+    """Random images in a folder for each class; the keys of `[data]` that name them."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", samples), ("test", classes)):
+        for index in range(count):
+            place = folder / part / f"class-{index % classes}"
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(np.squeeze(np.moveaxis(pixels, 0, -1))).save(place / f"{index}.png")
+    names = [f"class-{index}" for index in range(classes)]
+    return {"name": "folder", "path": str(folder), "class_names": names, "input_shape": list(shape)}
+
+
+def write_task(folder: Path, model_name: str, method: str, *, batch: int, samples: int) -> Path:
+    """A run folder with one device, which trains on its images twice a round."""
+    model = get_model(model_name)
+    data = write_images(folder / "images", model.input_shape, classes=model.classes, samples=samples)
+    noised = {"accounting": "as-published", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-5}
+    task = parse_task(
+        {
+            "name": f"board-{model_name}",
+            "model": {"name": model_name},
+            "method": {"name": method, "batch_size": batch, "local_epochs": 2},
+            "privacy": {"noise_multiplier": 0.0} if method == "fedavg" else noised,
+            "data": {**data, "devices": 1, "test_fraction": 0.0, "min_samples": 2},
+            "round": {"rounds": 1000},
+        }
+    )
+    run = folder / "run"
+    simulation = begin(task, run, data_dir=None)
+    np.save(run / "initial.npy", simulation.prepared.initial)
+    (run / "device.toml").write_text(CONFIG)
+    return run
+
+
+def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], folder: Path, **work: int) -> Figures:
+    """All sides of each method alive at the same time and asked in turns; the quickest turn counts."""
+    turns = work.pop("turns")
+    by_method: dict[str, Figures] = {}
+    for method in methods:
+        run = write_task(folder / name / method, name, method, **work)
+        with ExitStack() as stack:
+            sides = {PLAIN: stack.enter_context(Child("-m", "benchmarks.board", "plain", str(run), name))}
+            for label, runtime in {OURS: "onnx", **{f"ours on {each}": each for each in runtimes}}.items():
+                sides[label] = stack.enter_context(Child("-m", "benchmarks.board", "client", str(run), runtime))
+            ours, plain = sides[OURS], sides[PLAIN]
+            rounds: dict[str, list[Figures]] = {side: [] for side in sides}
+            trained_mib = 0.0
+            for turn in range(1 + turns):  # the first has no state yet
+                for side, child in sides.items():
+                    answer = child.ask("round")
+                    if turn:
+                        rounds[side].append(answer)
+                trained_mib = trained_mib or ours.ask("peak")["mib"]
+            best = {side: min(each, key=lambda answer: answer["cpu_ms"]) for side, each in rounds.items()}
+            steps = {side: min((a["step"] for a in each), key=lambda a: a["cpu_ms"]) for side, each in rounds.items()}
+            peak_mib = ours.ask("peak")["mib"]  # before it is profiled
+            parts = {n: {"cpu_ms": share * best[OURS]["cpu_ms"]} for n, share in ours.ask("parts").items()}
+            by_method[method] = {
+                "start": {"start_s": ours.start_s, **ours.ready},
+                "step": steps,
+                "round": {**best[OURS], "parts": parts},
+                "trained_peak_mib": trained_mib,
+                "round_peak_mib": peak_mib,
+            }
+            torch = {"round": best[PLAIN], "peak_mib": plain.ask("peak")["mib"], "import_mib": plain.ready["mib"]}
+    return {"model": name, "parameters": get_model(name).layout.size, PLAIN: torch, "methods": by_method}
+
+
+def measure_imports(turns: int) -> Figures:
+    """The quickest of some fresh processes; files are in the system's cache after the first."""
+    found: dict[str, Figures] = {}
+    for name, code in IMPORTS.items():
+        runs = []
+        for _ in range(turns):
+            before = getrusage(RUSAGE_CHILDREN)
+            command = [sys.executable, "-c", code]
+            wall = seconds_of(lambda: subprocess.run(command, env=environment(), cwd=ROOT, check=True))  # noqa: B023
+            after = getrusage(RUSAGE_CHILDREN)
+            runs.append((wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime))
+        found[name] = {"wall_s": min(run[0] for run in runs), "cpu_s": min(run[1] for run in runs)}
+    return found
+
+
+def installed_mib(wanted: str) -> dict[str, float]:
+    """MiB of each distribution that a requirement needs, the largest first; what is installed here counts."""
+    sizes: dict[str, float] = {}
+    waiting, seen = [Requirement(wanted)], set[str]()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        try:
+            found = distribution(requirement.name)
+        except PackageNotFoundError:  # an optional one
+            continue
+        if requirement.name == "hushfleet":  # may be installed in place: its modules
+            files = [path for package in OWN_PACKAGES for path in (ROOT / package).rglob("*.[pct]*")]
+            files = [path for path in files if "__pycache__" not in path.parts]
+        else:
+            files = [Path(str(path.locate())) for path in found.files or []]
+        sizes[requirement.name.lower()] = sum(path.stat().st_size for path in set(files) if path.is_file()) / (1 << 20)
+        for needed in map(Requirement, found.requires or []):
+            extras = requirement.extras | {""}
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needed)
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def cases_of(figures: Figures) -> Iterator[tuple[Figures, str, Figures]]:
+    for model in figures["models"]:
+        for method, case in model["methods"].items():
+            yield model, method, case
+
+
+def goals(figures: Figures) -> list[Figures]:
+    found: list[tuple[str, float, float]] = []
+    for model, method, case in cases_of(figures):
+        if method == GOAL_METHOD:
+            times = case["step"][OURS]["cpu_ms"] / case["step"][PLAIN]["cpu_ms"]
+            found.append((f"{model['model']}: a step, of plain PyTorch", times, MOST_TIMES))
+            if model["model"] == GOAL_MODEL:
+                found.append((f"{GOAL_MODEL}: MiB resident, training", case["trained_peak_mib"], MOST_MIB))
+                found.append((f"{GOAL_MODEL}: MiB resident, the whole round", case["round_peak_mib"], MOST_MIB))
+    start_s = min(case["start"]["start_s"] for _, _, case in cases_of(figures))
+    found.append(("cold start, s, the quickest", start_s, MOST_START_S))
+    return [{"name": name, "found": value, "most": most, "met": value <= most} for name, value, most in found]
+
+
+def show(figures: Figures) -> None:
+    steps, memory, parts = [], [], []
+    for model, method, case in cases_of(figures):
+        place = {"case": f"{model['model']}, {method}"}
+        ms = {side: step["cpu_ms"] for side, step in case["step"].items()}
+        ratios = {f"of {side}": ms[OURS] / spent for side, spent in ms.items() if side != OURS}
+        steps.append({**place, **ms, **ratios})
+        torch = model[PLAIN]
+        memory.append(
+            {
+                **place,
+                "ready": case["start"]["mib"],
+                "trained": case["trained_peak_mib"],
+                "after rounds": case["round_peak_mib"],
+                PLAIN: torch["peak_mib"],
+                "its imports": torch["import_mib"],
+            }
+        )
+        spent = {name: part["cpu_ms"] for name, part in case["round"]["parts"].items()}
+        parts.append({**place, **spent, "a round": case["round"]["cpu_ms"], PLAIN: torch["round"]["cpu_ms"]})
+    table("A step of local training, CPU ms on one thread", steps)
+    table("Peak memory, MiB resident", memory)
+    table("A whole round: CPU ms of each part, by the shares of a round that is profiled", parts)
+    imports = figures["starting"]["imports"]
+    table("Imports in a fresh process", [{"import": name, **spent} for name, spent in imports.items()])
+    for name, sizes in figures["installed_mib"].items():
+        most = ", ".join(f"{package} {mib:.1f}" for package, mib in list(sizes.items())[:5])
+        console.print(f"installed, {name}: {sum(sizes.values()):.0f} MiB ({most}, ...)")
+    table("Goals", figures["goals"])
+
+
+def draw(figure: Any, figures: Figures) -> None:
+    """Steps beside PyTorch's, peaks, and the parts of a round."""
+    cases = list(cases_of(figures))
+    names = [f"{model['model']}\n{method}" for model, method, _ in cases]
+    places = np.arange(len(cases))
+    left, middle, right = figure.subplots(1, 3, sharey=True)
+    for offset, side in ((-0.2, OURS), (0.2, PLAIN)):
+        colour = COLOURS["ours" if side == OURS else "second"]
+        steps = [case["step"][side]["cpu_ms"] for _, _, case in cases]
+        peaks = [case["round_peak_mib"] if side == OURS else model[PLAIN]["peak_mib"] for model, _, case in cases]
+        left.barh(places + offset, steps, 0.38, color=colour, label=side)
+        middle.barh(places + offset, peaks, 0.38, color=colour, label=side)
+    done = np.zeros(len(cases))
+    for number, section in enumerate(SECTIONS):
+        spent = np.array([case["round"]["parts"][section]["cpu_ms"] for _, _, case in cases])
+        share = 100 * spent / [sum(p["cpu_ms"] for p in case["round"]["parts"].values()) for _, _, case in cases]
+        right.barh(places, share, left=done, color=f"C{number}", label=section)
+        done += share
+    left.set(xscale="log", xlabel="a training step, CPU ms", yticks=places)
+    left.set_yticklabels(names, fontsize=7)
+    left.invert_yaxis()
+    middle.axvline(MOST_MIB, color=COLOURS["limit"], linewidth=1, linestyle=":")
+    middle.set_xlabel("peak, MiB")
+    right.set_xlabel("a round's CPU time, %")
+    left.legend(fontsize=7)
+    right.legend(fontsize=6, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", type=words_of(model_names()), default=MODELS, metavar="A,B")
+    parser.add_argument("--methods", type=words_of(METHODS), default=SHOWN_METHODS, metavar="A,B", help="or all")
+    parser.add_argument("--runtimes", type=words_of(("native", "torch")), default=("torch",), help="beside onnx")
     parser.add_argument("--batch", type=int, default=16, help="samples a step (default %(default)s)")
     parser.add_argument("--samples", type=int, default=64, help="of the device; trained on twice a round")
     parser.add_argument("--turns", type=int, default=3, help="of which the quickest counts (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one turn")
-    add_outputs(parser)
-    options = parser.parse_args(words)
-    turns = 1 if options.quick else options.turns
-    console = Console(width=max(Console().width, _WIDTH))
-    work = {"batch": options.batch, "samples": options.samples, "turns": turns}
-    with tempfile.TemporaryDirectory(prefix="hushfleet-board-") as folder, console.status("...") as status:
-        status.update("imports")
-        starting = measure_imports(turns=turns)
-        models = [
-            measure_model(name, options.methods, Path(folder), say=status.update, **work) for name in options.models
-        ]
-    figures: Figures = {
-        **work,
-        "models": models,
-        "starting": starting,
-        "installed_mib": {"edge": edge_mib(), "torch": torch_mib()},
-    }
-    figures["goals"] = [{**goal._asdict(), "met": goal.met} for goal in goals(figures)]
-    show(figures, console)
-    rows = sum(len(model["methods"]) for model in models)
-    write_outputs(
-        options,
-        figures,
-        title="A board's work beside PyTorch's",
-        draw=lambda canvas: draw(figures, canvas),
-        size=(14.0, 2.5 + 0.4 * rows),
-    )
-
-
-def _names(known: Sequence[str]) -> object:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(known) if text == "all" else tuple(text.split(","))
-        unknown = sorted(set(names) - set(known))
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose among {', '.join(known)}, or all")
-        return names
-
-    return parse
+    options = parser.parse_args(arguments)
+    figures = earlier(options)
+    if figures is None:
+        work = {"batch": options.batch, "samples": options.samples, "turns": 1 if options.quick else options.turns}
+        with tempfile.TemporaryDirectory(prefix="hushfleet-board-") as folder:
+            models = [
+                measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
+            ]
+        figures = {**work, "models": models, "starting": {"imports": measure_imports(work["turns"])}}
+        figures["installed_mib"] = {"edge": installed_mib("hushfleet[edge]"), "torch": installed_mib("torch")}
+        figures["goals"] = goals(figures)
+    show(figures)
+    write(options, figures)
+    rows = sum(1 for _ in cases_of(figures))
+    size = (14.0, 2.5 + 0.4 * rows)
+    plot(options, figures, "A board beside PyTorch", lambda canvas: draw(canvas, figures), size=size)
 
 
 if __name__ == "__main__":

@@ -1,155 +1,320 @@
-"""The fast engine beside a plain PyTorch loop, pfl, Flower and the machine's own limit, in one run.
+"""The fast engine against a plain PyTorch loop, pfl and Flower, in one run.
 
-    python -m benchmarks.simulation [--quick] [--data-dir DIR] [--peers-python PYTHON] [--check] [--plot FILE.png]
+    python -m benchmarks.simulation [--quick] [--workloads W1,W2] [--data-dir DIR] [--peers-python PYTHON] [--check]
 
 Measured are samples trained on a second over whole rounds of DP-FedAvg with local clipping and noise: selection,
-training, clipping, noising, coding, aggregation; no accuracy tests. All contenders are alive at the same time, each
-in a fresh interpreter of its own, and take turns, so that whatever else the machine does hits all alike; the first
-round of each is left out, and the median of the turns is shown. Times of one run compare with each other only.
+training, clipping, noising, coding, aggregation; no accuracy tests. All frameworks are alive at the same time, each in
+a fresh interpreter of its own, and take turns, so that whatever else the machine does hits all alike; the first round
+of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the same turn.
+
+With --before, the engine of another checkout of this project is measured as well; it must have this script.
 
 pfl and Flower pin versions of their own: `pip install 'hushfleet[peers]'` into a separate environment, without
-constraints.txt, and name its interpreter with --peers-python. What is not installed is listed as such.
+constraints.txt, and name its interpreter with --peers-python. What cannot run is listed with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import signal
+import statistics
+import struct
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-if not __package__:  # run as a file: the repository's root is not on the path then
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import numpy as np
 import torch
-from rich.console import Console
-from rich.status import Status
 
-from benchmarks.contenders.job import Job
-from benchmarks.contenders.ours import AUTO
-from benchmarks.versus.contest import check, measure
-from benchmarks.versus.data import Data, write_job
-from benchmarks.versus.field import FAMILIES, Contender, Field
-from benchmarks.versus.report import Comparison, notes, plot, processor, table, to_json
-from benchmarks.versus.workloads import NOISE_MULTIPLIER, WORKLOADS, Workload
-from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, RUNTIMES
+from benchmarks.common import COLOURS, Figures, cores, earlier, make_parser, plot, table, words_of, write
+from benchmarks.frameworks.ours import task_of
+from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
+from benchmarks.processes import ROOT, Child, ChildFailed
+from hushfleet.data.sets import load
+from hushfleet.models import get_model
+from hushfleet.simulator.fleet import make_fleet
 
-QUICK_SHRINK = 10
-QUICK_TURNS = 3
-TURNS = 5
-OURS = (*RUNTIMES, AUTO)
-SHOWN_SETTINGS = ("contenders", "ours", "device", "turns", "shrink", "check", "plain_malloc")
+FAMILIES = ("ours", "plain", "pfl", "flower")
+PEERS = {"pfl": "pfl", "flower": "flwr"}
+"""The other frameworks, and the package that each needs."""
+RUNTIMES = ("onnx", "native", "torch", "vmap")
+BEFORE = "before"
+REFERENCE = "plain loop, 1 process"
+FAMILY_COLOURS = dict(zip((*FAMILIES, BEFORE), ("ours", "other", "second", "third", "limit"), strict=True))
+QUICK = {"shrink": 10, "turns": 3}
+TEST_IMAGES = 1000
+
+KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest that every glibc accepts; older ones ignore a larger one
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""For all alike. By default glibc gives large blocks back at once, and every step pays for them in page faults."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One way to run the workload: how to start it.
+
+    :param command: after the interpreter.
+    :param root: the checkout whose code runs.
+    """
+
+    label: str
+    family: str
+    command: tuple[str, ...]
+    python: str = sys.executable
+    root: Path = ROOT
+
+
+def frameworks_of(options: argparse.Namespace, job: Job, data_dir: Path) -> list[Framework]:
+    cpu, folder, found = options.device == "cpu", str(job.folder), []
+    counts = sorted({1, cores()}) if cpu else [1]
+
+    def add(label: str, family: str, module: str, *words: object, launcher: Sequence[str] = ()) -> None:
+        command = (*launcher, "-m", f"benchmarks.frameworks.{module}", folder, *map(str, words))
+        python, root = options.peers_python if family in PEERS else sys.executable, ROOT
+        if family == BEFORE:
+            root = options.before.absolute()
+            python = next((str(path) for path in (root / ".venv" / "bin").glob("python")), python)
+        found.append(Framework(label, family, command, python, root))
+
+    for family in ("ours", BEFORE):
+        for runtime in options.runtimes if family == "ours" or options.before else ():
+            # On a GPU as well: one process trains there, and those of the other cores noise and encode.
+            run_folder = job.folder / f"{family}-{runtime}"
+            add(f"{family}, {runtime}, {_counted(cores())}", family, "ours", runtime, cores(), run_folder, data_dir)
+    for count in counts:
+        add(f"plain loop, {_counted(count)}", "plain", "plain_loop", count)
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+        add(f"pfl, {_counted(count)}", "pfl", "pfl_simulation", launcher=launcher if count > 1 else ())
+    for count in counts if cpu else [1, 2]:
+        add(f"Flower, {count} actor{'s' * (count > 1)}", "flower", "flower_simulation", count)
+    return [each for each in found if each.family in (*options.frameworks, BEFORE)]
+
+
+def _counted(count: int) -> str:
+    return f"{count} process{'es' * (count > 1)}"
+
+
+def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: bool) -> list[Figures]:
+    """Each one's warm-up round, then `turns` turns in another order each time. What fails is left out from there on."""
+    workload = job.workload
+    variables = KEEP_FREED_MEMORY | {
+        "PFL_PYTORCH_DEVICE": workload.device,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **({"CUDA_VISIBLE_DEVICES": ""} if workload.device == "cpu" else {}),
+    }
+    rows: list[Figures] = []
+    alive: list[tuple[Figures, Child]] = []
+
+    @contextmanager
+    def noted(row: Figures) -> Iterator[None]:
+        try:
+            yield
+        except (ChildFailed, OSError) as error:
+            row["failure"] = str(error)
+
+    def round_of(row: Figures, child: Child) -> Figures:
+        answer, expected = child.ask("round"), workload.samples_per_round
+        if answer["samples"] != expected:
+            raise ChildFailed(f"it trained on {answer['samples']} samples in a round, not on {expected}")
+        row["rounds"].append(answer)
+        return answer
+
+    with ExitStack() as stack:
+        for each in frameworks:
+            row: Figures = {"label": each.label, "family": each.family, "rates": [], "rounds": [], "failure": None}
+            rows.append(row)
+            with noted(row):
+                _check_installed(each)
+                child = Child(*each.command, python=each.python, root=each.root, variables=variables)
+                stack.enter_context(child)
+                row["versions"] = child.ready
+                round_of(row, child)
+                alive.append((row, child))
+        for turn in range(turns):
+            first = turn % max(len(alive), 1)
+            for row, child in alive[first:] + alive[:first]:
+                if row["failure"] is None:
+                    with noted(row):
+                        answers = [round_of(row, child) for _ in range(workload.turn)]
+                        row["rates"].append(_rate(answers))
+        for row, child in alive:
+            if check and row["failure"] is None:
+                with noted(row):
+                    child.ask("save", str(job.folder / "model.npy"))
+                    row["accuracy"] = accuracy(job, np.load(job.folder / "model.npy"))
+    return rows
+
+
+def _check_installed(framework: Framework) -> None:
+    package = PEERS.get(framework.family)
+    if package is None:
+        return
+    code = f"import sys, importlib.util as u; sys.exit(u.find_spec({package!r}) is None)"
+    if subprocess.run([framework.python, "-c", code], check=False).returncode:
+        raise ChildFailed(f"not installed: no {package} for {framework.python}")
+
+
+def _rate(answers: Sequence[Figures]) -> float:
+    """Samples a second of a turn."""
+    return sum(answer["samples"] for answer in answers) / sum(answer["seconds"] for answer in answers)
+
+
+@torch.no_grad()
+def accuracy(job: Job, params: np.ndarray) -> float:
+    """Of the flat global model on the test images, in 0..1."""
+    x, y = (torch.from_numpy(job.array(name)) for name in ("test_x", "test_y"))
+    return (network_of(params)(x).argmax(1) == y).float().mean().item()
+
+
+def compared(rows: list[Figures]) -> Figures:
+    """Medians of the turns, and their ratios to the plain loop and to the best peer."""
+    for row in rows:
+        row["rate"] = statistics.median(row["rates"]) if row["rates"] and row["failure"] is None else None
+    there = {row["label"]: row for row in rows if row["rate"] is not None}
+    peer = max((row for row in there.values() if row["family"] in PEERS), key=lambda row: row["rate"], default=None)
+    for row in there.values():
+        row["times_plain"] = times(row, there.get(REFERENCE))
+        row["times_best_peer"] = times(row, peer)
+    return {"best_peer": peer["label"] if peer else None, "frameworks": rows}
+
+
+def times(row: Figures, base: Figures | None) -> float | None:
+    """How many times as fast: the median over the turns, since what slows a turn down slows both of its sides."""
+    if base is None:
+        return None
+    return statistics.median(own / other for own, other in zip(row["rates"], base["rates"], strict=True))
+
+
+def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[Job, Path]:
+    """Deals the data to the clients as the product does, and writes what all read; without `data_dir`, of digits."""
+    if data_dir is None:
+        data_dir = write_digits(folder / "digits", workload.clients * workload.samples)
+    dataset = load("mnist", data_dir=data_dir)
+    clients = [device.train.samples for device in make_fleet(task_of(workload), dataset).devices]
+    test = dataset.test.take(slice(0, TEST_IMAGES))
+    job = Job(folder, workload)
+    job.save(
+        {
+            "x": np.concatenate([client.x for client in clients]),
+            "y": np.concatenate([client.y for client in clients]),
+            "test_x": test.x,
+            "test_y": test.y,
+            "initial": get_model("mnist-cnn").init(workload.seed),
+        }
+    )
+    return job, data_dir
+
+
+def write_digits(folder: Path, samples: int, *, name: str = "mnist") -> Path:
+    """The digits of scikit-learn as IDX files of 28 x 28 pixels, repeated to `samples` for training."""
+    digits = load("digits")
+    parts = {"train": (digits.train, max(samples, len(digits.train))), "t10k": (digits.test, len(digits.test))}
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    for prefix, (part, count) in parts.items():
+        chosen = np.resize(np.arange(len(part)), count)
+        images = np.pad(part.images[:, 0].repeat(3, 1).repeat(3, 2), ((0, 0), (2, 2), (2, 2)))[chosen]
+        write_idx(folder / name, prefix, images, part.labels[chosen])
+    return folder
+
+
+def write_idx(folder: Path, prefix: str, images: np.ndarray, labels: np.ndarray) -> None:
+    """:param images: uint8 `[n, 28, 28]`."""
+    for kind, array in (("images-idx3", images), ("labels-idx1", labels.astype(np.uint8))):
+        header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        (folder / f"{prefix}-{kind}-ubyte").write_bytes(header + array.tobytes())
+
+
+def show(comparison: Figures) -> None:
+    rows = []
+    for row in comparison["frameworks"]:
+        if row["rate"] is None:
+            rows.append({"framework": row["label"], "samples/s": row["failure"].splitlines()[0][:40]})
+        else:
+            spread = (max(row["rates"]) - min(row["rates"])) / row["rate"]
+            rows.append(
+                {
+                    "framework": row["label"],
+                    "samples/s": f"{row['rate']:,.0f}",
+                    "spread": f"{spread:.0%}",
+                    "x plain": row["times_plain"],
+                    "x best peer": row["times_best_peer"],
+                    **({"accuracy": row["accuracy"]} if row.get("accuracy") is not None else {}),
+                }
+            )
+    table(comparison["text"], rows)
+    failed = [row for row in comparison["frameworks"] if row["failure"]]
+    print(*(f"{row['label']}: {row['failure']}" for row in failed), sep="\n")
+
+
+def draw(figure: Any, comparisons: Sequence[Figures]) -> None:
+    """A panel a workload, a bar a framework: the median turn, and a line from the slowest to the quickest."""
+    for number, comparison in enumerate(comparisons):
+        axes = figure.add_subplot(1, len(comparisons), number + 1)
+        rows = [row for row in comparison["frameworks"] if row["rate"]][::-1]
+        errors = [
+            [row["rate"] - min(row["rates"]) for row in rows],
+            [max(row["rates"]) - row["rate"] for row in rows],
+        ]
+        colours = [COLOURS[FAMILY_COLOURS[row["family"]]] for row in rows]
+        axes.barh([row["label"] for row in rows], [row["rate"] for row in rows], color=colours, xerr=errors)
+        for place, row in enumerate(rows):
+            ratio = f"  ({row['times_plain']:.2f} x)" if row["times_plain"] else ""
+            axes.text(1.02 * max(row["rates"]), place, f"{row['rate']:,.0f}{ratio}", va="center", fontsize=9)
+        axes.set_xlim(0, 1.5 * max(row["rate"] for row in rows))
+        axes.set_xlabel("samples/s (times the plain loop)")
+        axes.set_title(comparison["text"].replace(", ", "\n", 1), fontsize=9)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    args = _arguments(arguments)
-    console = Console()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("--device cuda: PyTorch sees no CUDA device here; run the same command on a machine with one")
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        folder = args.out or Path(scratch)
-        data = Data(args.data_dir, folder)
-        field = Field(
-            families=args.contenders,
-            ours=args.ours,
-            peers_python=args.peers_python,
-            data_dir=data.data_dir,
-            device=args.device,
-            plain_malloc=args.plain_malloc,
-        )
-        subtitle = f"{processor(args.device)}; {data.text}"
-        allocator = "as it is" if args.plain_malloc else "keeps freed memory"
-        console.print(f"{subtitle}\nallocator, alike for all: {allocator}", highlight=False)
-        comparisons = []
-        for name in args.workloads:
-            workload = WORKLOADS[name].shrunk(args.shrink)
-            with console.status(name) as status:
-                comparison = _compare(workload, field.contenders(workload.network), data, folder, args, status)
-            comparisons.append(comparison)
-            console.print(table(comparison))
-            console.print(*notes(comparison), sep="\n", end="\n\n", highlight=False, markup=False)
-            # After each workload, so that an interrupted run leaves what it has.
-            _write(comparisons, args, subtitle)
-    if not torch.cuda.is_available():
-        command = "python -m benchmarks.simulation --device cuda --ours vmap,onnx"
-        console.print(f"No GPU here; on a machine with one: {command}", highlight=False, soft_wrap=True)
-
-
-def _compare(
-    workload: Workload,
-    contenders: list[Contender],
-    data: Data,
-    folder: Path,
-    args: argparse.Namespace,
-    status: Status,
-) -> Comparison:
-    def job_of(part: str, noise_multiplier: float) -> Job:
-        place = folder / workload.name / part
-        shutil.rmtree(place, ignore_errors=True)
-        status.update(f"{workload.name}: data")
-        return write_job(workload, data, place, noise_multiplier=noise_multiplier, device=args.device)
-
-    def on_step(label: str, what: str) -> None:
-        status.update(f"{workload.name}: {label} {what}")
-
-    job = job_of("speed", NOISE_MULTIPLIER)
-    records = measure(job, contenders, turns=args.turns, turn_rounds=workload.turn, on_step=on_step)
-    first = None
-    if args.check:
-        silent = job_of("check", 0.0)
-        first = check(silent, records, rounds=workload.check_rounds, on_step=on_step)
-    return Comparison(workload, tuple(records), first)
-
-
-def _write(comparisons: list[Comparison], args: argparse.Namespace, subtitle: str) -> None:
-    if args.json:
-        # Without paths, so that the file can be published.
-        settings = {name: value for name, value in vars(args).items() if name in SHOWN_SETTINGS} | {"about": subtitle}
-        args.json.write_text(json.dumps(to_json(comparisons, settings), indent=1))
-    if args.plot:
-        plot(comparisons, args.plot, subtitle=subtitle)
-
-
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", type=_words(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
-    parser.add_argument("--contenders", type=_words(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
-    parser.add_argument("--ours", type=_words(OURS), default=(ON_DEVICES, AUTO), help="runtimes of the fast engine")
-    parser.add_argument("--data-dir", type=Path, help="folder with mnist/ and cifar10/; without it, upscaled digits")
+    parser = make_parser(__doc__)
+    parser.add_argument("--workloads", type=words_of(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
+    parser.add_argument("--frameworks", type=words_of(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
+    parser.add_argument("--runtimes", type=words_of(RUNTIMES), default=("onnx", "native"), help="of our engine")
+    parser.add_argument("--data-dir", type=Path, help="folder with mnist/; without it, upscaled digits")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has pfl and Flower")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout of this project, for comparison")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--turns", type=int, help=f"measured turns of each (default {TURNS})")
-    parser.add_argument("--shrink", type=int, help="divide each client's samples by this")
-    parser.add_argument("--quick", action="store_true", help=f"--shrink {QUICK_SHRINK} --turns {QUICK_TURNS}")
-    parser.add_argument("--check", action="store_true", help="also show that each contender learns")
-    parser.add_argument(
-        "--plain-malloc", action="store_true", help="leave the allocator as it is (our engine sets its own)"
-    )
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--plot", type=Path, help="write a bar chart to this .png")
-    parser.add_argument("--out", type=Path, help="keep data, logs and run folders here")
-    args = parser.parse_args(arguments)
-    args.turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
-    args.shrink = args.shrink or (QUICK_SHRINK if args.quick else 1)
-    return args
-
-
-def _words(known: Sequence[str] | dict[str, Workload]) -> object:
-    def parse(text: str) -> tuple[str, ...]:
-        words = tuple(word.strip() for word in text.split(",") if word.strip())
-        for word in words:
-            if word not in known:
-                raise argparse.ArgumentTypeError(f"there is no {word!r}; choose among {', '.join(known)}")
-        return words
-
-    return parse
+    parser.add_argument("--turns", type=int, default=5, help="measured turns of each (default %(default)s)")
+    parser.add_argument("--shrink", type=int, default=1, help="divide each client's samples by this")
+    parser.add_argument("--quick", action="store_true", help="--shrink 10 --turns 3")
+    parser.add_argument("--check", action="store_true", help="no noise; show the accuracy after the turns")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        vars(options).update(QUICK)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device here")
+    figures = earlier(options) or {"workloads": []}
+    if options.show is None:
+        kept = ("frameworks", "runtimes", "device", "turns", "shrink", "check")
+        figures["settings"] = {name: getattr(options, name) for name in kept}
+        figures["settings"]["images"] = "MNIST" if options.data_dir else "digits, upscaled"
+    else:
+        for comparison in figures["workloads"]:
+            show(comparison)
+    for name in options.workloads if options.show is None else ():
+        workload = replace(WORKLOADS[name].shrunk(options.shrink), device=options.device)
+        workload = replace(workload, noise_multiplier=0.0) if options.check else workload
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            job, data_dir = write_job(workload, options.data_dir, Path(folder))
+            rows = measure(job, frameworks_of(options, job, data_dir), turns=options.turns, check=options.check)
+            first = accuracy(job, job.array("initial"))
+        comparison = {"workload": asdict(workload), "text": workload.text, "first_accuracy": first, **compared(rows)}
+        figures["workloads"].append(comparison)
+        show(comparison)
+        write(options, figures)  # after each workload, so that an interrupted run leaves what it has
+    size = (5.5 * len(figures["workloads"]) + 1, 4.5)
+    plot(options, figures, "Training in simulation", lambda figure: draw(figure, figures["workloads"]), size=size)
 
 
 if __name__ == "__main__":
-    # As Ctrl-C does: contexts are left, and so the contenders end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # contexts are left, and children end
     main()

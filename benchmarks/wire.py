@@ -2,176 +2,406 @@
 
     python -m benchmarks.wire [--data-dir DIR] [--part sizes,speed,accuracy] [--seeds 3] [--quick] [--json F] [--plot F]
 
-sizes     Real updates of each compact network, of the first round and of the last, from small federations by the
+sizes     Real updates of each compact network, of the first round and of the sixth, from small federations by the
           product's own trainer: DP-FedAvg, FedGLP-ADP (which keeps parameters back by masks) and FedAvg (no noise).
           Bits a parameter of the coded values against the empirical entropy of the quantised values, layer by layer;
-          bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, zstd, JSON
-          and QSGD with 8 bits.
+          bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
 speed     Whole updates coded and decoded on one core, in turns with a memory copy and the others; peak memory.
-accuracy  The same noisy federation with each codec over several seeds. Noise is the same for all codecs at one seed.
+accuracy  The same noisy federation with each form over several seeds. Noise is the same for all at one seed.
 
-zstd is measured where the module `zstandard` can be imported, and listed as missing elsewhere. Without --data-dir all
-images are the digits of scikit-learn, upscaled.
+Without --data-dir all images are the digits of scikit-learn, upscaled, or random where they do not fit.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
-import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+import tracemalloc
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-if not __package__:  # run as a file: the repository's root is not on the path then
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+import numpy as np
 
-from rich.console import Console
-
-from benchmarks.coding import pictures, tables
-from benchmarks.coding.accuracy import CASES, CHOICES, accuracy_against_bytes
-from benchmarks.coding.sizes import bits_against_entropy, payloads
-from benchmarks.coding.speed import speeds
-from benchmarks.coding.updates import METHODS, NETWORKS, Update, find_images, task_of, train_updates
-from benchmarks.machine import memory_copy_gb_s
-from benchmarks.outputs import add_outputs, write_outputs
+from benchmarks import common
+from benchmarks.common import COLOURS, Figures, mean_and_spread, quickest_s, table, words_of
+from benchmarks.device import write_images
+from benchmarks.simulation import write_digits
+from benchmarks.updates import IDENTITY, Update, runtime_of, train_update
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.observe.metrics import eq20_bytes
 from hushfleet.config.spec import WireSpec
+from hushfleet.data.sets import load
+from hushfleet.errors import BadInput
+from hushfleet.models import get_model
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import begin
+from hushfleet.simulator.studies.sweep import sweep_wire
+from hushfleet.wire.format import codec
+from hushfleet.wire.format.update import decode_update
 
 PARTS = ("sizes", "speed", "accuracy")
-SPEED_NETWORK = "fashion-mnist-cnn"
+NETWORKS = {
+    "digits-cnn": ("digits",),
+    "mnist-cnn": ("mnist",),
+    "fashion-mnist-cnn": ("fashion-mnist", "mnist"),
+    "svhn-cnn": ("svhn", "cifar10"),
+    "cifar10-cnn": ("cifar10",),
+    "emnist-cnn": ("emnist", "mnist"),
+}
+"""The networks, and the data sets that fit them, the best first."""
+NOISE = {"dp-fedavg": 0.1, "fedglp-adp": 0.1, "fedavg": 0.0}
+"""Weak, so that there is signal in the updates: that takes more bits than noise alone."""
 ROUNDS, DEVICES, SAMPLES = 6, 3, 160
+CHOICES = ("float32", "float16", "0.25", "0.5", "1", "2", "4", "one-bit")
+QSGD_LEVELS, QSGD_BUCKET = 127, 512
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = _arguments(arguments)
-    console = Console()
-    figures: dict[str, Any] = {"default_step": WireSpec().step, "quick": options.quick}
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        folder = Path(scratch)
-        for part in options.part:
-            began = time.monotonic()
-            figures[part] = _PART_OF[part](options, folder / part, console)
-            figures[f"{part}_s"] = time.monotonic() - began
-            console.print(f"{part}: {figures[f'{part}_s']:.0f} s", style="bright_black", highlight=False)
-    write_outputs(
-        options, figures, title="Updates on the wire", draw=lambda canvas: pictures.draw(canvas, figures), size=(13, 10)
-    )
+class Case(NamedTuple):
+    """A federation whose noise costs accuracy visibly, and leaves it well above chance.
+
+    :param samples: training images of all devices.
+    """
+
+    network: str
+    method: str
+    devices: int
+    samples: int
+    rounds: int
+    epochs: int
+    learning_rate: float
+    noise_multiplier: float
 
 
-def _sizes(options: argparse.Namespace, folder: Path, console: Console) -> list[dict[str, Any]]:
-    rows = []
-    for network in options.networks:
-        for method in METHODS:
-            with console.status(f"{network}, {method}"):
-                words, updates = _updates(options, network, method, folder / network / method)
-                for update in updates:
-                    rows.append(
-                        {
-                            "network": network,
-                            "images": words,
-                            "method": method,
-                            "round": update.round,
-                            "parameters": update.size,
-                            "values": update.values.size,
-                            "bits": list(bits_against_entropy(update)),
-                            # JSON takes seconds, and its size hardly depends on the update
-                            "payloads": payloads(update, json=update is updates[0]),
-                        }
-                    )
-    console.print(*tables.entropy(rows), tables.payload(rows), sep="\n")
-    for line in tables.goals(rows):
-        console.print(line, highlight=False)
-    return rows
+CASES = (
+    Case("digits-cnn", "dp-fedavg", 10, 1437, 15, 2, 0.005, 0.2),
+    Case("digits-cnn", "fedglp-adp", 10, 1437, 15, 2, 0.005, 0.15),
+    Case("mnist-cnn", "dp-fedavg", 6, 1500, 6, 1, 0.001, 0.075),
+)
 
 
-def _speed(options: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
-    network = SPEED_NETWORK if SPEED_NETWORK in options.networks else options.networks[-1]
-    with console.status(f"speed on an update of {network}"):
-        _, updates = _updates(options, network, "dp-fedavg", folder, rounds=1)
-        rows = speeds(updates[0], turns=3 if options.quick else 15)
-        copy_mb_s = 1e3 * memory_copy_gb_s(turns=3)
-    console.print(tables.speed(rows, network=network, values=updates[0].values.size))
-    console.print(tables.speed_goal(rows), highlight=False)
+def images_of(network: str, data_dir: Path | None, folder: Path) -> tuple[Figures, Path | None, str]:
+    """The keys of `[data]`, the folder of the data sets, and what the images are."""
+    names, model = NETWORKS[network], get_model(network)
+    if names == ("digits",):
+        return {"name": "digits"}, None, "digits"
+    for name in names if data_dir else ():
+        with suppress(BadInput):
+            load(name, data_dir=data_dir)
+            return {"name": name}, data_dir, name
+    if tuple(model.input_shape) == (1, 28, 28) and model.classes == 10:
+        return {"name": "mnist"}, write_digits(folder / "digits", DEVICES * SAMPLES), "digits, upscaled"
+    samples = max(DEVICES * SAMPLES, 2 * model.classes)
+    return write_images(folder / "images", model.input_shape, classes=model.classes, samples=samples), None, "random"
+
+
+def federation(network: str, method: str, data: Figures, noise: float, **training: Any) -> Figures:
+    """A task file's content: `rounds`, `seed`, and the method's settings."""
+    rounds, seed = training.pop("rounds"), training.pop("seed", 1)
+    settings = {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16, **training}
     return {
-        "network": network,
-        "values": updates[0].values.size,
-        "memory_copy_mb_s": copy_mb_s,
-        "rows": rows,
+        "name": f"wire-{network}",
+        "seed": seed,
+        "model": {"name": network},
+        "method": {"name": method, **settings},
+        "privacy": {"noise_multiplier": noise, **({"clip_norm": 2.0} if noise else {})},
+        "data": {"test_fraction": 0.0, **data},
+        "round": {"rounds": rounds},
+        "wire": {"codec": "float32"},
     }
 
 
-def _accuracy(options: argparse.Namespace, folder: Path, console: Console) -> list[dict[str, Any]]:
+def real_update(
+    network: str, method: str, rounds: int, samples: int, folder: Path, data_dir: Path | None
+) -> tuple[Update, str]:
+    """The first device's update of the last of `rounds` rounds, and what the images are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data, data_dir, words = images_of(network, data_dir, folder)
+    data |= {"devices": DEVICES, "limit": DEVICES * samples}
+    task = parse_task(federation(network, method, data, NOISE[method], rounds=rounds))
+    return train_update(task, folder / "run", data_dir=data_dir)[1], words
+
+
+def steps_of(update: Update) -> dict[float, WireSpec]:
+    """In units of the noise, or without noise of each layer's root mean square."""
+    if update.noised:
+        return {step: WireSpec(step=step) for step in (0.25, 0.5, 1.0, 2.0)}
+    return {step: WireSpec(relative_step=step) for step in (0.01, 0.05, 0.25)}
+
+
+def ours_of(update: Update) -> dict[str, WireSpec]:
+    wires = {f"ours, {form}": WireSpec(codec=form) for form in ("float32", "float16")}
+    wires |= {f"ours, step {step:g}": wire for step, wire in steps_of(update).items()}
+    return wires | ({"ours, one-bit": WireSpec(codec="one-bit")} if update.noised else {})
+
+
+def bits_of(update: Update, step: float, wire: WireSpec) -> Figures:
+    """The coded values alone, without header and signature, against their entropy."""
+    header, sent = update.header_for(wire), np.empty_like(update.values)
+    key = header.dither_key
+    coded = codec.encode_values(update.values, counts=update.counts, steps=header.steps, dither_key=key, sent=sent)
+    scale = np.repeat(np.asarray(header.steps, np.float32), update.counts).astype(np.float64)
+    levels = np.rint(sent / scale + codec.dither(key, sent.size)).astype(np.int64)  # back from x' = (q - u) * step
+    limit = entropy_bytes(levels, update.counts)
+    per_value = 8 / update.values.size
+    return {
+        "step": step,
+        "bits": per_value * len(coded),
+        "entropy_bits": per_value * limit,
+        "above_entropy": len(coded) / limit - 1,
+    }
+
+
+def entropy_bytes(levels: np.ndarray, counts: Sequence[int]) -> float:
+    """Empirical entropy of whole numbers `[k]`, layer by layer: no code of single values that is made for each
+    layer's own frequencies, which would have to be sent as well, can go below it."""
+    bits = 0.0
+    for layer in np.split(levels, np.cumsum(counts)[:-1]):
+        _, often = np.unique(layer, return_counts=True)
+        bits -= float((often * np.log2(often / max(layer.size, 1))).sum())
+    return bits / 8
+
+
+def to_json(values: np.ndarray) -> bytes:
+    """A list of the shortest decimals that give back the same float32 values."""
+    return json.dumps([float(text) for text in values.astype("U16")], separators=(",", ":")).encode()
+
+
+LOSSLESS: dict[str, tuple[Callable[[np.ndarray], bytes], Callable[[bytes], np.ndarray]]] = {
+    "zlib 6 on float32": (
+        lambda values: zlib.compress(values.tobytes(), 6),
+        lambda data: np.frombuffer(zlib.decompress(data), np.float32),
+    ),
+    "JSON": (to_json, lambda data: np.array(json.loads(data), np.float32)),
+}
+"""Ways that give back every bit: how to encode and to decode."""
+
+
+def qsgd(values: np.ndarray, rng: np.random.Generator) -> tuple[int, int, np.ndarray]:
+    """QSGD (Alistarh et al., NeurIPS 2017) with 127 levels and a sign, buckets of 512 values, each with its L2 norm.
+
+    :return: bytes with 8 bits a value; bytes with the paper's code (of each value that is not zero the gap before it
+        and its level by Elias' recursive code, and a sign bit); float32 `[k]`, what the receiver has. It is unbiased:
+        each value is rounded up or down at random.
+    """
+    buckets = -(-values.size // QSGD_BUCKET)
+    padded = np.zeros((buckets, QSGD_BUCKET))
+    padded.reshape(-1)[: values.size] = values
+    unit = np.linalg.norm(padded, axis=1, keepdims=True) / QSGD_LEVELS
+    scaled = np.divide(np.abs(padded), unit, out=np.zeros_like(padded), where=unit > 0)
+    levels = np.floor(scaled + rng.random(scaled.shape)).astype(np.int64)
+    restored = (np.sign(padded) * levels * unit).reshape(-1)[: values.size].astype(np.float32)
+    bits = 32 * buckets
+    for bucket in levels:
+        places = np.flatnonzero(bucket)
+        gaps = np.diff(places, prepend=-1)
+        bits += sum(elias_bits(int(number)) for number in (*gaps, *bucket[places])) + places.size
+    return values.size + 4 * buckets, -(-bits // 8), restored
+
+
+def elias_bits(number: int) -> int:
+    """Length of Elias' recursive (omega) code of a positive number."""
+    bits = 1
+    while number > 1:
+        bits += number.bit_length()
+        number = number.bit_length() - 1
+    return bits
+
+
+def payloads_of(update: Update) -> dict[str, Figures]:
+    """Bytes of one whole update in each way; lossy ones with what they add to the variance."""
+
+    def added(sent: np.ndarray) -> float:
+        """In units of the noise's variance, or of the mean square where there is no noise."""
+        scale = np.repeat(np.square(update.header.noise_stds if update.noised else update.rms), update.counts)
+        error = np.square((sent - update.values).astype(np.float64))
+        return float((error[scale > 0] / scale[scale > 0]).mean())
+
+    eq20 = eq20_bytes([update.values.size], update.size)
+    rows: dict[str, Figures] = {"Eq. (20)": {"bytes": eq20}, "float32, all parameters": {"bytes": 4 * update.size}}
+    for name, wire in ours_of(update).items():
+        encoded = update.encoded(wire)
+        rows[name] = {"bytes": len(encoded.data), "added_variance": added(encoded.sent)}
+    rows |= {name: {"bytes": len(encode(update.values))} for name, (encode, _) in LOSSLESS.items()}
+    fixed, elias, restored = qsgd(update.values, np.random.default_rng(0))
+    rows["QSGD-8, fixed length"] = {"bytes": fixed, "added_variance": added(restored)}
+    rows["QSGD-8, Elias code"] = {"bytes": elias, "added_variance": added(restored)}
+    return {name: {**row, "times_below_eq20": eq20 / row["bytes"]} for name, row in rows.items()}
+
+
+def measure_sizes(options: Any, folder: Path) -> list[Figures]:
+    rows = []
+    for network in options.networks:
+        for method in NOISE:
+            for rounds in (1, 2 if options.quick else ROUNDS):
+                place = folder / network / f"{method}-{rounds}"
+                samples = 40 if options.quick else SAMPLES
+                update, words = real_update(network, method, rounds, samples, place, options.data_dir)
+                bits = [bits_of(update, step, wire) for step, wire in steps_of(update).items()]
+                about = {"network": network, "images": words, "method": method, "round": rounds}
+                sizes = {"parameters": update.size, "values": update.values.size}
+                rows.append({**about, **sizes, "bits": bits, "payloads": payloads_of(update)})
+    return rows
+
+
+def measure_speed(options: Any, folder: Path) -> Figures:
+    """Rates in 10^6 bytes of float32; memory beside the values in vectors of float32, what comes out included."""
+    network = options.networks[min(2, len(options.networks) - 1)]
+    update, _ = real_update(network, "dp-fedavg", 1, 40, folder, options.data_dir)
+    values, copy = update.values, np.empty_like(update.values)
+    ways: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "memory copy": (lambda: np.copyto(copy, values), lambda _: np.copyto(copy, values))
+    }
+    for name, wire in ours_of(update).items():
+        ways[name] = (
+            lambda wire=wire: update.encoded(wire).data,
+            lambda data: decode_update(data, public_key=IDENTITY.public_key, counts=update.counts),
+        )
+    for name, (encode, decode) in LOSSLESS.items():
+        ways[name] = (lambda encode=encode: encode(values), decode)
+    works: dict[str, Callable[[], object]] = {}
+    for name, (encode_it, decode_it) in ways.items():
+        works[f"{name} encode"] = encode_it
+        works[f"{name} decode"] = partial(decode_it, encode_it())
+    slow = {name: work for name, work in works.items() if name.startswith("JSON")}
+    best_s = quickest_s(works, 1)
+    quick = quickest_s({name: work for name, work in works.items() if name not in slow}, 2 if options.quick else 14)
+    rows = []
+    for name in ways:
+        row: Figures = {"name": name}
+        for side in ("encode", "decode"):
+            work = f"{name} {side}"
+            row[f"{side}_mb_s"] = 1e-6 * values.nbytes / min(best_s[work], quick.get(work, np.inf))
+            tracemalloc.start()
+            works[work]()
+            row[f"{side}_extra_memory"] = tracemalloc.get_traced_memory()[1] / values.nbytes
+            tracemalloc.stop()
+        rows.append(row)
+    return {"network": network, "values": values.size, "memory_copy_mb_s": rows[0]["decode_mb_s"], "rows": rows[1:]}
+
+
+def measure_accuracy(options: Any, folder: Path) -> list[Figures]:
+    """Every form at every seed; differences are to float32 at the same seed."""
     results = []
-    for number, case in enumerate(CASES):
-        if case.network not in options.networks:
-            continue
-        with console.status(f"accuracy of {case.name}") as status:
-            result = accuracy_against_bytes(
-                replace(case, rounds=2, samples=400) if options.quick else case,
-                folder / str(number),
-                data_dir=options.data_dir,
-                seeds=range(options.seeds),
-                choices=options.choices,
-                processes=options.processes,
-                told=status.update,
-            )
-        results.append(result)
-        console.print(tables.accuracy(result))
+    for number, case in enumerate(each for each in CASES if each.network in options.networks):
+        case = case._replace(rounds=2, samples=400) if options.quick else case
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        data, data_dir, words = images_of(case.network, options.data_dir, place)
+        data |= {"devices": case.devices, "limit": case.samples}
+        training = {"rounds": case.rounds, "local_epochs": case.epochs, "learning_rate": case.learning_rate}
+        points: dict[str, list[float]] = {choice: [] for choice in options.choices}
+        size: dict[str, dict[str, float]] = {}
+        with Workers(options.processes) as workers:
+            for seed in range(options.seeds):
+                content = federation(case.network, case.method, data, case.noise_multiplier, seed=seed, **training)
+                simulation = begin(parse_task(content), place / f"seed-{seed}", data_dir=data_dir)
+                swept = sweep_wire(simulation, workers, options.choices, [], runtime=runtime_of(case.network))
+                for choice, point in zip(options.choices, swept, strict=True):
+                    points[choice].append(point.accuracy_global)
+                    size[choice] = {"uplink_bytes": point.uplink_bytes, "bits_per_value": point.bits_per_value}
+        base = points[CHOICES[0]]
+        forms = {}
+        for choice, found in points.items():
+            differences = [one - other for one, other in zip(found, base, strict=True)]
+            (accuracy, spread), difference = mean_and_spread(found), mean_and_spread(differences)[0]
+            forms[choice] = {"accuracies": found, "accuracy": accuracy, "spread": spread, "differences": differences}
+            inside = abs(difference) <= mean_and_spread(base)[1]
+            forms[choice] |= {"difference": difference, "inside_seed_spread": inside, **size[choice]}
+        about = {"case": f"{case.network}, {case.method}", "images": words, "seeds": list(range(options.seeds))}
+        results.append({**about, **case._asdict(), "codecs": forms})
     return results
 
 
-_PART_OF = {"sizes": _sizes, "speed": _speed, "accuracy": _accuracy}
+def show(figures: Figures) -> None:
+    sizes = figures.get("sizes", [])
+    noised = [row for row in sizes if row["method"] != "fedavg"]
+    for unit, rows in (("the noise", noised), ("a layer's root mean square", [r for r in sizes if r not in noised])):
+        lines = []
+        for row in rows:
+            bits = {f"{bit['step']:g}": f"{bit['bits']:.2f} {bit['above_entropy']:+.1%}" for bit in row["bits"]}
+            lines.append({"update": f"{row['network']}, {row['method']}, round {row['round']}", **bits})
+        table(f"Bits a parameter of the coded values, and above their entropy; steps of {unit}", lines)
+    last = {row["network"]: row["payloads"] for row in noised if row["method"] == "dp-fedavg"}
+    lines = []
+    for way in dict.fromkeys(way for payloads in last.values() for way in payloads):
+        found = {network: payloads[way] for network, payloads in last.items() if payloads.get(way, {}).get("bytes")}
+        lines.append({"way": way} | {n: f"{f['bytes']:,.0f} ({f['times_below_eq20']:.1f})" for n, f in found.items()})
+    table("Bytes of a whole update (times below Eq. (20)), DP-FedAvg, last round", lines)
+    if speed := figures.get("speed"):
+        table(f"10^6 bytes of float32 a second, an update of {speed['network']}", speed["rows"])
+    for result in figures.get("accuracy", []):
+        rows = [
+            {
+                "form": choice,
+                "accuracy": f"{100 * form['accuracy']:.1f} ± {100 * form['spread']:.1f} %",
+                "to float32": f"{100 * form['difference']:+.1f}",
+                "bits a value": form["bits_per_value"],
+                "inside the spread": form["inside_seed_spread"],
+            }
+            for choice, form in result["codecs"].items()
+        ]
+        table(f"{result['case']} on {result['images']}, {len(result['seeds'])} seeds: the global model", rows)
 
 
-def _updates(
-    options: argparse.Namespace, network: str, method: str, folder: Path, *, rounds: int | None = None
-) -> tuple[str, list[Update]]:
-    """What the images are, and the updates of the first and of the last round."""
-    folder.mkdir(parents=True, exist_ok=True)
-    images = find_images(network, options.data_dir, folder)
-    rounds = rounds or (2 if options.quick else ROUNDS)
-    samples = 40 if options.quick else SAMPLES
-    task = task_of(network, images, method, rounds=rounds, devices=DEVICES, samples=samples)
-    updates = train_updates(task, images, folder / "run", at=(1, rounds))
-    return images.words or images.name, updates
+def draw(figure: Any, figures: Figures) -> None:
+    """Bytes, distance to the entropy, speed, and accuracy against bytes."""
+    bytes_of, entropy, speed, accuracy = figure.subplots(2, 2).flat
+    rows = figures.get("sizes", [])
+    shown = next((row for row in rows if (row["network"], row["method"]) == ("mnist-cnn", "dp-fedavg")), None)
+    for row in [shown or rows[0]] if rows else []:
+        found = {name: 8 * way["bytes"] / row["values"] for name, way in row["payloads"].items() if way["bytes"]}
+        names = sorted(found, key=lambda name: -found[name])
+        colours = [COLOURS["ours" if name.startswith("ours") else "other"] for name in names]
+        bytes_of.barh(names, [found[name] for name in names], color=colours)
+        bytes_of.set(xlabel="bits a parameter, whole update", title=f"{row['network']}, DP-FedAvg")
+    for network in dict.fromkeys(row["network"] for row in rows):
+        bits = [bit for row in rows if row["network"] == network and row["method"] != "fedavg" for bit in row["bits"]]
+        above = [100 * bit["above_entropy"] for bit in bits]
+        entropy.plot([bit["step"] for bit in bits], above, marker="o", linestyle="", label=network, alpha=0.7)
+    entropy.set(xlabel="step, in units of the noise", title="coded values above their entropy, %")
+    for row in figures.get("speed", {}).get("rows", []):
+        for side, colour in (("encode", "ours"), ("decode", "third")):
+            speed.scatter(row[f"{side}_mb_s"], row["name"], color=COLOURS[colour])
+    speed.set(xscale="log", xlabel="MB of float32 a second, one core", title="encode (green) and decode (blue)")
+    for result in figures.get("accuracy", []):
+        forms = sorted(result["codecs"].values(), key=lambda form: form["bits_per_value"])
+        xs, ys = [form["bits_per_value"] for form in forms], [100 * form["accuracy"] for form in forms]
+        accuracy.errorbar(xs, ys, yerr=[100 * form["spread"] for form in forms], marker="o", label=result["case"])
+    accuracy.set(xlabel="bits a parameter, whole update", title="accuracy, %, mean and spread")
+    for axes in (bytes_of, entropy, accuracy):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    entropy.legend(fontsize=8)
+    accuracy.legend(fontsize=8)
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", type=_names(PARTS), default=PARTS, metavar="PART,...", help=",".join(PARTS))
-    parser.add_argument(
-        "--networks", type=_names(tuple(NETWORKS)), default=tuple(NETWORKS), metavar="NAME,...", help="default: all"
-    )
-    parser.add_argument("--choices", type=_choices, default=CHOICES, metavar="S,CODEC,...", help="codecs of `accuracy`")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = common.make_parser(__doc__)
+    parser.add_argument("--part", type=words_of(PARTS), default=PARTS, metavar="PART,...")
+    parser.add_argument("--networks", type=words_of(NETWORKS), default=tuple(NETWORKS), metavar="NAME,...")
+    parser.add_argument("--choices", type=words_of(CHOICES), default=CHOICES, help="of `accuracy`; float32 comes first")
     parser.add_argument("--seeds", type=int, default=3, help="of the part `accuracy` (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=0, help="of the part `accuracy` (default: one a core)")
-    parser.add_argument("--data-dir", type=Path, help="where the data sets' files are")
-    parser.add_argument("--quick", action="store_true", help="two rounds, few samples: shows that it runs")
-    add_outputs(parser)
+    parser.add_argument("--processes", type=int, default=0, help="for `accuracy`; default: one a core")
+    parser.add_argument("--data-dir", type=Path, help="folder with mnist/, cifar10/, ...")
+    parser.add_argument("--quick", action="store_true", help="few rounds and images: shows that it runs, says little")
     options = parser.parse_args(arguments)
-    if options.seeds < 1:
-        parser.error("--seeds: at least 1")
-    return options
-
-
-def _names(known: tuple[str, ...]) -> Any:
-    def parsed(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
-        return names
-
-    return parsed
-
-
-def _choices(text: str) -> tuple[str, ...]:
-    return (CHOICES[0], *(name for name in text.split(",") if name != CHOICES[0]))
+    figures = common.earlier(options)
+    if figures is None:
+        options.choices = tuple(dict.fromkeys((CHOICES[0], *options.choices)))
+        measures = {"sizes": measure_sizes, "speed": measure_speed, "accuracy": measure_accuracy}
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            figures = {part: measures[part](options, Path(folder) / part) for part in options.part}
+        figures |= {"default_step": WireSpec().step, "quick": options.quick}
+    show(figures)
+    common.write(options, figures)
+    common.plot(options, figures, "Updates on the wire", lambda canvas: draw(canvas, figures), size=(13, 10))
 
 
 if __name__ == "__main__":

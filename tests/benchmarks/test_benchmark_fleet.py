@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fleet
-from benchmarks.crowd import audit as audits
-from benchmarks.crowd.audit import audit, compare_with_fast
-from benchmarks.crowd.processes import cpu_s, need_descriptors, peak_mib
+from benchmarks.fleet import allow_descriptors, audit, compare_with_fast
+from benchmarks.processes import memory_mib
 from hushfleet.aggregator.storage.store import FILE_NAME
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation, go_on
 
 pytestmark = pytest.mark.slow
@@ -30,10 +28,8 @@ SOMEONE = "device-3"
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a whole benchmark run that lost nothing."""
     folder = tmp_path_factory.mktemp("fleet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audits, "Workers", lambda: Workers(1))
-        words = f"--devices {DEVICES} --rounds {ROUNDS} --generators 1 --tls --out {folder}"
-        assert fleet.main(f"{words} --json {folder}/f.json --plot {folder}/f.png".split()) == 0
+    words = f"--devices {DEVICES} --rounds {ROUNDS} --generators 1 --tls --out {folder}"
+    assert fleet.main(f"{words} --json {folder}/f.json --plot {folder}/f.png".split()) == 0
     return folder
 
 
@@ -55,12 +51,12 @@ def test_nothing_is_lost_and_the_figures_say_what_it_took(ran: Path) -> None:
         assert marks == sorted(marks)
         assert len(each["acks_s"]) == DEVICES
     assert set(shown["usage"]) == {"broker", "aggregator", "generator 0"}
-    for usage in shown["usage"].values():
-        assert usage["peak_mib"] > 1
+    assert all(usage["peak_mib"] > 1 for usage in shown["usage"].values())
     assert shown["messages"]["sent chunk"] == DEVICES * ROUNDS
     assert shown["messages"]["received down"] == DEVICES * (ROUNDS + 1)  # what is known of it, then an Ack a round
     assert set(shown["messages"]) == set(shown["traffic_bytes"])
     assert 0 < shown["latency_s"]["p50"] <= shown["latency_s"]["p99"] <= shown["latency_s"]["longest"]
+    assert fleet.main(["--show", str(ran / "f.json")]) == 0
 
 
 def _device_sql(statement: str) -> Callable[[RunFolder], None]:
@@ -94,9 +90,9 @@ LOSSES = {
 
 @pytest.mark.parametrize("promise", LOSSES)
 def test_a_loss_is_found(copy: Simulation, promise: str) -> None:
-    assert all(finding.kept for finding in audit(copy, refusals_are_fine=False))
+    assert all(finding["kept"] for finding in audit(copy, killed=False))
     LOSSES[promise](copy.folder)
-    broken = [finding.promise for finding in audit(copy, refusals_are_fine=False) if not finding.kept]
+    broken = [finding["promise"] for finding in audit(copy, killed=False) if not finding["kept"]]
     assert promise in broken
 
 
@@ -104,29 +100,27 @@ def test_a_refused_update_and_another_model_are_found(copy: Simulation, tmp_path
     with copy.folder.events.open("a") as log:
         log.write(json.dumps({"at": 0, "event": "update", "code": "late", "device": SOMEONE, "round": 2}) + "\n")
     _aggregator_sql("UPDATE rounds SET result_digest = x'00' WHERE round = 2")(copy.folder)
-    broken = [finding.promise for finding in audit(copy, refusals_are_fine=False) if not finding.kept]
+    broken = [finding["promise"] for finding in audit(copy, killed=False) if not finding["kept"]]
     assert broken == ["no update was refused"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audits, "Workers", lambda: Workers(1))
-        finding = compare_with_fast(copy, tmp_path / "fast")
-    assert not finding.kept
-    assert finding.found == f"{ROUNDS - 1} of {ROUNDS}"
+    finding = compare_with_fast(copy, tmp_path / "fast", processes=1)
+    assert not finding["kept"]
+    assert finding["found"] == f"{ROUNDS - 1} of {ROUNDS}"
 
 
 def test_too_few_open_files_are_said_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"now": (64, 128)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
     monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.update(now=given))
-    need_descriptors(100)
+    allow_descriptors(100)
     assert limits["now"] == (100, 128)
-    need_descriptors(90)
+    allow_descriptors(90)
     assert limits["now"] == (100, 128), "never lowered"
     with pytest.raises(BadInput, match="hard limit is 128"):
-        need_descriptors(129)
+        allow_descriptors(129)
 
 
 def test_a_process_that_is_gone_uses_nothing() -> None:
-    assert cpu_s(2**22 + 1) == peak_mib(2**22 + 1) == 0
+    assert memory_mib("VmHWM", 2**22 + 1) == 0
 
 
 def test_only_what_can_be_killed_is_taken() -> None:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import wire
-from benchmarks.coding import accuracy, alternatives
-from benchmarks.coding.alternatives import elias_bits, entropy_bytes, lossless_ways, qsgd
-from benchmarks.coding.updates import METHODS
+from benchmarks.wire import LOSSLESS, NOISE, elias_bits, entropy_bytes, qsgd
 
 pytestmark = pytest.mark.slow
 
 
 def test_all_parts_run_and_say_what_they_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, figures_of: Callable[..., Any]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(wire, "CASES", [accuracy.Case("digits-cnn", "fedglp-adp", 3, 90, 2, 1, 0.005, 2.0, 0.1)])
-    monkeypatch.setattr(wire, "replace", lambda case, **_: case)
-    figures, picture = tmp_path / "f.json", tmp_path / "f.png"
+    monkeypatch.setattr(wire, "CASES", [wire.Case("digits-cnn", "fedglp-adp", 3, 90, 2, 1, 0.005, 0.1)])
     words = "--quick --networks digits-cnn --seeds 2 --choices 1,one-bit --processes 1"
-    wire.main([*words.split(), "--json", str(figures), "--plot", str(picture)])
-    shown = json.loads(figures.read_text())
+    shown = figures_of(wire.main, words)
 
-    assert [(row["method"], row["round"]) for row in shown["sizes"]] == [(m, r) for m in METHODS for r in (1, 2)]
+    assert [(row["method"], row["round"]) for row in shown["sizes"]] == [(m, r) for m in NOISE for r in (1, 2)]
     for row in shown["sizes"]:
         assert row["values"] <= row["parameters"] == 4890
         assert (row["values"] < 4890) == ((row["method"], row["round"]) == ("fedglp-adp", 2)), "masks"
@@ -48,7 +41,7 @@ def test_all_parts_run_and_say_what_they_claim(
             assert bit["entropy_bits"] > 0.5 * math.log2(2 * math.pi * math.e * (1 / bit["step"] ** 2 + 1 / 12)) - 0.1
 
     speeds = {row["name"]: row for row in shown["speed"]["rows"]}
-    assert {"memory copy", "JSON", "ours, step 1", "ours, one-bit", "ours, float32"} <= speeds.keys()
+    assert {"JSON", "zlib 6 on float32", "ours, step 1", "ours, one-bit", "ours, float32"} <= speeds.keys()
     assert all(row["encode_mb_s"] > 0 and row["decode_mb_s"] > 0 for row in speeds.values())
 
     (result,) = shown["accuracy"]
@@ -59,12 +52,6 @@ def test_all_parts_run_and_say_what_they_claim(
     for codec in result["codecs"].values():
         pairs = zip(codec["accuracies"], result["codecs"]["float32"]["accuracies"], strict=True)
         assert codec["differences"] == pytest.approx([one - other for one, other in pairs])
-
-    assert str(tmp_path) not in figures.read_text()
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
-    # a header is much beside so tiny a network
-    assert re.search(r"at most 1/28 of Eq. \(20\): missed by digits-cnn", printed)
 
 
 def test_entropy_is_that_of_each_layers_own_counts() -> None:
@@ -85,23 +72,21 @@ def test_qsgd_is_unbiased_and_its_levels_are_of_the_buckets_norm() -> None:
     values = np.random.default_rng(2).standard_normal(1000).astype(np.float32)
     drawn = [qsgd(values, np.random.default_rng(seed)) for seed in range(200)]
     unit = np.repeat([np.linalg.norm(values[:512]), np.linalg.norm(values[512:])], 512)[:1000] / 127
-    levels = drawn[0].values / unit
+    levels = drawn[0][2] / unit
     assert np.allclose(levels, np.rint(levels), atol=1e-3)
-    assert np.abs(drawn[0].values - values).max() <= unit.max() * 1.001
-    mean = np.mean([one.values for one in drawn], axis=0)
+    assert np.abs(drawn[0][2] - values).max() <= unit.max() * 1.001
+    mean = np.mean([one[2] for one in drawn], axis=0)
     assert np.abs(mean - values).max() < 5 * unit.max() / 2 / math.sqrt(200)
-    assert drawn[0].fixed_bytes == 1000 + 2 * 4
-    assert qsgd(np.zeros(10, np.float32), np.random.default_rng(0)).elias_bytes == 4
+    assert drawn[0][0] == 1000 + 2 * 4
+    assert qsgd(np.zeros(10, np.float32), np.random.default_rng(0))[1] == 4
     # one value at place 3, of its bucket's norm: gap 4, level 127, sign, norm
     alone = qsgd(np.array([0, 0, 0, -2], np.float32), np.random.default_rng(0))
-    assert alone.elias_bytes == -(-(6 + 13 + 1 + 32) // 8)
-    np.testing.assert_array_equal(alone.values, [0, 0, 0, -2])
+    assert alone[1] == -(-(6 + 13 + 1 + 32) // 8)
+    np.testing.assert_array_equal(alone[2], [0, 0, 0, -2])
 
 
-def test_lossless_ways_lose_nothing() -> None:
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_lossless_ways_lose_nothing(name: str) -> None:
     values = np.random.default_rng(3).standard_normal(100).astype(np.float32) * 1e-3
-    for name, way in lossless_ways().items():
-        if way.encode is None:
-            assert alternatives.zstandard is None, name
-            continue
-        np.testing.assert_array_equal(way.decode(way.encode(values)), values, err_msg=name)
+    encode, decode = LOSSLESS[name]
+    np.testing.assert_array_equal(decode(encode(values)), values)

@@ -14,13 +14,36 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import __main__ as fuzz
-from benchmarks.fuzz.mutate import mutated
-from benchmarks.fuzz.targets import TARGETS, WIRE
+from benchmarks import fuzz
+from benchmarks.fuzz_targets import TARGETS, WIRE
 
 FROM_NETWORK, FROM_FILES = 2000, 60  # inputs of each target
 CPU_S = 2.0  # of one input; some milliseconds are usual
 MEMORY_BYTES = 64 << 20
+INTERESTING = [0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD9, 0xDB, 0xDC, 0xDD, 0xDF, 0xFF]
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """One to four edits: bits, bytes, cuts, insertions, repetitions, lengths."""
+    result = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        where = rng.randrange(len(result) + 1)
+        match rng.randrange(7):
+            case 0 if where < len(result):
+                result[where] ^= 1 << rng.randrange(8)
+            case 1 if where < len(result):
+                result[where] = rng.choice(INTERESTING)
+            case 2:
+                del result[where : where + rng.randint(1, 20)]
+            case 3:
+                result[where:where] = rng.randbytes(rng.randint(1, 20))
+            case 4:
+                result[where:where] = result[where : where + rng.randint(1, 60)]
+            case 5:
+                result[where : where + 4] = struct.pack("<I", rng.choice([0, 1, 255, 1 << 16, (1 << 32) - 1]))
+            case _:
+                result = result[:where] if rng.random() < 0.1 else result
+    return bytes(result)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -87,8 +110,8 @@ def test_what_is_reported_is_what_the_fuzzer_says_it_ran(monkeypatch: pytest.Mon
         return subprocess.CompletedProcess(command, code, "", text)
 
     monkeypatch.setattr(subprocess, "run", run)
-    row = fuzz.one("topic", 300, tmp_path, 1)
+    row = fuzz.fuzz("topic", 300, tmp_path, 1)
     assert (row["inputs"], row["edges"], asked) == (300, 12, ["300", "180"])
     assert row["crashes"] == [{"input": "topic-crash-1 Gg==", "error": "KeyError: 'a'"}]
     with pytest.raises(SystemExit, match="does not say what it ran"):
-        fuzz.one("topic", 300, tmp_path, 1)
+        fuzz.fuzz("topic", 300, tmp_path, 1)

@@ -1,0 +1,179 @@
+"""The two processes that `benchmarks/device.py` measures; the client's imports nothing that a board does not have.
+
+    python -m benchmarks.board client FOLDER RUNTIME
+    python -m benchmarks.board plain FOLDER MODEL
+
+The client is what a board runs, without its broker: store, task, trainer, and the modules of agent and link in memory.
+RUNTIME computes the gradients: `onnx` as on a board, or `torch` or `native` for comparison. The plain loop is what
+anybody would write in PyTorch: tensors, autograd and `torch.optim.Adam`, without a method, noise or a store.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import hashlib
+import os
+import pstats
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.processes import Answer, Parent, memory_mib
+
+DEVICE = "device-0"
+SECTIONS = {
+    "gradients": ("graphs/session",),
+    "batches": ("training/batches",),
+    "optimizer": ("training/optim",),
+    "method": ("hushfleet/methods", "privacy/clipping"),
+    "noise": ("privacy/noise",),
+    "signature": ("format/identity",),
+    "codec": ("wire/format",),
+    "store": ("edge_client/storage", "hushfleet/sqlite"),
+    "ledger": ("privacy/ledger", "privacy/accounting"),
+    "the rest": ("edge_client/", "hushfleet/training", "benchmarks/board"),
+}
+"""Where a round's time goes, by the files of functions; what they call elsewhere counts for the caller's section."""
+
+Clock = tuple[float, float]
+
+
+def clock() -> Clock:
+    """Seconds on the wall, and of this thread's CPU."""
+    return time.perf_counter(), time.thread_time()
+
+
+def between(marks: list[Clock]) -> Answer:
+    """Medians of what lies between neighbours."""
+    pairs = list(pairwise(marks))
+    wall, cpu = (1e3 * median(after[side] - before[side] for before, after in pairs) for side in (0, 1))
+    return {"wall_ms": wall, "cpu_ms": cpu}
+
+
+def client(folder: Path, runtime: str) -> None:
+    import hushfleet.edge_client.agent
+    import hushfleet.wire.link.mqtt  # noqa: F401  # in memory on a board as well
+    from hushfleet.config.spec import TaskSpec
+    from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.runtime import TaskRuntime
+    from hushfleet.edge_client.storage.store import DeviceStore
+    from hushfleet.wire.format.messages import RoundPlan
+
+    os.cpu_count = lambda: 1  # what the client gives ONNX Runtime
+    config, package = load_config(folder / "device.toml"), (folder / "package.bin").read_bytes()
+    spec, initial = TaskSpec.from_bytes(package), np.load(folder / "initial.npy")
+    refs = spec.model.gradient, spec.model.inference
+    gradient, inference = ((folder / "graphs" / f"{ref.digest.hex()}.onnx").read_bytes() for ref in refs)
+    digest = hashlib.sha256(package).digest()
+    store = DeviceStore(folder / f"{runtime}.sqlite", device=DEVICE)
+    task = TaskRuntime(digest=digest, spec=spec, gradient=gradient, inference=inference, config=config, store=store)
+    trainer = task.trainer()
+    if runtime != "onnx":
+        from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
+
+        names = spec.model.name, len(spec.model.class_names)
+        trainer.gradient = make_gradient(runtime, *names, spec.model.layout, gradient, trainer.method.objective)
+        trainer.make_optimizer = make_optimizer
+    done = 0
+
+    def a_round(profile: cProfile.Profile | None = None) -> Answer:
+        """The global model comes, is trained on, and the update is committed and acknowledged."""
+        nonlocal done
+        done += 1
+        params = initial + np.float32(1e-4 * done)
+        state = store.load_state(spec.task)
+        public = task.newcomer_digest if state is None else state.public.digest()
+        model = hashlib.sha256(params.tobytes()).digest()
+        plan = RoundPlan(spec.task, done, spec.rounds, "open", model, params.nbytes, {DEVICE: public}, 1, 600.0)
+        marks: list[Clock] = []
+        began = clock()
+        if profile:
+            profile.enable()
+        store.put_blob(model, params.tobytes())
+        entry = trainer.run_round(plan, params, on_batch=lambda *_: marks.append(clock()))
+        store.set_status(spec.task, done, "acked")
+        store.drop_blobs({model})
+        if profile:
+            profile.disable()
+        total = between([began, clock()])
+        return {**total, "step": between(marks), "update_bytes": len(entry.data)}
+
+    def parts() -> Answer:
+        """Each section's share of one more round, which the profiler makes slower."""
+        profile = cProfile.Profile(time.thread_time)
+        a_round(profile)
+        spent = sections(profile)
+        return {name: seconds / sum(spent.values()) for name, seconds in spent.items()}
+
+    if runtime == "onnx" and "torch" in sys.modules:
+        raise SystemExit("the client has imported PyTorch; its figures would mean nothing")
+    ready = {"cpu_s": time.process_time(), "mib": memory_mib("VmHWM")}
+    Parent(ready).serve({"round": a_round, "parts": parts, "peak": lambda: {"mib": memory_mib("VmHWM")}})
+
+
+def sections(profile: cProfile.Profile) -> dict[str, float]:
+    """Seconds of each of `SECTIONS`. A function of none of them counts for those that called it."""
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    spent: Counter[str] = Counter(dict.fromkeys(SECTIONS, 0.0))
+
+    def charge(function: tuple[str, int, str], seconds: float, depth: int) -> None:
+        for name, places in SECTIONS.items():
+            if any(place in function[0] for place in places):
+                spent[name] += seconds
+                return
+        callers = stats[function][4]
+        whole = sum(caller[3] for caller in callers.values())
+        if depth == 0 or not whole:
+            spent["the rest"] += seconds
+            return
+        for caller, numbers in callers.items():
+            charge(caller, seconds * numbers[3] / whole, depth - 1)
+
+    for function, (_, _, own_s, _, _) in stats.items():
+        if own_s > 1e-6:
+            charge(function, own_s, 8)
+    return dict(spent)
+
+
+def plain(folder: Path, model_name: str) -> None:
+    import torch
+    from torch.nn import functional as F
+
+    from hushfleet.config.spec import TaskSpec
+    from hushfleet.models import get_model
+
+    torch.set_num_threads(1)
+    spec = TaskSpec.from_bytes((folder / "package.bin").read_bytes())
+    model = get_model(model_name, classes=len(spec.model.class_names))
+    params, batch = torch.from_numpy(np.load(folder / "initial.npy")), spec.method_config["batch_size"]
+    with np.load(folder / "devices" / DEVICE / "train.npz") as arrays:
+        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+
+    def a_round() -> Answer:
+        """Two epochs."""
+        began, marks = clock(), list[Clock]()
+        tensors = {name: view.clone().requires_grad_() for name, view in model.layout.unflatten(params).items()}
+        optimizer = torch.optim.Adam(tensors.values())
+        for rows in (rows for _ in range(2) for rows in torch.randperm(len(labels)).split(batch)):
+            marks.append(clock())
+            x = (images[rows].float() / 255 - 0.5) / 0.25
+            dropout = [F.dropout(torch.ones(len(rows), *drop.shape), drop.rate) for drop in model.dropout]
+            optimizer.zero_grad()
+            F.cross_entropy(model.forward(tensors, x, dropout), labels[rows]).backward()
+            optimizer.step()
+        total = between([began, clock()])
+        return {**total, "step": between(marks)}
+
+    ready = {"cpu_s": time.process_time(), "mib": memory_mib("VmHWM")}
+    Parent(ready).serve({"round": a_round, "peak": lambda: {"mib": memory_mib("VmHWM")}})
+
+
+if __name__ == "__main__":
+    roles: dict[str, Callable[[Path, str], None]] = {"client": client, "plain": plain}
+    roles[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,144 @@
+"""What all benchmarks share: options, the machine, tables, JSON and plots."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+Figures = dict[str, Any]
+COLOURS = {"ours": "#1b7f5c", "limit": "#333333", "other": "#8a8a8a", "second": "#c8782a", "third": "#4a6fb5"}
+console = Console(highlight=False, width=160)
+
+
+def make_parser(doc: str) -> argparse.ArgumentParser:
+    """With the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them into this file")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="show an earlier run's JSON and measure nothing")
+    return parser
+
+
+def earlier(options: argparse.Namespace) -> Figures | None:
+    """The figures that --show names."""
+    return None if options.show is None else json.loads(options.show.read_text())
+
+
+def words_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """An option's type: names separated by commas, or `all`."""
+    names = tuple(known)
+
+    def parse(text: str) -> tuple[str, ...]:
+        words = names if text == "all" else tuple(text.split(","))
+        if unknown := sorted(set(words) - set(names)):
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose among {', '.join(names)}, or all")
+        return words
+
+    return parse
+
+
+def write(options: argparse.Namespace, figures: Figures) -> None:
+    """Writes the figures with the machine that they were measured on; they must name no path of it."""
+    figures.setdefault("machine", machine())
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def plot(
+    options: argparse.Namespace,
+    figures: Figures,
+    title: str,
+    draw: Callable[[Any], None],
+    *,
+    size: tuple[float, float] = (9.0, 4.5),
+) -> None:
+    """:param draw: draws into the matplotlib figure that it is given."""
+    if options.plot is None:
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=size, layout="constrained")
+    draw(figure)
+    about = figures["machine"]
+    figure.suptitle(f"{title}\n{about['gpu'] or about['cpu']}, {about['cores']} cores", fontsize=11)
+    figure.savefig(options.plot, dpi=130)
+    pyplot.close(figure)
+
+
+def table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
+    """Prints a table: a column for each key, numbers to the right."""
+    rows = list(rows)
+    console.print(title, style="bold")
+    shown = Table(box=None, padding=(0, 1))
+    for name in dict.fromkeys(key for row in rows for key in row):
+        text = all(isinstance(row.get(name, ""), str) for row in rows) and name == next(iter(rows[0]))
+        shown.add_column(name, justify="left" if text else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(_shown(row.get(str(column.header), "")) for column in shown.columns))
+    console.print(shown)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+    return f"{value:,}" if type(value) is int else "-" if value is None else str(value)
+
+
+def machine() -> Figures:
+    """Figures of different machines, or of a busy one, do not compare."""
+    import torch
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": cores(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load_average": list(os.getloadavg()),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or "unknown"
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def quickest_s(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """The least wall time of each, which take turns: what else the machine does only ever adds to it."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(turns):
+        for name, work in works.items():
+            times[name].append(seconds_of(work))
+    return {name: min(each) for name, each in times.items()}
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """The spread is the standard deviation over seeds."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

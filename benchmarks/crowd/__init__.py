@@ -1,1 +1,0 @@
-"""Hundreds of real devices in a few processes, for `benchmarks/fleet.py`."""

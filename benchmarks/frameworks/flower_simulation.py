@@ -1,0 +1,130 @@
+"""Flower's simulation on its Ray backend, in the form of its PyTorch quickstart.
+
+    python -m benchmarks.frameworks.flower_simulation FOLDER ACTORS
+
+Message API: FedAvg samples the cohort, a ClientApp trains, and Flower's own LocalDpMod clips and noises the update on
+the client. LocalDpMod takes epsilon and delta; they are chosen so that its standard deviation is the workload's. Each
+client actor has one core, and keeps the data set once it has loaded it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch import Tensor
+
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Job, Network, Rounds, to_vector
+
+FOLDER_VARIABLE = "HUSHFLEET_BENCHMARK_FOLDER"
+"""Ray hands the environment down to its actors."""
+DELTA = 1e-5
+
+
+@functools.cache
+def kept() -> tuple[Job, list[tuple[Tensor, Tensor]]]:
+    """The job and all clients' data, loaded once an actor."""
+    job = Job.load(os.environ[FOLDER_VARIABLE])
+    return job, job.clients()
+
+
+def train(message: Message, context: Context) -> Message:
+    """Trains one client from the global model and returns its model, as Flower's clients do."""
+    torch.set_num_threads(1)
+    job, clients = kept()
+    x, y = clients[int(context.node_config["partition-id"])]
+    model = Network()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    trained_on = job.train(model.to(job.workload.device), x, y)
+    metrics = MetricRecord({"num-examples": len(y), "trained-on": trained_on})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+    return Message(content=content, reply_to=message)
+
+
+class Enough(Exception):
+    """The benchmark wants no more rounds."""
+
+
+class HeldFedAvg(FedAvg):
+    """Holds the server between two rounds: all that Flower does from one `configure_train` to the next is measured."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(
+            fraction_train=job.workload.cohort / job.workload.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=job.workload.cohort,
+            min_available_nodes=job.workload.clients,
+        )
+        self._model = job.first_model()
+        self._rounds = Rounds(lambda: to_vector(self._model), ["flwr", "ray", "torch", "numpy"])
+        self._trained_on = 0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if server_round > 1:
+            self._rounds.done(samples=self._trained_on)
+        self._model.load_state_dict(arrays.to_torch_state_dict())
+        if not self._rounds.wait():
+            raise Enough
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        # A client that failed is an error in its reply, and Flower goes on without it.
+        self._trained_on = sum(reply.content["metrics"]["trained-on"] for reply in replies if not reply.has_error())
+        return super().aggregate_train(server_round, replies)
+
+
+def main() -> None:
+    os.environ[FOLDER_VARIABLE] = sys.argv[1]
+    job, actors = Job.load(sys.argv[1]), int(sys.argv[2])
+    workload, strategy = job.workload, HeldFedAvg(job)
+
+    def serve(grid: Grid, context: Context) -> None:
+        arrays = ArrayRecord(job.first_model().cpu().state_dict())
+        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS)
+
+    noise = workload.noise_multiplier
+    epsilon = math.sqrt(2 * math.log(1.25 / DELTA)) / noise if noise else math.inf
+    privacy = LocalDpMod(clipping_norm=CLIP_NORM, sensitivity=CLIP_NORM, epsilon=epsilon, delta=DELTA)
+    client_app = ClientApp(mods=[privacy])
+    client_app.train()(train)
+    server_app = ServerApp()
+    server_app.main()(serve)
+    gpus = 1 if workload.device == "cuda" else 0
+    # "local": not a cluster that somebody else has started on this machine.
+    init = {"address": "local", "num_cpus": actors, "num_gpus": gpus, "include_dashboard": False}
+    try:
+        run_simulation(
+            server_app=server_app,
+            client_app=client_app,
+            num_supernodes=workload.clients,
+            backend_config={"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": gpus / actors}},
+        )
+    except Enough:
+        return
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # threads of a simulation that broke down would wait for ever
+
+
+if __name__ == "__main__":
+    # Imported by its name, so that actors import it too and do not get a copy of this module's functions.
+    from benchmarks.frameworks.flower_simulation import main as main_by_name
+
+    main_by_name()

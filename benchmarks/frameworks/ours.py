@@ -1,0 +1,104 @@
+"""Hushfleet's own fast engine, through its public functions: trainer, codec, ledger, store and round engine.
+
+    python -m benchmarks.frameworks.ours FOLDER RUNTIME PROCESSES RUN_FOLDER DATA_DIR
+
+Left out of a round are the tests of accuracy, as on all sides.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Job, Rounds, Workload
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import Simulation, begin
+
+PACKAGES = ("hushfleet", "numpy", "onnxruntime", "torch")
+
+
+def task_of(workload: Workload) -> Task:
+    """The workload as a task file would say it."""
+    method = {
+        "name": "dp-fedavg",
+        "optimizer": workload.optimizer,
+        "learning_rate": workload.learning_rate,
+        "batch_size": workload.batch_size,
+        "local_epochs": workload.epochs,
+    }
+    # Strict: each device adds the whole noise, as the other frameworks' local mechanisms do.
+    privacy = {"accounting": "strict", "clip_norm": CLIP_NORM, "noise_multiplier": workload.noise_multiplier}
+    data = {
+        "name": "mnist",
+        "devices": workload.clients,
+        "limit": workload.clients * workload.samples,
+        "test_fraction": 0.0,
+        "min_samples": min(10, workload.samples),
+    }
+    return parse_task(
+        {
+            "name": f"bench-{workload.name.lower()}",
+            "seed": workload.seed,
+            "model": {"name": "mnist-cnn"},
+            "method": method,
+            "privacy": privacy,
+            "data": data,
+            "round": {"rounds": ROUNDS, "cohort_size": workload.cohort},
+        }
+    )
+
+
+class Enough(Exception):
+    """The benchmark wants no more rounds."""
+
+
+class HeldLog(EventLog):
+    """Holds the engine between two rounds: the run's events say where one ends."""
+
+    def __init__(self, simulation: Simulation, epochs: int) -> None:
+        super().__init__(simulation.folder.events)
+        self._simulation = simulation
+        self._trained_on = {device.name: len(device.train) * epochs for device in simulation.fleet.devices}
+        self._samples, self._closed = 0, 0
+        self._rounds = Rounds(self._global_params, PACKAGES)
+
+    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+        event = super().write(kind, **fields)
+        if kind == "update":
+            self._samples += self._trained_on[fields["device"]]
+        elif kind == "round_close":
+            self._closed = fields["round"]
+            self._rounds.done(samples=self._samples)
+            self._samples = 0
+        if kind in ("run", "round_close") and not self._rounds.wait():
+            raise Enough
+        return event
+
+    def _global_params(self) -> np.ndarray:
+        folder, layout = self._simulation.folder.aggregator, self._simulation.prepared.spec.model.layout
+        return Checkpoints(folder, layout, durable=False).read(self._closed)
+
+
+def main() -> None:
+    job, runtime, processes = Job.load(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    simulation = begin(task_of(job.workload), Path(sys.argv[4]), data_dir=Path(sys.argv[5]))
+    simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
+    with Workers(processes) as workers, HeldLog(simulation, job.workload.epochs) as events:
+        try:
+            # The last round, in which devices' own models would be tested, is never reached.
+            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=ROUNDS + 1)
+        except Enough:
+            return
+    sys.exit(f"the engine ended after {ROUNDS} rounds, before the benchmark had enough")
+
+
+if __name__ == "__main__":
+    main()

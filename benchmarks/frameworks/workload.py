@@ -1,0 +1,181 @@
+"""What every side of a comparison is given: the same numbers, data, network and first model.
+
+W1 is the shape of the personalization papers (few devices with much data), W2 that of FedAvg's own paper, W3 that of a
+field of many devices with little data each. The folder of a workload holds what `benchmarks/simulation.py` wrote:
+
+    workload.json    the fields of `Workload`
+    x.npy, y.npy     float32 [n, 1, 28, 28] normalised images and int64 [n] labels, client after client
+    initial.npy      float32 [d], the first global model: PyTorch's parameters in order, flattened
+    test_x.npy, test_y.npy   held-out images
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.processes import Parent, versions
+
+CLIP_NORM = 1.0
+ROUNDS = 1000
+"""A run is begun as a long one and left when enough is measured; frameworks must know its length at the start."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One federation.
+
+    :param samples: training samples of each client.
+    :param cohort: clients in a round.
+    :param turn: rounds that are measured as one.
+    :param noise_multiplier: each client's Gaussian noise has a standard deviation of this times `CLIP_NORM` in every
+        entry. The default protects nobody and costs the same time as noise that does; the model stays finite.
+    :param device: `cpu` or `cuda`.
+    """
+
+    name: str
+    clients: int
+    samples: int
+    cohort: int
+    batch_size: int
+    epochs: int
+    optimizer: str
+    learning_rate: float
+    turn: int = 1
+    noise_multiplier: float = 0.02
+    device: str = "cpu"
+    seed: int = 1
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.name}: mnist-cnn, {self.clients:,} clients x {self.samples:,} samples, {self.cohort} a round, "
+            f"batch {self.batch_size}, epochs {self.epochs}, {self.optimizer}"
+        )
+
+    @property
+    def samples_per_round(self) -> int:
+        """Each sample counts once an epoch."""
+        return self.cohort * self.samples * self.epochs
+
+    def shrunk(self, by: int) -> Workload:
+        """Each client keeps one in `by` of its samples, but at least two."""
+        return replace(self, samples=max(2, self.samples // by))
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W1", 10, 6000, 10, 16, 1, "adam", 1e-3),
+        Workload("W2", 100, 600, 10, 64, 4, "adam", 1e-3),
+        Workload("W3", 1000, 50, 50, 10, 1, "sgd", 0.1, turn=5),
+    )
+}
+
+
+class Network(nn.Module):
+    """conv 5x5 1-32, pool, conv 5x5 32-64, pool, linear 1024-512, linear 512-10: the product's `mnist-cnn`.
+
+    Its 582,026 parameters, in order and flattened, are the product's flat vector.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1, self.fc2 = nn.Linear(1024, 512), nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+def to_vector(module: nn.Module) -> np.ndarray:
+    """float32 `[d]`."""
+    return nn.utils.parameters_to_vector(module.parameters()).detach().cpu().numpy()
+
+
+def network_of(vector: np.ndarray, device: str = "cpu") -> Network:
+    """With the parameters of float32 `[d]`."""
+    module = Network().to(device)
+    nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)).to(device), module.parameters())
+    return module
+
+
+@dataclass(frozen=True)
+class Job:
+    """A workload with its data."""
+
+    folder: Path
+    workload: Workload
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Job:
+        return cls(Path(folder), Workload(**json.loads((Path(folder) / "workload.json").read_text())))
+
+    def save(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, array in arrays.items():
+            np.save(self.folder / f"{name}.npy", array)
+        (self.folder / "workload.json").write_text(json.dumps(asdict(self.workload)))
+
+    def array(self, name: str) -> np.ndarray:
+        """Mapped copy-on-write: all processes share one copy in memory."""
+        return np.load(self.folder / f"{name}.npy", mmap_mode="c")
+
+    def first_model(self) -> Network:
+        return network_of(self.array("initial"), self.workload.device)
+
+    def clients(self) -> list[tuple[Tensor, Tensor]]:
+        """Images and labels of each client, on the workload's device."""
+        x, y = (torch.from_numpy(self.array(name)).to(self.workload.device) for name in ("x", "y"))
+        return list(zip(x.split(self.workload.samples), y.split(self.workload.samples), strict=True))
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """As PyTorch makes it by default."""
+        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        return kinds[self.workload.optimizer](parameters, lr=self.workload.learning_rate)
+
+    def train(self, module: nn.Module, x: Tensor, y: Tensor) -> int:
+        """The local training that anybody would write; on how many samples."""
+        optimizer, samples = self.optimizer(module.parameters()), 0
+        for _ in range(self.workload.epochs):
+            for batch in torch.randperm(len(y), device=y.device).split(self.workload.batch_size):
+                optimizer.zero_grad()
+                F.cross_entropy(module(x[batch]), y[batch]).backward()
+                optimizer.step()
+                samples += len(batch)
+        return samples
+
+
+class Rounds:
+    """Holds a framework between two rounds: all sides are alive at the same time, and one trains at a time.
+
+    :param params: gives the global model as float32 `[d]`; called between rounds only.
+    :param packages: whose versions are written down.
+    """
+
+    def __init__(self, params: Callable[[], np.ndarray], packages: Sequence[str]) -> None:
+        self._params = params
+        self._parent = Parent(versions(packages))
+        self._began = 0.0
+
+    def wait(self) -> bool:
+        """Waits until a round may begin, and starts its clock; False when no more are wanted."""
+        while (words := self._parent.next()) is not None and words[0] == "save":
+            np.save(words[1], self._params())
+            self._parent.answer({})
+        self._began = time.perf_counter()
+        return words is not None
+
+    def done(self, **figures: float) -> None:
+        """Reports a round. `samples` counts each sample once for every time that it was trained on."""
+        self._parent.answer({"seconds": time.perf_counter() - self._began, **figures})

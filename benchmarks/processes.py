@@ -1,0 +1,158 @@
+"""A process that is measured and the benchmark that asks it: a line of JSON each way.
+
+Standard library only, since other frameworks run in environments of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[1]
+ANSWER_WITHIN_S = 900.0
+END_WITHIN_S = 30.0
+LOG_LINES = 12
+
+Answer = dict[str, Any]
+
+
+class ChildFailed(Exception):
+    """A measured process ended, or did not answer in time; the text has the end of its log."""
+
+
+def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
+    """Of every measured process: one thread, and this repository, or another checkout of it, on the path."""
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
+
+
+class Child:
+    """A process that has said that it is ready: `ready` is what it said, and `start_s` how long that took.
+
+    It and what it started end with the context.
+
+    :param command: after the interpreter.
+    :param root: the checkout whose code it runs.
+
+    Raises `ChildFailed`.
+    """
+
+    def __init__(
+        self,
+        *command: str,
+        python: str = sys.executable,
+        root: Path = ROOT,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed with the context
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [python, *command],
+            env=environment(root, **(variables or {})),
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            self.ready = self._answer()
+        except ChildFailed:
+            self._end(0)
+            raise
+        self.start_s = time.perf_counter() - began
+
+    def ask(self, *words: Any) -> Answer:
+        with suppress(OSError):  # it has ended, which is what reading finds out
+            print(json.dumps(words), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Answer:
+        timer = threading.Timer(ANSWER_WITHIN_S, self._process.kill)
+        timer.start()
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        timer.cancel()
+        if line:
+            answer: Answer = json.loads(line)
+            return answer
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_WITHIN_S)
+        self._log.seek(0)
+        lines = "\n  ".join(self._log.read().splitlines()[-LOG_LINES:])
+        raise ChildFailed(f"exit code {self._process.poll()}; the end of its log:\n  {lines}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._end(END_WITHIN_S if kind is None else 0)
+
+    def _end(self, within_s: float) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        for stop in (lambda: None, self._process.terminate):  # a launcher ends what it launched
+            stop()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(within_s)
+                break
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+
+class Parent:
+    """The child's side. What frameworks print goes to the log; the process's stdout is for answers."""
+
+    def __init__(self, ready: Answer) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self.answer(ready)
+
+    def next(self) -> list[Any] | None:
+        """The words that come next; None when nothing more is wanted."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+    def answer(self, answer: Answer) -> None:
+        print(json.dumps(answer), file=self._answers, flush=True)
+
+    def serve(self, handlers: Mapping[str, Callable[..., Answer]]) -> None:
+        """Answers until nothing more is asked."""
+        while (words := self.next()) is not None:
+            self.answer(handlers[words[0]](*words[1:]))
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def memory_mib(what: str, pid: int | str = "self") -> float:
+    """`VmRSS`, what a process has resident, or `VmHWM`, the most that it ever had; 0 for one that is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{what}:"):
+                return int(line.split()[1]) / 1024
+    return 0.0

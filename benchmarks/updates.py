@@ -1,0 +1,85 @@
+"""Real updates: of a small federation by the product's own engine, to be coded in any form and sent by anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.config.spec import WireSpec
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.models import get_model, native
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.wire.format.forms import steps_for
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, decode_update, encode_update
+
+IDENTITY = Identity.from_bytes(bytes(32))
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """An update as a device is about to send it.
+
+    :param values: float32 `[k]`, clipped and noised: the shared parameters.
+    :param counts: how many of the values belong to each layer.
+    :param size: d, of the whole model.
+    """
+
+    header: UpdateHeader
+    values: np.ndarray
+    counts: tuple[int, ...]
+    size: int
+
+    @property
+    def noised(self) -> bool:
+        return any(self.header.noise_stds)
+
+    @property
+    def rms(self) -> list[float]:
+        """Root mean square of each layer's values; 0 where there are none."""
+        layers = np.split(self.values.astype(np.float64), np.cumsum(self.counts)[:-1])
+        return [float(np.sqrt(np.square(layer).mean())) if layer.size else 0.0 for layer in layers]
+
+    def header_for(self, wire: WireSpec, **changes: Any) -> UpdateHeader:
+        steps = steps_for(wire, noise_stds=self.header.noise_stds, layer_rms=self.rms)
+        return replace(self.header, codec=wire.codec, steps=tuple(steps), **changes)
+
+    def encoded(self, wire: WireSpec, **changes: Any) -> EncodedUpdate:
+        """The whole blob, signed by `IDENTITY`."""
+        return encode_update(self.header_for(wire, **changes), self.values, counts=self.counts, identity=IDENTITY)
+
+
+def runtime_of(model: str) -> str:
+    """The quickest one here."""
+    return "onnx" if native.unavailable(get_model(model)) else "native"
+
+
+def train(simulation: Simulation, *, processes: int = 1, runtime: str | None = None) -> None:
+    """All rounds, without tests of accuracy."""
+    with Workers(processes) as workers, EventLog(simulation.folder.events) as events:
+        runtime = runtime or runtime_of(simulation.task.model.name)
+        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=1 << 30, evaluate_last=0)
+
+
+def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Simulation, Update]:
+    """The first device's update of the last round; the task's codec must be `float32`, which changes no value."""
+    simulation = begin(task, folder, data_dir=data_dir)
+    simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
+    train(simulation)
+    name, spec, last = simulation.fleet.devices[0].name, simulation.prepared.spec, task.round.rounds
+    counts = next(
+        tuple(event["shared"])
+        for event in iterate_events(simulation.folder.events)
+        if event["event"] == "update" and (event["round"], event["device"]) == (last, name)
+    )
+    with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
+        entry = store.outbox(spec.task, last)
+        decoded = decode_update(entry.data, public_key=store.identity.public_key, counts=counts)
+    return simulation, Update(decoded.header, decoded.values.copy(), counts, spec.model.layout.size)
