@@ -142,7 +142,7 @@ class QuantileClip(Mean):
     step: float
 
     def initial(self, seed: int) -> ServerArrays:
-        return {"clip_norm": np.float64(self.clip_norm)}
+        return {"clip_norm": np.array(self.clip_norm)}
 
     def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
         return {"clip_norm": float(state["clip_norm"])}
@@ -152,7 +152,7 @@ class QuantileClip(Mean):
         if not bits:
             return state
         share = min(max(float(np.mean(bits)) + 0.5, 0.0), 1.0)
-        return {"clip_norm": np.float64(float(state["clip_norm"]) * math.exp(-self.step * (share - self.quantile)))}
+        return {"clip_norm": np.array(float(state["clip_norm"]) * math.exp(-self.step * (share - self.quantile)))}
 
 
 # `clipping = "ppo"`: the paper's agent
@@ -165,7 +165,7 @@ def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage,
         found = context.measured
         assert found is not None
         shares = np.nan_to_num([found.accuracy, found.loss / config.loss_bound], nan=0.0, posinf=1.0)
-        return np.clip(shares, 0, 1) - 0.5
+        return [float(each) - 0.5 for each in np.clip(shares, 0, 1)]
 
     def multiplier(setting: RoundSetting) -> float:
         return setting.sigma() / math.sqrt(config.report_share)

@@ -93,9 +93,9 @@ class FallingNoise(Mean):
 
     def initial(self, seed: int) -> ServerArrays:
         return {
-            "noise_multiplier": np.float64(self.noise_multiplier),
-            "longest_step": np.float64(0.0),
-            "loss": np.float64(math.nan),
+            "noise_multiplier": np.array(self.noise_multiplier),
+            "longest_step": np.array(0.0),
+            "loss": np.array(math.nan),
             "accuracies": np.full(_ACCURACIES, math.nan),  # the newest last
         }
 
@@ -116,9 +116,9 @@ class FallingNoise(Mean):
         )
         sigma = float(state["noise_multiplier"])
         return {
-            "noise_multiplier": np.float64(self.decay * sigma if score > PASS_MARK else sigma),
-            "longest_step": np.float64(longest),
-            "loss": np.float64(loss),
+            "noise_multiplier": np.array(self.decay * sigma if score > PASS_MARK else sigma),
+            "longest_step": np.array(longest),
+            "loss": np.array(loss),
             "accuracies": accuracies,
         }
 

@@ -116,7 +116,7 @@ class GrowingLargest(Everything):
             part = slice(layer.start, layer.stop)
             mask = public.mask[part]
             target = int(self.beta * layer.size * min((public.participations + 1) / self.rounds, 1.0))
-            grown[part] |= largest(np.where(mask, -1.0, np.abs(sent[part])), target - np.count_nonzero(mask))
+            grown[part] |= largest(np.where(mask, -1.0, np.abs(sent[part])), target - int(np.count_nonzero(mask)))
         return grown
 
 

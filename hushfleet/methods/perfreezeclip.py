@@ -68,9 +68,9 @@ class ClippedSamples(MeanGradient):
         self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
     ) -> tuple[Any, Array, tuple[Array, ...]]:
         """It remembers P_0, P_1, ..., `[..., t]`."""
-        if self.percentile is None:
+        percent, after = self.percentile, memory
+        if percent is None:
             return (*batch.clipped(params, lambda norms: self.max_norm), memory)
-        after = memory
 
         def threshold(norms: Array) -> Array:
             """C_t, `[..., 1]`: Eqs. (5)-(7)."""
@@ -78,7 +78,7 @@ class ClippedSamples(MeanGradient):
             xp = array_api.array_namespace(norms)
             mean = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
             after = (xp.concat((*memory, mean), axis=-1),)
-            return xp.clip(percentile(after[0], self.percentile), max=self.max_norm)
+            return xp.clip(percentile(after[0], percent), max=self.max_norm)
 
         loss, gradient = batch.clipped(params, threshold)
         return loss, gradient, after

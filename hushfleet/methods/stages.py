@@ -93,12 +93,12 @@ def together(*multipliers: float) -> float:
     """The one Gaussian mechanism that releases of one input amount to: 1/z^2 adds. 0, no noise, where one has none."""
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
-    return math.fsum(z**-2 for z in multipliers) ** -0.5
+    return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
 
 
 def remaining(whole: float, report: float) -> float:
     """What is left of a noise multiplier when a report has cost its part."""
-    return (whole**-2 - report**-2) ** -0.5
+    return float((whole**-2 - report**-2) ** -0.5)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class KeepLargest(Transform):
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         magnitude = np.where(context.mask, -1.0, np.abs(update))
-        stays = largest(magnitude, kept_count(self.share, np.count_nonzero(~context.mask)))
+        stays = largest(magnitude, kept_count(self.share, int(np.count_nonzero(~context.mask))))
         return np.where(stays, update, np.zeros_like(update))
 
 
@@ -357,12 +357,12 @@ def released(
 ) -> Release:
     """What leaves of `update = trained - start`: the stages, one after the other."""
     raw, layers = context.shared(update), len(context.layout.layers)
-    unbounded = {"clip_norms": np.full(layers, math.inf), "noise_stds": np.zeros(layers)}
-    leaving = Release(raw, charge=charge, **unbounded)
+    unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
+    leaving = Release(raw, unbounded, silent, charge)
     for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
         if isinstance(stage, Transform):
             changed = context.shared(stage.change(context, leaving.values, noise))
-            leaving = replace(leaving, values=changed, by_layer=False, **unbounded)
+            leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
         elif isinstance(stage, Gaussian):
             leaving = stage.apply(context, leaving, cost, noise)
         elif isinstance(stage, Report):

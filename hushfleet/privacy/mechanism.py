@@ -172,21 +172,22 @@ class GaussianMechanism:
         noised = add_on_grid(noise.normal(len(values)) * stds, values, stds)
         if not (np.abs(noised) <= np.finfo(values.dtype).max).all():
             raise PrivacyError(f"a noised value does not fit into {values.dtype}; the clip norm is too large")
-        return noised.astype(values.dtype)
+        return np.asarray(noised, values.dtype)
 
     def _bounds(self, clip_norms: ArrayLike) -> np.ndarray:
         bounds = np.asarray(clip_norms, np.float64)
         limit = math.inf if self.noise_multiplier == 0 else sys.float_info.max
         if bounds.ndim != 1 or not len(bounds) or not ((bounds > 0) & (bounds <= limit)).all():
             raise PrivacyError(
-                f"clip norms must be above zero, and finite where noise is scaled to them; got {clip_norms}"
+                f"clip norms must be above zero, and finite where noise is scaled to them; got {bounds}"
             )
         return bounds
 
     def _scaled(self, bounds: np.ndarray, layers_factor: float) -> np.ndarray:
         if self.noise_multiplier == 0:  # a bound of inf times 0 would be NaN
             return np.zeros_like(bounds)
-        return bounds * (self.multiplier_server * layers_factor)
+        scaled: np.ndarray = bounds * (self.multiplier_server * layers_factor)
+        return scaled
 
     def charge(self) -> Charge:
         """What one round of this costs, in the server's view."""

@@ -30,7 +30,14 @@ class GradientFunction(Protocol):
     """
 
     def __call__(
-        self, params: Array, x: Any, y: Any, dropout: Sequence[Any] = (), out: Array | None = None, **distilled: Any
+        self,
+        params: Array,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Array | None = None,
+        teacher: Array | None = None,
+        distill: Array | None = None,
     ) -> tuple[float, Array]: ...
 
 
@@ -99,7 +106,7 @@ class ClientBatch(Batch):
         return np.int64(len(self.y))
 
     def mean(self, params: Array) -> tuple[float, Array]:
-        asked = {"part": self.entries.span} if getattr(self.gradient, "takes_part", False) else {}
+        asked: dict[str, Any] = {"part": self.entries.span} if getattr(self.gradient, "takes_part", False) else {}
         return self.gradient(params, self.x, self.y, self.masks, out=self.out, **self.taught, **asked)
 
     def each(self, params: Array) -> tuple[Array, Array]:

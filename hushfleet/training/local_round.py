@@ -47,7 +47,8 @@ class Trained(NamedTuple):
 
     @property
     def update(self) -> np.ndarray:
-        return self.end - self.context.start
+        change: np.ndarray = self.end - self.context.start
+        return change
 
 
 class Step(NamedTuple):

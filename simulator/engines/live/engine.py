@@ -65,7 +65,7 @@ class LiveFleet:
         *,
         broker_kind: BrokerKind = "auto",
         restarts: int = 0,
-        client: Sequence[str] = (sys.executable, "-m", "edge_client"),
+        client: Sequence[str] = (sys.executable, "-m", "hushfleet.edge_client"),
         aggregator: Sequence[str] = _COMMAND,
         emulate: bool = False,
         proxied: bool = False,

@@ -185,6 +185,7 @@ class GroupBatches:
         host = self._host((len(drawn), width, 3), torch.int64)
         table = host.numpy()
         for row, (_, indices, crops, _) in enumerate(drawn):
+            assert crops is not None
             offsets, flips = crops
             table[row, : len(indices), :2] = offsets
             table[row, : len(indices), 2] = flips

@@ -26,9 +26,17 @@ class CohortAdam(Adam):
             self.first, self.second = zeros_like(params), zeros_like(params)
             self._taken = zeros((), device=params.device)
         rows = slice(len(params))
-        state = [self.first[rows]], [self.second[rows]], [], [self._taken]
-        constants = {"beta1": self.beta_1, "beta2": self.beta_2, "lr": self.learning_rate, "eps": self.epsilon}
-        adam([params], [gradient], *state, fused=True, amsgrad=False, weight_decay=0.0, maximize=False, **constants)
+        adam(
+            *([params], [gradient], [self.first[rows]], [self.second[rows]], [], [self._taken]),
+            fused=True,
+            amsgrad=False,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            lr=self.learning_rate,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            maximize=False,
+        )
 
 
 class CohortSGD(SGD):

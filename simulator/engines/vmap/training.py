@@ -9,13 +9,9 @@ the device's own code.
 Clients of a group are in step, not in the same epoch, since an epoch of many samples has more batches. Where epochs
 train different parts, groups are of clients whose epochs end together.
 
-What dominates, on CUDA by counting and not by timing, since none was at hand: a step of `mnist-cnn` under DP-FedAvg is
-some hundred operations besides views. For a compact network each is a launch that takes longer than its arithmetic,
-so a step's time should hardly grow with the clients until the device is full: a group is as large as the memory
-allows. Nothing in the loop waits for the device: batches are cut there (`device_data`), losses stay there, the
-optimizer is one kernel. With dropout, drawing the masks on the host comes next. A CUDA graph for each shape of a step
-would take the launches away (clients of one size have two shapes, others have many), and so might `torch.compile`
-around the whole step; neither is used, as neither could be tested.
+On CUDA a step of a compact network is some hundred launches, each longer than its arithmetic (counted, not timed). So a
+group is as large as the memory allows, and nothing in the loop waits for the device: batches are cut there
+(`device_data`), losses stay there, the optimizer is one kernel.
 
 On a processor vmap saves the interpreter's time and costs grouped convolutions and fresh memory: 4 to 5 times faster
 than one by one for `digits-cnn` in batches of 10, no faster for `mnist-cnn` in batches of 64.
@@ -34,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hushfleet.array_api import Array
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Sgd
@@ -77,37 +74,12 @@ class Member:
     noise: NoiseSource = field(default_factory=SecureNoise)
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """How a cohort was split, for display.
-
-    :param sizes: clients of each group.
-    """
+class Grouping(NamedTuple):
+    """How a cohort was split: clients of each group, bytes that a client needs, and bytes that there were."""
 
     sizes: tuple[int, ...]
     bytes_per_client: int
     budget_bytes: int
-
-    def __str__(self) -> str:
-        groups = f"{len(self.sizes)} groups of up to {max(self.sizes)}" if len(self.sizes) > 1 else "one group"
-        return (
-            f"{sum(self.sizes)} clients in {groups}; {self.bytes_per_client / 2**20:.1f} MiB a client, "
-            f"{self.budget_bytes / 2**20:.0f} MiB at hand"
-        )
-
-
-def train_cohort(
-    method: TaskMethod,
-    members: Sequence[Member],
-    global_params: np.ndarray,
-    gradient: TorchGradient,
-    *,
-    inputs: Inputs,
-    on_step: OnStep | None = None,
-) -> list[Trained]:
-    """Trains `members` once, on the gradient's device; see `CohortTrainer.train`."""
-    trainer = CohortTrainer(gradient, gradient.device)
-    return trainer.train(method, members, global_params, inputs=inputs, on_step=on_step)
 
 
 class CohortTrainer:
@@ -288,7 +260,7 @@ class CohortTrainer:
         states, first = [context.state for context in contexts], contexts[0]
         public = PublicState(
             self._upload([state.public.mask for state in states]),
-            self._upload([np.int64(state.public.participations) for state in states]),
+            0,  # nobody asks in training
         )
         own = None if first.state.own is None else self._upload([state.own for state in states])
         private = {name: self._upload([state.private[name] for state in states]) for name in first.state.private}
@@ -300,7 +272,7 @@ class CohortTrainer:
             chosen=None if first.chosen is None else self._upload([context.chosen for context in contexts]),
         )
 
-    def _upload(self, arrays: Sequence[np.ndarray]) -> Tensor:
+    def _upload(self, arrays: Sequence[Array]) -> Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device)
 
 
