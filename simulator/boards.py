@@ -14,26 +14,28 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from hushfleet.aggregator.config.task import explained
 from hushfleet.errors import BadInput
-from hushfleet.firmware_profiles import Board, Quantity, board_names, load_board
+from hushfleet.firmware_profiles import Board, Quantity, load_board
 
 _STREAM = 0x424F4152
-_MOST_COUNT = 100_000
-_LINK_KEYS = ("down_mbit_s", "up_mbit_s", "latency_ms")
-_ROW_KEYS = ("profile", "share", "count", "network")
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """From a device to the broker. :param latency_ms: one way."""
+    """From a device to the broker.
+
+    :param latency_ms: one way.
+    """
 
     down_mbit_s: float
     up_mbit_s: float
@@ -48,9 +50,12 @@ class BoardKind:
     link: LinkFigures
 
     @classmethod
-    def of(cls, profile: str, network: Mapping[str, float] | None = None) -> BoardKind:
-        """:param network: the uplink behind the board; keys as in the file. Raises `BadInput` for no such board."""
-        board, uplink = load_board(profile), {key: float(value) for key, value in (network or {}).items()}
+    def of(cls, profile: str, network: dict[str, float] | None = None) -> BoardKind:
+        """The board with an uplink behind it. Raises `BadInput` for no such board.
+
+        :param network: the uplink; keys as in the file.
+        """
+        board, uplink = load_board(profile), network or {}
         return cls(
             profile,
             LinkFigures(
@@ -60,31 +65,23 @@ class BoardKind:
             ),
         )
 
-    @property
+    @cached_property
     def board(self) -> Board:
         """The profile, with this kind's link in the place of the board's own where an uplink lies behind it."""
-        return _board_of(self)
-
-
-@lru_cache(maxsize=256)
-def _board_of(kind: BoardKind) -> Board:
-    board = load_board(kind.profile)
-    figures = {f"network_{name}": value for name, value in asdict(kind.link).items()}
-    return replace(
-        board,
-        **{
-            field: Quantity(value, estimated=True, basis="the board's own link and the fleet's uplink behind it")
-            for field, value in figures.items()
-            if value != float(getattr(board, field))
-        },
-    )
+        board, changed = load_board(self.profile), {}
+        for name, value in asdict(self.link).items():
+            if value != float(getattr(board, f"network_{name}")):
+                basis = "the board's own link and the fleet's uplink behind it"
+                changed[f"network_{name}"] = Quantity(value, estimated=True, basis=basis)
+        return replace(board, **changed)  # type: ignore[arg-type]  # all of them are quantities
 
 
 @dataclass(frozen=True)
 class FleetMix:
     """The boards of a whole fleet.
 
-    :param kinds: the rows; :param dealt: for each device, in the fleet's order, the number of its row.
+    :param kinds: the rows.
+    :param dealt: for each device, in the fleet's order, the number of its row.
     """
 
     kinds: tuple[BoardKind, ...]
@@ -105,10 +102,13 @@ class FleetMix:
     def labels(self) -> tuple[str, ...]:
         """A name for each row: its profile, and its link where another row has the same profile."""
         profiles = [kind.profile for kind in self.kinds]
-        return tuple(
-            kind.profile if profiles.count(kind.profile) == 1 else f"{kind.profile}, {_shown(kind.link)}"
-            for kind in self.kinds
-        )
+
+        def label(profile: str, link: LinkFigures) -> str:
+            if profiles.count(profile) == 1:
+                return profile
+            return f"{profile}, {link.down_mbit_s:g}/{link.up_mbit_s:g} Mbit/s, {link.latency_ms:g} ms"
+
+        return tuple(label(kind.profile, kind.link) for kind in self.kinds)
 
     @classmethod
     def in_turn(cls, profiles: Sequence[str], devices: int) -> FleetMix:
@@ -120,22 +120,59 @@ class FleetMix:
 
     def to_plain(self) -> dict[str, Any]:
         """For a run folder: JSON without the file that it came from."""
-        rows = [{"profile": kind.profile, "link": asdict(kind.link)} for kind in self.kinds]
-        return {"kinds": rows, "dealt": list(self.dealt)}
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Any) -> FleetMix:
         """The inverse of `to_plain`. Raises `BadInput`."""
         try:
-            kinds = tuple(BoardKind(row["profile"], LinkFigures(**row["link"])) for row in plain["kinds"])
-            dealt = tuple(int(number) for number in plain["dealt"])
-            if not kinds or not all(0 <= number < len(kinds) for number in dealt):
+            mix: FleetMix = TypeAdapter(FleetMix).validate_python(plain)
+            if not mix.kinds or not all(0 <= number < len(mix.kinds) for number in mix.dealt):
                 raise ValueError("a device has a board that is not among them")
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise BadInput(f"the fleet's boards cannot be read from {str(plain)[:80]!r}: {error}") from error
-        for kind in kinds:
+        for kind in mix.kinds:
             load_board(kind.profile)
-        return cls(kinds, dealt)
+        return mix
+
+
+_Rate = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Network(_Table):
+    down_mbit_s: _Rate | None = None
+    up_mbit_s: _Rate | None = None
+    latency_ms: Annotated[float, Field(ge=0, le=1e6, strict=True)] = 0.0
+
+
+class _Row(_Table):
+    profile: str
+    share: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
+    count: Annotated[int, Field(ge=0, le=100_000, strict=True)] | None = None
+    network: _Network = _Network()
+
+    @field_validator("profile")
+    @classmethod
+    def _is_there(cls, profile: str) -> str:
+        try:
+            load_board(profile)
+        except BadInput as error:
+            raise ValueError(str(error)) from error
+        return profile
+
+    @model_validator(mode="after")
+    def _share_or_count(self) -> _Row:
+        if (self.share is None) == (self.count is None):
+            raise ValueError("give share (a part of the devices) or count (how many), and not both")
+        return self
+
+
+class _MixFile(_Table):
+    board: Annotated[list[_Row], Field(min_length=1)]
 
 
 def read_boards(text: str, *, devices: int | None = None, seed: int = 0) -> FleetMix:
@@ -161,60 +198,22 @@ def parse_mix(text: str, *, devices: int | None = None, seed: int = 0, where: st
     Counts are taken first; shares divide the rest by the largest remainder, ties to the row that comes first.
     """
     try:
-        plain = tomllib.loads(text)
+        rows = _MixFile.model_validate(tomllib.loads(text)).board
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{where} is not valid TOML: {error}") from error
-    rows = plain.pop("board", None)
-    if plain or not isinstance(rows, list) or not rows:
-        unknown = f", not {', '.join(plain)}" if plain else ""
-        raise BadInput(f"{where}: a mix is a list of tables with the heading [[board]]{unknown}")
-    kinds = tuple(_kind(row, f"{where}: board.{index}") for index, row in enumerate(rows))
+    except ValidationError as error:
+        raise BadInput(f"{where}: " + "; ".join(map(explained, error.errors()))) from error
+    kinds = tuple(BoardKind.of(row.profile, row.network.model_dump(exclude_none=True)) for row in rows)
     if len(set(kinds)) != len(kinds):
         raise BadInput(f"{where}: two rows are the same board on the same network; make them one")
-    counts = _counts(rows, devices, where)
     key = np.random.SeedSequence(seed, spawn_key=(_STREAM,))
-    in_order = np.repeat(np.arange(len(kinds)), counts)
+    in_order = np.repeat(np.arange(len(kinds)), _counts(rows, devices, where))
     dealt = np.random.Generator(np.random.Philox(key)).permutation(in_order)
     return FleetMix(kinds, tuple(dealt.tolist()))
 
 
-def _kind(row: Any, where: str) -> BoardKind:
-    if not isinstance(row, dict):
-        raise BadInput(f"{where} = {row!r}: must be a table with profile and share or count")
-    unknown = sorted(set(row) - set(_ROW_KEYS))
-    if unknown:
-        raise BadInput(f"{where}.{unknown[0]}: there is no such key; there are {', '.join(_ROW_KEYS)}")
-    profile = row.get("profile")
-    if not isinstance(profile, str):
-        raise BadInput(f"{where}.profile = {profile!r}: must be one of {', '.join(board_names())}")
-    if ("share" in row) == ("count" in row):
-        raise BadInput(f"{where}: give share (a part of the devices) or count (how many), and not both")
-    if "share" in row:
-        _check_number(row["share"], f"{where}.share", above=0.0, most=1.0)
-    count = row.get("count", 0)
-    if type(count) is not int or not 0 <= count <= _MOST_COUNT:
-        raise BadInput(f"{where}.count = {count!r}: must be a whole number, 0 to {_MOST_COUNT}")
-    network = row.get("network", {})
-    if not isinstance(network, dict) or not set(network) <= set(_LINK_KEYS):
-        raise BadInput(f"{where}.network = {network!r}: must be a table with any of {', '.join(_LINK_KEYS)}")
-    for key, value in network.items():
-        least = -1e-9 if key == "latency_ms" else 0.0
-        _check_number(value, f"{where}.network.{key}", above=least, most=1e6)
-    try:
-        return BoardKind.of(profile, network)
-    except BadInput as error:
-        raise BadInput(f"{where}.profile = {profile!r}: {error}") from error
-
-
-def _check_number(value: Any, where: str, *, above: float, most: float) -> None:
-    if type(value) not in (int, float) or not above < value <= most:
-        accepted = "0" if above < 0 else "more than 0"
-        raise BadInput(f"{where} = {value!r}: must be a number, {accepted} to {most:g}")
-
-
-def _counts(rows: Sequence[Mapping[str, Any]], devices: int | None, where: str) -> list[int]:
-    counts = [row.get("count", 0) for row in rows]
-    shares = [row.get("share", 0.0) for row in rows]
+def _counts(rows: Sequence[_Row], devices: int | None, where: str) -> list[int]:
+    counts, shares = [row.count or 0 for row in rows], [row.share or 0.0 for row in rows]
     counted = sum(counts)
     if not any(shares):
         if not counted or (devices is not None and devices != counted):
@@ -235,7 +234,3 @@ def _counts(rows: Sequence[Mapping[str, Any]], devices: int | None, where: str) 
     for row in by_remainder[: left - sum(dealt)]:
         dealt[row] += 1
     return [count + more for count, more in zip(counts, dealt, strict=True)]
-
-
-def _shown(link: LinkFigures) -> str:
-    return f"{link.down_mbit_s:g}/{link.up_mbit_s:g} Mbit/s, {link.latency_ms:g} ms"

@@ -5,78 +5,61 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.errors import BadInput
 from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix, read_boards
-from hushfleet.simulator.run import RunOptions, run
+from hushfleet.simulator.run import Engine, RunOptions, run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.campaign import Campaign, parse_seeds
-from hushfleet.simulator.studies.chaos.command import run_campaign
+from hushfleet.simulator.studies.chaos.campaign import Campaign, parse_seeds, run_campaign
 from hushfleet.simulator.studies.sweep import with_wire
 
 INTERRUPTED = 130
 
 
-class EngineName(StrEnum):
-    """The engines."""
-
-    fast = "fast"
-    live = "live"
-    ray = "ray"
-
-
-class BrokerName(StrEnum):
-    """`auto` takes Mosquitto if it is installed, else the embedded amqtt."""
-
-    auto = "auto"
-    mosquitto = "mosquitto"
-    amqtt = "amqtt"
-
-
-class RuntimeName(StrEnum):
-    """What computes gradients in the fast engine."""
-
-    auto = "auto"
-    onnx = "onnx"
-    native = "native"
-    torch = "torch"
-    vmap = "vmap"
+# What several commands take.
+Out = Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-TIME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+BrokerOption = Annotated[BrokerKind, typer.Option("--broker", help="auto: Mosquitto if it is installed, else amqtt.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")]
+Devices = Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")]
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def simulate(
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
-        engine: Annotated[EngineName, typer.Option(help="fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = EngineName.fast,
-        devices: Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")] = None,
-        rounds: Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")] = None,
+        engine: Annotated[Engine, typer.Option(help="fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = "fast",
+        devices: Devices = None,
+        rounds: Rounds = None,
         seed: Annotated[int | None, typer.Option(min=0, help="Instead of the task's seed.")] = None,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
-        out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-TIME.")] = None,
-        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")] = None,
-        method: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = "",
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-        broker: Annotated[BrokerName, typer.Option(help="Of the live engine.")] = BrokerName.auto,
+        data_dir: DataDir = None,
+        out: Out = None,
+        settings: Settings = None,
+        resume: Resume = False,
+        broker: BrokerOption = "auto",
         boards: Annotated[str | None, typer.Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = None,
         emulate: Annotated[bool, typer.Option("--emulate", help="Live engine: each device has its board's speed, memory and network.")] = False,
         workers: Annotated[int, typer.Option(min=0, help="Processes of the fast engine, or jobs at a time on Ray; 0: one a core.")] = 0,
         ray_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster's head, or 'auto'; default: a Ray on this machine.")] = "",
-        runtime: Annotated[RuntimeName, typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto measures which is the quickest here, for runs that are long enough.")] = RuntimeName.auto,
+        runtime: Annotated[Literal["auto", "onnx", "native", "torch", "vmap"], typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto measures which is the quickest here, for runs that are long enough.")] = "auto",
         evaluate_every: Annotated[int, typer.Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1,
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
+        method: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = "",
         chaos: Annotated[str | None, typer.Option(metavar="SEEDS", help="Run the live fleet through a storm of trouble for each seed, and audit what is left. SEEDS is how many (200: seeds 0 to 199), a range (40-59), one (17-17) or several (3,17,40-59).")] = None,
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
@@ -94,37 +77,55 @@ def register(app: typer.Typer) -> None:
         `hushfleet simulate tasks/digits-chaos.toml --chaos 10`
         """
         console = Console()
-        chosen = [f"method.name={allow_file(method)}"] if method else []
-        task = _overridden(task_file, [*(settings or []), *chosen], devices=devices, rounds=rounds, seed=seed)
-        folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if method:
+            settings = [*(settings or []), f"method.name={allow_file(method)}"]
+        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds, "seed": seed})
+        folder = run_path(out, task.name)
         if chaos is not None:
-            run_campaign(
-                task,
-                Campaign(folder, parse_seeds(chaos), jobs=workers),
-                console,
-                data_dir=data_dir,
-                resume=resume,
-                again=again_command(folder, out=out, resume=resume),
-                replay=_replay_command(),
-            )
+            campaign = Campaign(folder, parse_seeds(chaos), jobs=workers)
+            again, replay = again_command(folder), _replay_command()
+            run_campaign(task, campaign, console, data_dir=data_dir, resume=resume, again=again, replay=replay)
             return
         options = RunOptions(
-            engine=engine.value,
-            broker=broker.value,
+            engine=engine,
+            broker=broker,
             emulate=emulate,
-            clocked=boards is not None and engine is not EngineName.live,
+            clocked=boards is not None and engine != "live",
             workers=workers,
             ray_address=ray_address,
-            runtime=runtime.value,
+            runtime=runtime,
             evaluate_every=evaluate_every,
             local_only=local_only,
             sweep=_numbers(sweep),
             sweep_wire=_wire_choices(sweep_wire, task),
         )
-        with console.status("loading data, exporting and checking the model's graphs"):
-            mix = None if boards is None else read_boards(boards, devices=task.data.devices, seed=task.seed)
-            simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
-        run_and_show(simulation, options, console, again=again_command(folder, out=out, resume=resume))
+        mix = None if boards is None else read_boards(boards, devices=task.data.devices, seed=task.seed)
+        run_and_show(task, folder, options, console, data_dir=data_dir, mix=mix, resume=resume)
+
+
+def run_and_show(
+    task: Task,
+    folder: Path,
+    options: RunOptions,
+    console: Console,
+    *,
+    data_dir: Path | None = None,
+    mix: FleetMix | None = None,
+    resume: bool,
+) -> None:
+    """Runs it and prints the summary; on Ctrl-C says how to go on and exits with 130."""
+    with console.status("loading data, exporting and checking the model's graphs"):
+        simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
+    try:
+        result = run(simulation, options, console=console)
+    except KeyboardInterrupt:
+        again = escape(again_command(folder))
+        console.print(
+            f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {again}", highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    console.print(summary_table(result))
+    console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
 
 
 def open_simulation(
@@ -148,11 +149,22 @@ def open_simulation(
     return simulation
 
 
-def again_command(folder: Path, *, out: Path | None, resume: bool) -> str:
+def run_path(out: Path | None, name: str) -> Path:
+    """The run folder: as asked for, or a new one of this name and time."""
+    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str, int | None] | None = None) -> Task:
+    """The task with what `--set` and other options change of it."""
+    given = [f"{key}={value}" for key, value in (options or {}).items() if value is not None]
+    return load_task(path, (*(settings or ()), *given))
+
+
+def again_command(folder: Path) -> str:
     """What was typed, with the words that make it go on."""
     words = ["hushfleet", *sys.argv[1:]]
-    words += [] if out else ["--out", str(folder)]
-    words += [] if resume else ["--resume"]
+    words += [] if any(word.partition("=")[0] == "--out" for word in words) else ["--out", str(folder)]
+    words += [] if "--resume" in words else ["--resume"]
     return shlex.join(words)
 
 
@@ -167,25 +179,6 @@ def _replay_command() -> list[str]:
         elif not word.startswith(("--chaos=", "--out=")):
             words.append(word)
     return words
-
-
-def run_and_show(simulation: Simulation, options: RunOptions, console: Console, *, again: str) -> None:
-    """Runs it and prints the summary; on Ctrl-C says how to go on and exits with 130."""
-    try:
-        result = run(simulation, options, console=console)
-    except KeyboardInterrupt:
-        console.print(
-            f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(again)}", highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    console.print(summary_table(result))
-    console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
-
-
-def _overridden(path: Path, settings: list[str], **shortcuts: int | None) -> Task:
-    keys = {"devices": "data.devices", "rounds": "round.rounds", "seed": "seed"}
-    given = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
-    return load_task(path, (*settings, *given))
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

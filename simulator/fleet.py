@@ -22,10 +22,11 @@ _LOCAL_TEST_STREAM = 0x4C544553
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Some samples of a set, chosen and taken when they are asked for: ten thousand devices have as many parts.
+class Subset:
+    """Some samples of a set, chosen and taken when they are asked for: ten thousand devices have as many of them.
 
-    :param source: the set; :param choose: gives int64 `[n]`, the same each time.
+    :param source: the set.
+    :param choose: gives int64 `[n]`, the same each time.
     """
 
     source: Samples
@@ -58,19 +59,28 @@ class SimulatedDevice:
     index: int
     name: str
     board: str
-    train: Part
-    local_test: Part
+    train: Subset
+    local_test: Subset
     epsilon_limit: float = math.inf
     preference: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """:param label_counts: int `[devices, classes]` of all that each device holds, for the report."""
+    """The devices of a simulation, and the test set that all of them share.
+
+    :param label_counts: int `[devices, classes]` of all that each device holds, for the report.
+    """
 
     devices: tuple[SimulatedDevice, ...]
     common_test: Samples
     label_counts: np.ndarray
+
+
+def device_names(count: int) -> list[str]:
+    """Of a simulated fleet of so many devices, all of one length."""
+    digits = len(str(count - 1))
+    return [f"device-{index:0{digits}d}" for index in range(count)]
 
 
 def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("generic-x86",)) -> Fleet:
@@ -92,23 +102,22 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         classes_per_device=section.classes_per_device,
         min_samples=section.min_samples,
     )
-    digits = len(str(section.devices - 1))
     devices = []
-    for index, indices in enumerate(parts):
+    for index, (name, indices) in enumerate(zip(device_names(section.devices), parts, strict=True)):
         if section.test_fraction > 0:
             own, held_out = split_local(indices, train.labels, test_fraction=section.test_fraction, seed=seed + index)
-            local_test = Part(train, partial(np.asarray, held_out))
+            local_test = Subset(train, partial(np.asarray, held_out))
         else:
             own = indices
             held = np.bincount(train.labels[indices], minlength=dataset.classes)
             _check_testable(held, dataset)
-            local_test = Part(dataset.test, partial(_like_own, held, dataset.test, seed=seed, index=index))
+            local_test = Subset(dataset.test, partial(_like_own, held, dataset.test, seed=seed, index=index))
         devices.append(
             SimulatedDevice(
                 index=index,
-                name=f"device-{index:0{digits}d}",
+                name=name,
                 board=boards[index % len(boards)],
-                train=Part(train, partial(np.asarray, own)),
+                train=Subset(train, partial(np.asarray, own)),
                 local_test=local_test,
                 epsilon_limit=task.privacy.budget,
                 preference=_preference(task, index),

@@ -17,18 +17,19 @@ from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
+from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.runtime_choice import choose_runtime
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES
-from hushfleet.simulator.engines.fast.workers import Crew, Workers
+from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
-from hushfleet.simulator.engines.ray.pool import RayCrew
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
+from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.schedule import Schedule, schedule_of
 from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire
+from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
 Engine = Literal["fast", "live", "ray"]
@@ -70,18 +71,20 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
     task, size = simulation.task, simulation.prepared.spec.model.layout.size
     if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
         console.print(line, style="bright_black", highlight=False)
-    with _crew(options) as workers:
+    with _workers(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":
             _run_live(simulation, options, console)
         else:
             runtime = _runtime(simulation, workers, options, console)
             _run_fast(simulation, workers, options, runtime, console)
-        alone = _train_alone(simulation, workers, runtime, console) if options.local_only else []
+        fleet = simulation.fleet.devices if options.local_only else ()
+        training = train_alone(simulation, workers, runtime=runtime) if fleet else iter(())
+        alone = _shown(training, "each device alone, for comparison", len(fleet), console)
         at_noise = sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime)
+        points = _shown(at_noise, "the same run at other noise", len(options.sweep), console)
         with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
-        points = _swept(at_noise, "the same run at other noise", len(options.sweep), console)
-        wire_points = _swept(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
+        wire_points = _shown(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
     write_models(simulation)
     result = assemble(simulation, engine=options.engine, alone=alone, sweep=points, wire_sweep=wire_points)
     result.save(simulation.folder.result)
@@ -89,18 +92,19 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
     return result
 
 
-def _crew(options: RunOptions) -> Crew:
+def _workers(options: RunOptions) -> WorkerPool:
     if options.engine == "ray":
-        return RayCrew(options.workers, address=options.ray_address)
+        return RayWorkers(options.workers, address=options.ray_address)
     return Workers(options.workers)
 
 
-def _display(simulation: Simulation, console: Console) -> FleetDisplay:
+def _watch(simulation: Simulation, options: RunOptions, console: Console) -> Watch:
     privacy = simulation.prepared.spec.privacy
-    return FleetDisplay(console=console, delta=privacy.delta, accountant=privacy.accountant)
+    display = FleetDisplay(console=console, delta=privacy.delta, accountant=privacy.accountant)
+    return Watch(simulation, display, engine=options.engine)
 
 
-def _runtime(simulation: Simulation, workers: Crew, options: RunOptions, console: Console) -> str:
+def _runtime(simulation: Simulation, workers: WorkerPool, options: RunOptions, console: Console) -> str:
     if options.runtime != AUTO:
         return options.runtime
     with console.status("which runtime is the quickest here?"):
@@ -109,74 +113,48 @@ def _runtime(simulation: Simulation, workers: Crew, options: RunOptions, console
     return trial.runtime
 
 
+def _schedule(simulation: Simulation) -> Schedule:
+    return schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
+
+
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
-    schedule = schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
-    director = Director(simulation, schedule)
+    schedule = _schedule(simulation)
+    player = ScenarioPlayer(simulation, schedule)
     fleet = LiveFleet(
         simulation,
         broker_kind=options.broker,
         restarts=LIVE_RESTARTS,
         emulate=options.emulate,
-        proxied=schedule.needs_cables,
+        proxied=schedule.needs_proxy,
         boards={device.name: simulation.mix[device.index].board for device in simulation.fleet.devices},
-        absent=director.absent,
+        absent=player.absent,
         write_mb_s=schedule.write_mb_s,
         memory_mib=schedule.memory_mib,
     )
-    for line in (*fleet.shown(), *([director.note] if director.note else [])):
+    for line in (*fleet.shown(), *([player.note] if player.note else [])):
         console.print(line, style="bright_black", highlight=False)
-    with Watch(simulation, _display(simulation, console), engine=options.engine), fleet.running():
-        director.direct(fleet)
+    with _watch(simulation, options, console), fleet.running():
+        player.play(fleet)
 
 
-def _run_fast(simulation: Simulation, workers: Crew, options: RunOptions, runtime: str, console: Console) -> None:
-    engine, every = options.engine, options.evaluate_every
-    watch = Watch(simulation, _display(simulation, console), engine=engine, clocked=options.clocked)
-    if options.clocked:
-        clock = VirtualTime()
-        with EventLog(simulation.folder.events, clock=clock) as events, watch:
-            run_clocked_rounds(
-                simulation, workers, events, clock, mix=simulation.mix, runtime=runtime, evaluate_every=every
-            )
-        console.print(f"on these boards the fleet would have taken {_duration(clock.now)}", highlight=False)
-    else:
-        if not schedule_of(simulation.task, [device.name for device in simulation.fleet.devices]).is_calm:
-            console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
-        with EventLog(simulation.folder.events) as events, watch:
+def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:
+    if not options.clocked and not _schedule(simulation).is_calm:
+        console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
+    every = options.evaluate_every
+    if not options.clocked:
+        with EventLog(simulation.folder.events) as events, _watch(simulation, options, console):
             run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every)
+        return
+    clock, mix = VirtualTime(), simulation.mix
+    with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):
+        run_clocked_rounds(simulation, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
+    console.print(f"on these boards the fleet would have taken {shown_time(clock.now)}", highlight=False)
 
 
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
-def _train_alone(simulation: Simulation, workers: Crew, runtime: str, console: Console) -> list[Alone]:
-    devices = len(simulation.fleet.devices)
-    with _progress(console) as progress:
-        bar = progress.add_task("each device alone, for comparison", total=devices)
-        alone = []
-        for one in train_alone(simulation, workers, runtime=runtime):
-            alone.append(one)
-            progress.advance(bar)
-    return alone
-
-
-def _swept(points: Iterator[Point], words: str, total: int, console: Console) -> list[Point]:
+def _shown(points: Iterator[Point], words: str, total: int, console: Console) -> list[Point]:
+    """All of them, with a bar while they come."""
     if not total:
         return []
-    with _progress(console) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
         return list(progress.track(points, total=total, description=words))
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )

@@ -2,6 +2,7 @@
 
 task.json, boards.json   what was asked for, for --resume
 clock.json               what the task's work costs, where the run has a virtual clock
+scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
 trial.json               which runtime computes gradients, and why
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
@@ -25,62 +26,36 @@ from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_sampl
 from hushfleet.simulator.schedule import schedule_of
 
 
-@dataclass(frozen=True)
 class DeviceFolder:
     """The files of one simulated device."""
 
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def train(self) -> Path:
-        return self.path / "train.npz"
-
-    @property
-    def local_test(self) -> Path:
-        return self.path / "local_test.npz"
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store.sqlite"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.train = path / "train.npz"
+        self.local_test = path / "local_test.npz"
+        self.store = path / "store.sqlite"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths of a run."""
 
-    path: Path
-
-    @property
-    def task(self) -> Path:
-        return self.path / "task.json"
-
-    @property
-    def boards(self) -> Path:
-        return self.path / "boards.json"
-
-    @property
-    def trial(self) -> Path:
-        return self.path / "trial.json"
-
-    @property
-    def package(self) -> Path:
-        return self.path / "package.bin"
-
-    @property
-    def graphs(self) -> Path:
-        return self.path / "graphs"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.task = path / "task.json"
+        self.boards = path / "boards.json"
+        self.trial = path / "trial.json"
+        self.package = path / "package.bin"
+        self.graphs = path / "graphs"
+        self.scenario = path / "scenario.jsonl"
+        self.clock = path / "clock.json"
+        self.aggregator = path / "aggregator"
+        self.events = self.aggregator / "events.jsonl"
+        self.common_test = path / "common_test.npz"
+        self.models = path / "models"
+        self.result = path / "result.json"
+        self.report = path / "report.html"
 
     @property
     def task_files(self) -> tuple[Path, ...]:
@@ -90,39 +65,6 @@ class RunFolder:
     def global_model(self, round: int) -> Path:
         """The checkpoint of the global model after `round` rounds."""
         return self.aggregator / f"global-{round}.safetensors"
-
-    @property
-    def scenario(self) -> Path:
-        """What the scenario did to the fleet."""
-        return self.path / "scenario.jsonl"
-
-    @property
-    def clock(self) -> Path:
-        return self.path / "clock.json"
-
-    @property
-    def events(self) -> Path:
-        return self.aggregator / "events.jsonl"
-
-    @property
-    def aggregator(self) -> Path:
-        return self.path / "aggregator"
-
-    @property
-    def common_test(self) -> Path:
-        return self.path / "common_test.npz"
-
-    @property
-    def models(self) -> Path:
-        return self.path / "models"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
     def device(self, name: str) -> DeviceFolder:
         return DeviceFolder(self.path / "devices" / name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,18 +17,12 @@ class Watch:
     """A context manager; inside it the display follows events and metrics.
 
     :param engine: shown in the place of what the aggregator calls itself.
-    :param clocked: the events' times are virtual; who waits for the run wants to know how long it really takes.
     """
 
-    def __init__(
-        self, simulation: Simulation, display: FleetDisplay, *, engine: str, clocked: bool = False
-    ) -> None:
+    def __init__(self, simulation: Simulation, display: FleetDisplay, *, engine: str) -> None:
         self._display = display
         self._engine = engine
-        self._clocked = clocked
-        self._opened_at = 0.0
         self._waiting: list[tuple[str, dict[str, Any]]] = []
-        self._open_round = 0
         self._events = EventTail(simulation.folder.events)
         self._folder = simulation.folder
         self._metrics: dict[str, EventTail] = {}
@@ -54,27 +47,15 @@ class Watch:
             self._read()
 
     def _read(self) -> None:
-        events = self._events.read()
-        for event in map(self._restamped, events):
+        for event in self._events.read():
             if event["event"] == "run":
                 event = {**event, "engine": self._engine}
-            elif event["event"] == "round_open":
-                self._open_round = event["round"]
             elif event["event"] == "update":
                 self._read_metrics(event["device"])
             elif event["event"] == "round_close":
                 self._show_metrics(until=event["round"])
             self._display.apply(event)
-        self._show_metrics(until=self._open_round)
-
-    def _restamped(self, event: dict[str, Any]) -> dict[str, Any]:
-        if not self._clocked:
-            return event
-        now = time.time()
-        if event["event"] == "round_open":
-            self._opened_at = now
-        wall = {"wall_s": now - self._opened_at} if event["event"] == "round_close" else {}
-        return {**event, "at": now, **wall}
+        self._show_metrics(until=self._display.state.round)
 
     def _read_metrics(self, device: str) -> None:
         """A device writes its metrics before its update leaves, so nobody else's file need be looked at."""

@@ -51,7 +51,7 @@ def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="session")
 def audited() -> Callable[..., Any]:
     """A task package of a small network for `audit`, by method and what its privacy section has."""
-    from hushfleet.simulator.studies.audit.device import Subject
+    from hushfleet.simulator.studies.audit.subject import Subject
 
     layout = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((9, 12), (9,), (10, 24), (10,)))
     graph = BlobRef(bytes(32), 1)

@@ -411,11 +411,12 @@ def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where:
     try:
         return Task.model_validate(plain)
     except ValidationError as error:
-        lines = [_explained(problem) for problem in error.errors()]
+        lines = [explained(problem) for problem in error.errors()]
         raise BadInput(f"{where}: " + "; ".join(lines)) from error
 
 
-def _explained(problem: Any) -> str:
+def explained(problem: Any) -> str:
+    """One of the errors of a `ValidationError`, with its key and what was given."""
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     if key and message.startswith(key):

@@ -24,24 +24,8 @@ from typing import Any, Self
 from hushfleet.errors import StoreError
 
 # Fields that hold names and sentences: a device may well be called "inf".
-TEXT_FIELDS = frozenset(
-    {
-        "event",
-        "device",
-        "cohort",
-        "task",
-        "method",
-        "engine",
-        "broker",
-        "state",
-        "board",
-        "code",
-        "reason",
-        "layers",
-        "action",
-        "target",
-    }
-)
+TEXT_FIELDS = {"event", "device", "cohort", "task", "method", "engine", "broker", "state", "board", "code", "reason"}
+TEXT_FIELDS |= {"layers", "action", "target"}
 
 
 class EventLog:
@@ -57,10 +41,11 @@ class EventLog:
         self._lock = threading.Lock()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            cut = _ends_in_a_cut_line(self.path)
-            self._file = self.path.open("ab")
-            if cut:
-                self._append(b"\n")
+            self._file = self.path.open("a+b")
+            if self._file.tell():
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":
+                    self._append(b"\n")
         except OSError as error:
             raise StoreError(f"the event log {self.path} cannot be opened: {error}") from error
 
@@ -69,8 +54,7 @@ class EventLog:
 
         NumPy scalars and arrays are written as numbers and lists. Raises `StoreError` if the disk refuses.
         """
-        event: dict[str, Any] = {"at": round(self._clock(), 3), "event": kind}
-        event.update((name, to_json(value)) for name, value in fields.items())
+        event = {"at": round(self._clock(), 3), "event": kind, **to_json(fields)}
         line = json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
         with self._lock:
             try:
@@ -109,15 +93,12 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """
     try:
         with Path(path).open("rb") as file:
-            if offset > file.seek(0, os.SEEK_END):
-                offset = 0
-            file.seek(offset)
-            data = file.read()
+            file.seek(offset if offset <= file.seek(0, os.SEEK_END) else 0)
+            start, data = file.tell(), file.read()
     except FileNotFoundError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
-    parsed = (_parse(line) for line in whole.split(b"\n"))
-    return [event for event in parsed if event is not None], offset + len(whole)
+    return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None], start + len(whole)
 
 
 def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
@@ -136,10 +117,7 @@ def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class EventTail:
-    """Reads a growing log piece by piece: each `read` returns what came since the one before.
-
-    Any file of JSON lines will do, so the devices' metrics files of a simulation are read by it too.
-    """
+    """Reads a growing file of JSON lines piece by piece: each `read` returns what came since the one before."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -171,9 +149,7 @@ def _from_json(event: dict[str, Any]) -> dict[str, Any]:
 def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(item) for item in value]
-    if value in ("inf", "-inf"):
-        return float(value)
-    return value
+    return float(value) if value in ("inf", "-inf") else value
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -181,14 +157,4 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(event, dict):
-        return None
-    return _from_json(event)
-
-
-def _ends_in_a_cut_line(path: Path) -> bool:
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    return _from_json(event) if isinstance(event, dict) else None

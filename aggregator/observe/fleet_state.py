@@ -1,101 +1,231 @@
-"""Where a fleet stands, gathered from the run's events: what a display shows, without any drawing.
+"""Where a fleet stands, gathered from the run's events: what a display shows and a timeline records.
 
-Events come from the aggregator's log (`events`), and in a simulation each device's own metrics
-come beside them. Unknown events and missing fields are passed over, so that a display of one version reads
-the log of the next.
+The aggregator sees little of a device: that it is there (`presence`), that it trains, that it begins to send
+(`offer`), and the answer to its update. A device's state follows from these and from its part in the open round:
+
+    fetching   in the cohort, not training yet: the plan and the global model are on their way to it
+    training   says so itself
+    sending    has trained, or has offered its update
+    accepted   its update is in the store; it waits for the next round
+    late       the round closed without it, although it was there
+    declined, refused    its own answer, the aggregator's answer
+    ready      there, and nothing is asked of it
+    sleeping, lost       has said goodbye, has been cut off
+    absent     not seen yet
+
+Unknown events and missing fields are passed over, so that one version reads the log of the next.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
+from hushfleet.aggregator.results.result import DeviceState
 from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
 
-STATES = ("done", "training", "ready", "sleeping", "declined", "refused", "lost")
 KEPT_WARNINGS = 5
+_STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")
+Event = Mapping[str, Any]
+Presence = Literal["absent", "ready", "training", "sleeping", "lost"]
+Participation = Literal["none", "asked", "working", "offered", "accepted", "declined", "refused", "late"]
 
 
 @dataclass
-class FleetState:
+class SeenDevice:
+    """One device: how it is present, its part in the newest round, and the state that follows from both.
+
+    :param since_s: since when it is in this state, for a timeline; likewise `counted_s`, up to which `seconds` go.
+    """
+
+    presence: Presence = "absent"
+    part: Participation = "none"
+    state: DeviceState = "absent"
+    since_s: float = 0.0
+    counted_s: float = 0.0
+    answered_s: float = 0.0
+    outcomes: str = ""
+    seconds: defaultdict[DeviceState, float] = field(default_factory=lambda: defaultdict(float))
+    spans: list[tuple[float, float, DeviceState]] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """An answer is still expected."""
+        return self.part in ("asked", "working", "offered")
+
+    @property
+    def is_there(self) -> bool:
+        return self.presence in ("ready", "training")
+
+    def derived(self) -> DeviceState:
+        if self.presence != "ready" and self.presence != "training":
+            return self.presence
+        if self.part in ("accepted", "declined", "refused", "late"):
+            return self.part
+        if self.presence == "training":
+            return "training"
+        return "ready" if self.part == "none" else "fetching" if self.part == "asked" else "sending"
+
+
+class Fleet:
+    """The state of every device, event by event. `is_timed`: the log tells of training and sending."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, SeenDevice] = {}
+        self.open_round: int | None = None
+        self.is_timed = False
+
+    def apply(self, event: Event) -> None:
+        """Takes in one event."""
+        handler = getattr(self, f"_on_{event.get('event')}", None)
+        if handler:
+            handler(event)
+
+    def _add(self, name: str) -> SeenDevice:
+        """A device that was not seen before."""
+        device = self.devices[name] = SeenDevice()
+        return device
+
+    def _changed(self, device: SeenDevice) -> None:
+        """Before a device's state becomes another."""
+
+    def _opened(self) -> None:
+        """After a round has opened, before its cohort is asked."""
+
+    def _close(self, number: int) -> None:
+        """Nobody's answer counts from here on."""
+        for device in self.devices.values():
+            if device.is_open:
+                device.part = "late" if device.is_there else "none"
+            self._derive(device)
+        self.open_round = None
+
+    def _derive(self, device: SeenDevice) -> None:
+        state = device.derived()
+        if state != device.state:
+            self._changed(device)
+            device.state = state
+
+    def _device(self, name: str) -> SeenDevice:
+        return self.devices.get(name) or self._add(name)
+
+    def _speaker(self, event: Event) -> SeenDevice | None:
+        """The device of a message, which is there and no longer trains."""
+        name = event.get("device")
+        if not isinstance(name, str):
+            return None
+        device = self._device(name)
+        device.presence = "ready"
+        return device
+
+    def _accept(self, device: SeenDevice) -> None:
+        device.part = "accepted"
+
+    def _on_presence(self, event: Event) -> None:
+        name, state = event.get("device"), event.get("state")
+        if state not in ("ready", "training", "sleeping", "lost") or not isinstance(name, str):
+            return
+        device = self._device(name)
+        if state == "training":
+            self.is_timed = True
+            if device.part == "asked":
+                device.part = "working"
+        elif state != "ready" and device.part == "working":
+            device.part = "asked"  # nothing was committed: it must train again
+        device.presence = state
+        self._derive(device)
+
+    def _on_round_open(self, event: Event) -> None:
+        number, cohort = event.get("round"), event.get("cohort")
+        if not isinstance(number, int) or not isinstance(cohort, list):
+            return
+        members = [self._device(str(name)) for name in cohort]
+        if number != self.open_round:  # else it was opened before, and goes on after a restart
+            if self.open_round is not None:
+                self._close(self.open_round)
+            self.open_round = number
+            self._opened()
+            for device in self.devices.values():
+                device.part = "none"
+        for device in members:
+            if device.part == "none":
+                device.part = "asked"
+            if device.presence == "absent":
+                device.presence = "ready"
+        for device in self.devices.values():
+            self._derive(device)
+
+    def _on_offer(self, event: Event) -> None:
+        if (device := self._speaker(event)) is not None:
+            self.is_timed = True
+            if event.get("round") == self.open_round and device.is_open:
+                device.part = "offered"
+            self._derive(device)
+
+    def _on_update(self, event: Event) -> None:
+        device, code = self._speaker(event), event.get("code", "accepted")
+        if device is None or event.get("round") != self.open_round:
+            return
+        if code in ("accepted", "duplicate"):
+            self._accept(device)
+        elif device.is_open and code not in _STAYS_SENDING:
+            device.part = "refused"
+        self._derive(device)
+
+    def _on_decline(self, event: Event) -> None:
+        device = self._speaker(event)
+        if device is not None and event.get("round") == self.open_round and device.is_open:
+            device.part = "declined"
+            self._derive(device)
+
+    def _on_round_close(self, event: Event) -> None:
+        if self.open_round is not None and event.get("round") == self.open_round:
+            self._close(self.open_round)
+
+
+class RunState(Fleet):
     """All that a display shows. `apply` and `apply_metrics` change it, everything else only reads.
 
     :param delta: for epsilon_release, which is computed from the rounds' multipliers where the events do not
         state it; the `run` event may bring it as well. Likewise `accountant`.
     """
 
-    delta: float | None = None
-    accountant: Accountant = "exact"
-    task: str = ""
-    method: str = ""
-    unit: str = "device"
-    engine: str = ""
-    broker: str = ""
-    rounds: int = 0
-    devices: int = 0
-    raw_values: tuple[str, ...] = ()
-    round: int = 0
-    rounds_closed: int = 0
-    finished: bool = False
-    opened_at: float | None = None
-    cohort: frozenset[str] = frozenset()
-    uplink_bytes: int = 0
-    round_bytes: int = 0
-    downlink_bytes: int = 0
-    accuracy_global: float | None = None
-    loss: float | None = None
-    snr_db: float | None = None
-    epsilon_server: float | None = None
-    epsilon_release: float | None = None
-    metrics: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    counted: Counter[str] = field(default_factory=Counter)
-    _presence: dict[str, str] = field(default_factory=dict)
-    _answers: dict[str, str] = field(default_factory=dict)
-    _walls: deque[float] = field(default_factory=lambda: deque(maxlen=5))
-    _release: list[Step] = field(default_factory=list)
-    _warned: dict[tuple[int, str], tuple[str, int]] = field(default_factory=dict)
-
-    def apply(self, event: Mapping[str, Any]) -> None:
-        """Takes in one event."""
-        handler = getattr(self, f"_on_{event.get('event')}", None)
-        if handler:
-            handler(event)
+    def __init__(self, *, delta: float | None = None, accountant: Accountant = "exact") -> None:
+        super().__init__()
+        self.delta, self.accountant = delta, accountant
+        self.task = self.method = self.engine = self.broker = ""
+        self.unit = "device"
+        self.rounds = self.device_count = self.round = self.rounds_closed = 0
+        self.uplink_bytes = self.round_bytes = self.downlink_bytes = 0
+        self.accuracy_global: float | None = None
+        self.snr_db: float | None = None
+        self.epsilon_server: float | None = None
+        self.epsilon_release: float | None = None
+        self.raw_values: tuple[str, ...] = ()
+        self.finished = False
+        self.metrics: dict[str, Mapping[str, Any]] = {}
+        self.counted: Counter[str] = Counter()
+        self._release: list[Step] = []
+        self._warned: dict[tuple[int, str], tuple[str, int]] = {}
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself in its newest round."""
         self.metrics[device] = {**self.metrics.get(device, {}), **metrics}
         self._see_epsilon(metrics.get("epsilon_server"))
 
-    def state_of(self, device: str) -> str:
-        """One of `STATES`: the answer to the open round if there is one, else how the device is present."""
-        if device in self._answers:
-            return self._answers[device]
-        presence = self._presence.get(device, "ready")
-        if presence == "ready" and device in self.cohort and not self.finished:
-            return "training"
-        return presence
-
-    def states(self) -> dict[str, str]:
-        """Every known device's state, by device id."""
-        known = sorted({*self._presence, *self.cohort, *self.metrics})
-        return {device: self.state_of(device) for device in known}
+    def states(self) -> dict[str, DeviceState]:
+        """Every device's state, by id. Where the log does not tell who trains, all of the open round do."""
+        states = {name: device.state for name, device in sorted(self.devices.items())}
+        return {name: "training" if s == "fetching" and not self.is_timed else s for name, s in states.items()}
 
     def mean_metric(self, name: str) -> float | None:
         """The mean over devices of a metric's newest values."""
         values = [m[name] for m in self.metrics.values() if isinstance(m.get(name), int | float)]
         return fmean(values) if values else None
-
-    def seconds_left(self, now: float) -> float | None:
-        """Estimated from the last rounds; None before the first has closed."""
-        if not self._walls or not self.rounds:
-            return None
-        running = max(0.0, now - self.opened_at) if self.opened_at is not None else 0.0
-        wall = median(self._walls)
-        return max(0.0, (self.rounds - self.rounds_closed) * wall - min(running, wall))
 
     @property
     def warnings(self) -> list[str]:
@@ -106,77 +236,69 @@ class FleetState:
     @property
     def progress(self) -> float:
         """Rounds done, with the share of the cohort that has answered the open one."""
-        answered = len(self._answers.keys() & self.cohort) / len(self.cohort) if self.cohort else 0.0
-        return self.rounds_closed + (answered if self.round > self.rounds_closed else 0.0)
+        asked = [device for device in self.devices.values() if device.part != "none"]
+        if self.open_round is None or not asked:
+            return self.rounds_closed
+        return self.rounds_closed + sum(not device.is_open for device in asked) / len(asked)
 
-    def _on_run(self, event: Mapping[str, Any]) -> None:
+    def _on_run(self, event: Event) -> None:
         for name in ("task", "method", "unit", "engine", "broker", "delta", "accountant", "rounds"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
-        devices = event.get("devices", 0)
-        self.devices = devices if isinstance(devices, int) else len(devices)
+        self.device_count = event.get("devices", 0)
 
-    def _on_presence(self, event: Mapping[str, Any]) -> None:
-        device, state = event.get("device", "?"), event.get("state", "ready")
-        before = self._presence.get(device)
-        self._presence[device] = state if state in STATES else "ready"
-        if state == "lost" and before in ("ready", "training"):
-            self._warn("lost", f"{device} lost its connection")
+    def _on_presence(self, event: Event) -> None:
+        name = event.get("device")
+        if event.get("state") == "lost" and name in self.devices and self.devices[name].is_there:
+            self._warn("lost", f"{name} lost its connection")
+        super()._on_presence(event)
 
-    def _on_round_open(self, event: Mapping[str, Any]) -> None:
-        self.round = event.get("round", self.round + 1)
-        self.cohort = frozenset(event.get("cohort", ()))
-        self.opened_at = event.get("at")
-        self.round_bytes = 0
-        self._answers = {}
+    def _on_round_open(self, event: Event) -> None:
+        super()._on_round_open(event)
+        self.round, self.round_bytes = event.get("round", self.round + 1), 0
 
-    def _on_update(self, event: Mapping[str, Any]) -> None:
-        device, code = event.get("device", "?"), event.get("code", "accepted")
-        if code == "duplicate":
-            return
+    def _on_update(self, event: Event) -> None:
+        code = event.get("code", "accepted")
         if code == "accepted":
-            self._answers[device] = "done"
             self.round_bytes += event.get("bytes") or 0
             self._see_epsilon(event.get("epsilon_server"))
-        else:
-            self._answers.setdefault(device, "refused")
-            self._warn("refused", f"refused {device}: {code}{_because(event)}", code=code)
+        elif code != "duplicate":
+            self._warn("refused", f"refused {event.get('device', '?')}: {code}{_because(event)}", code=code)
+        super()._on_update(event)
 
-    def _on_decline(self, event: Mapping[str, Any]) -> None:
-        device, code = event.get("device", "?"), event.get("code", "?")
-        self._answers[device] = "declined"
-        self._warn("declined", f"{device} declined: {code}{_because(event)}", code=code)
+    def _on_decline(self, event: Event) -> None:
+        code = event.get("code", "?")
+        self._warn("declined", f"{event.get('device', '?')} declined: {code}{_because(event)}", code=code)
+        super()._on_decline(event)
 
-    def _on_refused(self, event: Mapping[str, Any]) -> None:
+    def _on_refused(self, event: Event) -> None:
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
-    def _on_quarantine(self, event: Mapping[str, Any]) -> None:
+    def _on_quarantine(self, event: Event) -> None:
         self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
 
-    def _on_round_close(self, event: Mapping[str, Any]) -> None:
+    def _on_round_close(self, event: Event) -> None:
+        super()._on_round_close(event)
         self.rounds_closed = event.get("round", self.rounds_closed + 1)
         self.round = max(self.round, self.rounds_closed)
         self.round_bytes = event.get("uplink_bytes") or self.round_bytes
         self.uplink_bytes += self.round_bytes
         self.downlink_bytes += event.get("downlink_bytes") or 0
-        for name in ("accuracy_global", "loss", "snr_db"):
+        for name in ("accuracy_global", "snr_db"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
-        if event.get("wall_s"):
-            self._walls.append(event["wall_s"])
         self._see_release(event)
-        self.opened_at = None
 
-    def _on_finished(self, event: Mapping[str, Any]) -> None:
+    def _on_finished(self, event: Event) -> None:
         self.finished = True
 
     def _see_epsilon(self, value: object) -> None:
         if isinstance(value, int | float):
             self.epsilon_server = max(self.epsilon_server or 0.0, float(value))
 
-    def _see_release(self, event: Mapping[str, Any]) -> None:
+    def _see_release(self, event: Event) -> None:
         multiplier = event.get("multiplier_release")
         if self.raw_values:
             self.epsilon_release = math.inf
@@ -185,8 +307,7 @@ class FleetState:
         elif self.unit == "record":  # which no other device's noise hides
             self.epsilon_release = self.epsilon_server
         elif multiplier is not None and self.delta:
-            step = Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1))
-            self._release.append(step)
+            self._release.append(Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1)))
             self.epsilon_release = epsilon(self._release, delta=self.delta, accountant=self.accountant)
 
     def _warn(self, kind: str, words: str, *, code: str = "") -> None:
@@ -198,5 +319,5 @@ class FleetState:
             del self._warned[next(iter(self._warned))]
 
 
-def _because(event: Mapping[str, Any]) -> str:
+def _because(event: Event) -> str:
     return f" ({event['reason']})" if event.get("reason") else ""

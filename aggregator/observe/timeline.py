@@ -1,63 +1,51 @@
 """From a run's event log to the timeline of its fleet: who was in which state when, and what came of each round.
 
-The aggregator sees little of a device: that it is there (`presence`), that it trains, that it begins to send
-(`offer`), and the answer to its update. A device's state follows from these and from its part in the open round:
-
-    fetching   in the cohort, not training yet: the plan and the global model are on their way to it
-    training   says so itself
-    sending    has trained, or has offered its update
-    accepted   its update is in the store; it waits for the next round
-    late       the round closed without it, although it was there
-    declined, refused    its own answer, the aggregator's answer
-    ready      there, and nothing is asked of it
-    sleeping, lost       has said goodbye, has been cut off
-    absent     not seen yet
-
 The same events in the same order make the same timeline, whether `at` are unix seconds of a live run or the seconds
 of a virtual clock. Memory is bounded: above `most_spans` the spans are let go, and sums and outcomes are kept.
+What happened to the fleet rather than in it, crashes, outages, devices that were taken down on purpose, are marks: a
+simulation writes them into `scenario.jsonl`; elsewhere the event log shows what the aggregator noticed.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, cast
+from typing import Any
 
 from hushfleet.aggregator.observe.events import iterate_events
-from hushfleet.aggregator.observe.timeline_clock import RunClock
-from hushfleet.aggregator.observe.timeline_marks import Marks
-from hushfleet.aggregator.results.result import DEVICE_STATES, DeviceState, FleetRound, FleetTimeline
+from hushfleet.aggregator.observe.fleet_state import Event, Fleet, SeenDevice
+from hushfleet.aggregator.results.result import (
+    DEVICE_STATES,
+    DeviceState,
+    FleetRound,
+    FleetTimeline,
+    Seconds,
+    TimelineMark,
+)
 
 MOST_SPANS = 200_000
-_STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")
-_INDEX = {state: number for number, state in enumerate(DEVICE_STATES)}
+MOST_DEVICE_MARKS = 2_000
+LONGEST_PAUSE_S = 600.0
+SERVERS = ("broker", "aggregator")
+_BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
+_NOTICED_BEFORE_S, _NOTICED_AFTER_S = 5.0, 30.0
 
 Rounds = Mapping[int, Collection[str]]
 
 
-def read_timeline(
-    events: Path,
-    *,
-    scenario: Path | None = None,
-    devices: Iterable[str] = (),
-    accepted: Rounds | None = None,
-    declined: Rounds | None = None,
-) -> FleetTimeline | None:
+def read_timeline(events: Path, *, scenario: Path | None = None, **more: Any) -> FleetTimeline | None:
     """The timeline of the run whose event log is `events`; see `make_timeline`."""
     return make_timeline(
-        iterate_events(events),
-        scenario=() if scenario is None else iterate_events(scenario),
-        devices=devices,
-        accepted=accepted,
-        declined=declined,
+        iterate_events(events), scenario=() if scenario is None else iterate_events(scenario), **more
     )
 
 
 def make_timeline(
-    events: Iterable[Mapping[str, Any]],
+    events: Iterable[Event],
     *,
-    scenario: Iterable[Mapping[str, Any]] = (),
+    scenario: Iterable[Event] = (),
     devices: Iterable[str] = (),
     accepted: Rounds | None = None,
     declined: Rounds | None = None,
@@ -70,291 +58,239 @@ def make_timeline(
     :param accepted: by round, whose updates the store has: a kill may have cost the log a line.
     :param declined: likewise.
     """
-    builder = _Builder(devices, accepted or {}, declined or {}, most_spans)
+    recorder = _Recorder(devices, accepted or {}, declined or {}, most_spans)
     for event in events:
-        builder.apply(event)
-    return builder.timeline(scenario)
+        recorder.apply(event)
+    return recorder.timeline(scenario)
 
 
-class _Device:
-    """One device: how it is present, its part in the newest round, and the state that follows from both."""
+class _Clock:
+    """Seconds since the run's first event, whatever clock stamped the events. It never goes backwards.
 
-    __slots__ = ("answered_at", "outcomes", "part", "presence", "seconds", "since", "spans", "state")
+    A run that was stopped overnight and resumed goes on where it was: the stop is left out. So is a jump back at a
+    start, since a resumed simulation may begin its own clock anew.
+    """
 
-    def __init__(self, now: float, closed_rounds: int) -> None:
-        self.presence: str = "absent"
-        self.part: str = "none"  # none, asked, working, offered, accepted, declined, refused, late
-        self.state: DeviceState = "absent"
-        self.since = 0.0
-        self.answered_at = now
-        self.outcomes = bytearray(b"-" * closed_rounds)
-        self.seconds = [0.0] * len(DEVICE_STATES)
-        self.spans: list[tuple[float, float, DeviceState]] = []
+    def __init__(self) -> None:
+        self._pieces: list[tuple[float, float]] = []  # (from this raw time on, what to subtract)
+        self.now = self.left_out_s = 0.0
 
-    def is_open(self) -> bool:
-        """An answer is still expected."""
-        return self.part in ("asked", "working", "offered")
+    def advance(self, raw: float, *, is_start: bool) -> None:
+        """Sets `now` to an event's time; at a start, `left_out_s` to how long a stop was left out."""
+        if not self._pieces:
+            self._pieces.append((raw, raw))
+        at = raw - self._pieces[-1][1]
+        self.left_out_s = 0.0
+        if is_start and (at < self.now or at - self.now > LONGEST_PAUSE_S):
+            self.left_out_s = max(0.0, at - self.now)
+            self._pieces.append((raw, raw - self.now))
+        else:
+            self.now = max(self.now, at)
 
-    def is_there(self) -> bool:
-        return self.presence in ("ready", "training")
-
-    def derived(self) -> DeviceState:
-        if not self.is_there():
-            return cast(DeviceState, self.presence)
-        if self.part in ("accepted", "declined", "refused", "late"):
-            return cast(DeviceState, self.part)
-        if self.presence == "training":
-            return "training"
-        return cast(DeviceState, {"none": "ready", "asked": "fetching"}.get(self.part, "sending"))
+    def of(self, raw: float) -> float:
+        """A moment of another log with the same clock: seconds from 0 to `now`."""
+        offset = next((offset for begins, offset in reversed(self._pieces) if raw >= begins), raw)
+        return min(max(0.0, raw - offset), self.now)
 
 
-class _Builder:
+class _Recorder(Fleet):
+    """Records what the states of a fleet were."""
+
     def __init__(self, devices: Iterable[str], accepted: Rounds, declined: Rounds, most_spans: int) -> None:
+        super().__init__()
         self._accepted, self._declined, self._most_spans = accepted, declined, most_spans
-        self._clock = RunClock()
-        self._devices: dict[str, _Device] = {}
-        self._counts = [0] * len(DEVICE_STATES)
-        self._window = [0.0] * len(DEVICE_STATES)
-        self._counted_until = self._window_end_s = 0.0
+        self._clock = _Clock()
         self._rounds: list[FleetRound] = []
-        self._round: int | None = None
-        self._opened_at = 0.0
-        self._first_open: float | None = None
+        # device seconds since the newest round opened
+        self._window: defaultdict[DeviceState, float] = defaultdict(float)
+        self._opened_s = self._window_end_s = 0.0
+        self._first_open_s: float | None = None
         self._span_count = 0
-        self._marks = Marks()
-        self._link_down_at: float | None = None
-        self._is_timed = self._has_begun = self._is_finished = False
+        self._marks: list[TimelineMark] = []
+        self._link_down_s: float | None = None
+        self._has_begun = self._is_finished = False
         for name in devices:
-            self._device(name)
+            self._add(name)
 
-    def apply(self, event: Mapping[str, Any]) -> None:
-        """Takes in one event; unknown kinds and lines without a time are passed over."""
+    def apply(self, event: Event) -> None:
+        """Takes in one event; lines without a time are passed over, and so is all between the end and a new start."""
         at, kind = event.get("at"), event.get("event")
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is None or not isinstance(at, int | float) or (self._is_finished and kind != "run"):
-            return
-        self._count_until(self._clock.advance(float(at), is_start=kind == "run"))
-        handler(event)
+        if isinstance(at, int | float) and hasattr(self, f"_on_{kind}") and (kind == "run" or not self._is_finished):
+            self._clock.advance(float(at), is_start=kind == "run")
+            super().apply(event)
 
-    # events
-
-    def _on_run(self, event: Mapping[str, Any]) -> None:
+    def _on_run(self, event: Event) -> None:
         if self._has_begun:
-            stopped = self._clock.left_out_s
+            stopped, now = self._clock.left_out_s, self._clock.now
             what = f"start, after {stopped:.0f} s that are left out" if stopped else "start"
-            self._marks.add(self._clock.now, self._clock.now, what, "aggregator")
+            self._marks.append(_mark(now, now, what, "aggregator"))
         self._has_begun, self._is_finished = True, False
 
-    def _on_finished(self, event: Mapping[str, Any]) -> None:
+    def _on_finished(self, event: Event) -> None:
         self._is_finished = True
 
-    def _on_link(self, event: Mapping[str, Any]) -> None:
+    def _on_link(self, event: Event) -> None:
         if event.get("state") == "down":
-            self._link_down_at = self._clock.now
-        elif self._link_down_at is not None:
-            self._marks.add(self._link_down_at, self._clock.now, "out of reach", "broker")
-            self._link_down_at = None
+            self._link_down_s = self._clock.now
+        elif self._link_down_s is not None:
+            self._marks.append(_mark(self._link_down_s, self._clock.now, "out of reach", "broker"))
+            self._link_down_s = None
 
-    def _on_presence(self, event: Mapping[str, Any]) -> None:
-        state = event.get("state")
-        if state not in ("ready", "training", "sleeping", "lost"):
-            return
-        device = self._named(event)
-        if device is None:
-            return
-        if state == "training":
-            self._is_timed = True
-            if device.part == "asked":
-                device.part = "working"
-        elif state != "ready" and device.part == "working":
-            device.part = "asked"  # nothing was committed: it must train again
-        device.presence = state
-        self._derive(device)
-
-    def _on_round_open(self, event: Mapping[str, Any]) -> None:
-        number, cohort = event.get("round"), event.get("cohort")
-        if not isinstance(number, int) or not isinstance(cohort, list):
-            return
-        members = [self._device(str(name)) for name in cohort]
-        if number != self._round:  # else it was opened before, and goes on after a restart
-            if self._round is not None:
-                self._close(self._round)
-            self._end_window()
-            self._round, self._opened_at = number, self._clock.now
-            if self._first_open is None:
-                self._first_open = self._clock.now
-            for device in self._devices.values():
-                device.part = "none"
-        for device in members:
-            if device.part == "none":
-                device.part = "asked"
-            if device.presence == "absent":
-                device.presence = "ready"
-        for device in self._devices.values():
-            self._derive(device)
-
-    def _on_offer(self, event: Mapping[str, Any]) -> None:
-        device = self._heard(event)
-        if device is None:
-            return
-        self._is_timed = True
-        if event.get("round") == self._round and device.is_open():
-            device.part = "offered"
-        self._derive(device)
-
-    def _on_update(self, event: Mapping[str, Any]) -> None:
-        device, code = self._heard(event), event.get("code", "accepted")
-        if device is None or event.get("round") != self._round:
-            return
-        if code in ("accepted", "duplicate"):
-            self._accept(device)
-        elif device.is_open() and code not in _STAYS_SENDING:
-            device.part = "refused"
-        self._derive(device)
-
-    def _on_decline(self, event: Mapping[str, Any]) -> None:
-        device = self._heard(event)
-        if device is not None and event.get("round") == self._round and device.is_open():
-            device.part = "declined"
-            self._derive(device)
-
-    def _on_round_close(self, event: Mapping[str, Any]) -> None:
-        if self._round is not None and event.get("round") == self._round:
-            self._close(self._round)
-
-    # what follows from them
-
-    def _device(self, name: str) -> _Device:
-        device = self._devices.get(name)
-        if device is None:
-            device = self._devices[name] = _Device(self._clock.now, len(self._rounds))
-            self._counts[_INDEX["absent"]] += 1
+    def _add(self, name: str) -> SeenDevice:
+        device = super()._add(name)
+        device.answered_s, device.outcomes = self._clock.now, "-" * len(self._rounds)
+        device.counted_s = self._first_open_s or 0.0
         return device
 
-    def _named(self, event: Mapping[str, Any]) -> _Device | None:
-        name = event.get("device")
-        return self._device(name) if isinstance(name, str) else None
-
-    def _heard(self, event: Mapping[str, Any]) -> _Device | None:
-        """The device of a message: whoever speaks is there, and no longer trains."""
-        device = self._named(event)
-        if device is not None:
-            device.presence = "ready"
-        return device
-
-    def _accept(self, device: _Device) -> None:
+    def _accept(self, device: SeenDevice) -> None:
         if device.part != "accepted":
-            device.part, device.answered_at = "accepted", self._clock.now
+            device.answered_s = self._clock.now
+        super()._accept(device)
 
-    def _derive(self, device: _Device) -> None:
-        state = device.derived()
-        if state != device.state:
-            self._end_span(device)
-            self._counts[_INDEX[device.state]] -= 1
-            self._counts[_INDEX[state]] += 1
-            device.state = state
-
-    def _end_span(self, device: _Device) -> None:
-        now, since = self._clock.now, device.since
-        if self._first_open is not None:
-            device.seconds[_INDEX[device.state]] += now - max(since, self._first_open)
-        start_s, end_s = round(since, 3), round(now, 3)
+    def _changed(self, device: SeenDevice) -> None:
+        self._count(device)
+        start_s, end_s = round(device.since_s, 3), round(self._clock.now, 3)
         if end_s > start_s:
             self._span_count += 1
             if self._span_count <= self._most_spans:
                 device.spans.append((start_s, end_s, device.state))
-        device.since = now
+        device.since_s = self._clock.now
 
-    def _count_until(self, now: float) -> None:
-        passed = now - self._counted_until
-        if passed > 0:
-            self._window = [total + passed * count for total, count in zip(self._window, self._counts, strict=True)]
-            self._counted_until = now
+    def _count(self, device: SeenDevice) -> None:
+        passed = self._clock.now - device.counted_s
+        device.seconds[device.state] += passed
+        self._window[device.state] += passed
+        device.counted_s = self._clock.now
+
+    def _opened(self) -> None:
+        self._end_window()
+        self._opened_s = self._clock.now
+        if self._first_open_s is None:
+            self._first_open_s = self._clock.now
+            for device in self.devices.values():
+                device.seconds.clear()
 
     def _end_window(self) -> None:
         """The device seconds since the newest closed round opened are that round's."""
+        for device in self.devices.values():
+            self._count(device)
         if self._rounds:
             self._rounds[-1] = self._rounds[-1].model_copy(update={"device_seconds": _by_state(self._window)})
-        self._window, self._window_end_s = [0.0] * len(DEVICE_STATES), self._clock.now
+        self._window.clear()
+        self._window_end_s = self._clock.now
 
     def _close(self, number: int) -> None:
         now = self._clock.now
-        stored, refused_by_device = self._accepted.get(number, ()), self._declined.get(number, ())
+        stored, declined = self._accepted.get(number, ()), self._declined.get(number, ())
         needed: list[float] = []
-        for name, device in self._devices.items():
+        for name, device in self.devices.items():
             if name in stored:
                 self._accept(device)
-            elif name in refused_by_device and device.is_open():
+            elif name in declined and device.is_open:
                 device.part = "declined"
             if device.part == "accepted":
-                needed.append(device.answered_at - self._opened_at)
+                needed.append(device.answered_s - self._opened_s)
+            elif device.is_open and device.is_there:
+                needed.append(now - self._opened_s)
             device.outcomes += _letter(device)
-            if device.is_open():
-                if device.is_there():
-                    needed.append(now - self._opened_at)
-                device.part = "late" if device.is_there() else "none"
-            self._derive(device)
         needed.sort()
-        slowest = needed[-max(1, len(needed) // 10) :]
         self._rounds.append(
             FleetRound(
                 round=number,
-                opened_s=round(self._opened_at, 3),
+                opened_s=round(self._opened_s, 3),
                 closed_s=round(now, 3),
                 median_s=round(median(needed), 3) if needed else None,
-                slowest_tenth_s=round(fmean(slowest), 3) if needed else None,
+                slowest_tenth_s=round(fmean(needed[-max(1, len(needed) // 10) :]), 3) if needed else None,
             )
         )
-        self._round = None
+        super()._close(number)
 
-    # the end
+    def timeline(self, scenario: Iterable[Event]) -> FleetTimeline | None:
+        if not self._rounds:
+            return None
+        for device in self.devices.values():
+            self._changed(device)
+        if self.open_round is None:
+            self._end_window()
+        self._marks += _scenario_marks(scenario, self._clock)
+        names = sorted(self.devices)
+        ordered = [self.devices[name] for name in names]
+        has_spans = self.is_timed and self._span_count <= self._most_spans
+        return FleetTimeline(
+            timed=self.is_timed,
+            end_s=round(self._clock.now, 3),
+            devices=names,
+            rounds=self._with_absent() if self.is_timed else [_untimed(row) for row in self._rounds],
+            outcomes=[device.outcomes for device in ordered],
+            seconds=[_by_state(device.seconds) for device in ordered] if self.is_timed else [],
+            spans=[device.spans for device in ordered] if has_spans else [],
+            spans_left_out=0 if has_spans or not self.is_timed else self._span_count,
+            marks=_without_repetitions(self._marks),
+        )
 
     def _with_absent(self) -> list[FleetRound]:
         """A device that was first seen later was absent in the rounds before, although nobody counted it then."""
-        ends = [*(row.opened_s for row in self._rounds[1:]), self._window_end_s]
-        rows = []
+        ends, rows = [*(row.opened_s for row in self._rounds[1:]), self._window_end_s], []
         for row, end_s in zip(self._rounds, ends, strict=True):
-            others = {state: value for state, value in row.device_seconds.items() if state != "absent"}
-            rest = round(len(self._devices) * (end_s - row.opened_s) - sum(others.values()), 3)
-            absent: dict[DeviceState, float] = {"absent": rest} if rest > 0.001 * (1 + len(self._devices)) else {}
-            rows.append(row.model_copy(update={"device_seconds": {**absent, **others}}))
+            seen = {state: value for state, value in row.device_seconds.items() if state != "absent"}
+            rest = round(len(self.devices) * (end_s - row.opened_s) - sum(seen.values()), 3)
+            absent: dict[DeviceState, Seconds] = {"absent": rest} if rest > 0.001 * (1 + len(self.devices)) else {}
+            rows.append(row.model_copy(update={"device_seconds": {**absent, **seen}}))
         return rows
 
-    def timeline(self, scenario: Iterable[Mapping[str, Any]]) -> FleetTimeline | None:
-        if not self._rounds:
-            return None
-        for device in self._devices.values():
-            self._end_span(device)
-        if self._round is None:
-            self._end_window()
-        self._marks.add_scenario(scenario, self._clock)
-        names = sorted(self._devices)
-        ordered = [self._devices[name] for name in names]
-        has_spans = self._is_timed and self._span_count <= self._most_spans
-        return FleetTimeline(
-            timed=self._is_timed,
-            end_s=round(self._clock.now, 3),
-            devices=names,
-            rounds=self._with_absent() if self._is_timed else [_untimed(row) for row in self._rounds],
-            outcomes=[device.outcomes.decode() for device in ordered],
-            seconds=[_by_state(device.seconds) for device in ordered] if self._is_timed else [],
-            spans=[device.spans for device in ordered] if has_spans else [],
-            spans_left_out=0 if has_spans or not self._is_timed else self._span_count,
-            marks=self._marks.without_repetitions(),
-        )
 
-
-def _letter(device: _Device) -> bytes:
+def _letter(device: SeenDevice) -> str:
     if device.part in ("accepted", "declined", "refused"):
-        return device.part[0].encode()
+        return device.part[0]
     if device.part == "none":
-        return b"." if device.is_there() else b"-"
-    return b"l" if device.is_there() else b"x"
+        return "." if device.is_there else "-"
+    return "l" if device.is_there else "x"
 
 
 def _untimed(row: FleetRound) -> FleetRound:
     return FleetRound(round=row.round, opened_s=row.opened_s, closed_s=row.closed_s)
 
 
-def _by_state(seconds: Iterable[float]) -> dict[DeviceState, float]:
-    return {state: round(value, 3) for state, value in zip(DEVICE_STATES, seconds, strict=True) if round(value, 3) > 0}
+def _by_state(seconds: Mapping[DeviceState, float]) -> dict[DeviceState, float]:
+    return {state: total for state in DEVICE_STATES if (total := round(seconds.get(state, 0.0), 3)) > 0}
+
+
+def _mark(start_s: float, end_s: float, what: str, target: str) -> TimelineMark:
+    return TimelineMark(start_s=round(start_s, 3), end_s=round(end_s, 3), what=what, target=target)
+
+
+def _scenario_marks(scenario: Iterable[Event], clock: _Clock) -> list[TimelineMark]:
+    """Pairs what took something down with what brought it back; `start` alone is a device that came late."""
+    waiting: dict[tuple[str, str], tuple[float, str]] = {}
+    found: list[TimelineMark] = []
+    for event in scenario:
+        at, action, target = event.get("at"), event.get("action"), event.get("target")
+        if not isinstance(at, int | float) or not isinstance(action, str) or not isinstance(target, str):
+            continue
+        moment = clock.of(float(at))
+        if action in _BROUGHT_BACK_BY:
+            waiting[target, _BROUGHT_BACK_BY[action]] = (moment, action)
+        elif action in _BROUGHT_BACK_BY.values():
+            began, what = waiting.pop((target, action), (moment, action))
+            found.append(_mark(began, moment, what, target))
+    return found + [_mark(began, clock.now, what, target) for (target, _), (began, what) in waiting.items()]
+
+
+def _without_repetitions(marks: list[TimelineMark]) -> list[TimelineMark]:
+    """By time, and of devices the first `MOST_DEVICE_MARKS` only.
+
+    The scenario is exact about the servers, so what the log noticed of the same crash is left out.
+    """
+    kills = [mark for mark in marks if mark.target in SERVERS and mark.what == "kill"]
+
+    def is_repetition(mark: TimelineMark) -> bool:
+        return mark.what not in _BROUGHT_BACK_BY and any(
+            kill.target == mark.target
+            and kill.start_s - _NOTICED_BEFORE_S <= mark.end_s
+            and mark.start_s <= kill.end_s + _NOTICED_AFTER_S
+            for kill in kills
+        )
+
+    of_servers = [mark for mark in marks if mark.target in SERVERS and not is_repetition(mark)]
+    of_devices = [mark for mark in marks if mark.target not in SERVERS][:MOST_DEVICE_MARKS]
+    return sorted(of_servers + of_devices, key=lambda mark: (mark.start_s, mark.target))

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 
 import hushfleet
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
 from hushfleet.aggregator.observe.timeline import read_timeline
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.results.result import Details, LocalOnly, ModelInfo, Result, RoundRow, TimelineRow, WireInfo
+from hushfleet.aggregator.results.result import (
+    Details,
+    LocalOnly,
+    ModelInfo,
+    PrivacyRow,
+    Result,
+    RoundRow,
+    TimelineRow,
+    WireInfo,
+)
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import WireSpec
 from hushfleet.methods.state import RoundTerms
@@ -44,29 +55,26 @@ def record(
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
-    summaries = [RoundSummary.from_dict(row.metrics) for row in closed]
+    summaries = [RoundSummary.from_dict(row.metrics) for row in closed if row.metrics is not None]
     began_at = closed[0].opened_at if closed else 0.0
     delta, accountant = spec.privacy.delta, spec.privacy.accountant
     privacy = privacy_table(store, delta=delta, accountant=accountant)
     names = [row.device for row in privacy]
     rows_by_device = [store.updates(row.round) for row in closed]
     accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
-    uplink = dict.fromkeys(names, 0)
-    accepted = dict.fromkeys(names, 0)
-    for rows in rows_by_device:
-        for row in rows:
-            uplink[row.device] += row.size
-            accepted[row.device] += 1
+    uplink, accepted = Counter[str](), Counter[str]()
+    for row in chain.from_iterable(rows_by_device):
+        uplink[row.device] += row.size
+        accepted[row.device] += 1
     spent = [
         {row.device: row for row in privacy_table(store, delta=delta, accountant=accountant, until=summary.round)}
         for summary in summaries
     ]
-    declines: dict[str, dict[str, int]] = {}
+    declines: dict[str, Counter[str]] = {}
     declined_in: dict[int, set[str]] = {}
     for round, device, code, _ in store.declines():
         declined_in.setdefault(round, set()).add(device)
-        counts = declines.setdefault(device, {})
-        counts[code] = counts.get(code, 0) + 1
+        declines.setdefault(device, Counter())[code] += 1
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
@@ -98,14 +106,15 @@ def record(
             values_sent=[sum(row.shared for row in rows) for rows in rows_by_device],
             epsilon_server=[_column(table, names, "epsilon_server") for table in spent],
             epsilon_release=[_column(table, names, "epsilon_release") for table in spent],
-            rounds_accepted=list(accepted.values()),
-            uplink_bytes=list(uplink.values()),
+            rounds_accepted=[accepted[name] for name in names],
+            uplink_bytes=[uplink[name] for name in names],
             refusals=store.refusals(),
-            declines=declines,
+            declines={device: dict(counts) for device, counts in declines.items()},
             faults=store.faults(),
             timeline=[
                 TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
                 for row in closed
+                if row.closed_at is not None
             ],
             fleet_timeline=read_timeline(
                 store.folder / EVENTS_NAME,
@@ -133,8 +142,8 @@ def versions() -> dict[str, str]:
 def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
     """:param noised: whether updates carry noise of their own, which the step then follows."""
     step = wire.step if noised else wire.relative_step
-    unit = "noise" if noised else "rms"
-    return WireInfo(codec=wire.codec, step=step if wire.codec == "quantized" else None, step_unit=unit)
+    quantized = step if wire.codec == "quantized" else None
+    return WireInfo(codec=wire.codec, step=quantized, step_unit="noise" if noised else "rms")
 
 
 def _round_row(summary: RoundSummary) -> RoundRow:
@@ -150,5 +159,5 @@ def _round_row(summary: RoundSummary) -> RoundRow:
     )
 
 
-def _column(table: dict, names: list[str], field: str) -> list[float]:
+def _column(table: dict[str, PrivacyRow], names: list[str], field: str) -> list[float | None]:
     return [getattr(table[name], field) if name in table else 0.0 for name in names]

@@ -31,9 +31,12 @@ from pydantic import (
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.privacy.accounting.epsilon import Accountant
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
-PER_DEVICE = ("local_only_common", "local_only_local", "rounds_accepted", "uplink_bytes", "label_counts")
+_BY_ROUND_AND_DEVICE = ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release")
+_BY_ROUND_AND_LAYER = ("personal_share", "clip_weights")
+_BY_ROUND = ("eq20_bytes", "float32_bytes", "values_sent", "timeline")
+_BY_DEVICE = ("local_only_common", "local_only_local", "rounds_accepted", "uplink_bytes", "label_counts")
 
 
 def _read(value: Any) -> Any:
@@ -62,7 +65,7 @@ Fraction = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator
 Count = Annotated[int, BeforeValidator(_read), Field(ge=0)]
 
 
-class _Part(BaseModel):
+class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True)
 
     @model_validator(mode="before")
@@ -73,7 +76,7 @@ class _Part(BaseModel):
         return data
 
 
-class ModelInfo(_Part):
+class ModelInfo(_Record):
     """The trained network: `layers` are (name, number of parameters) in the order of the flat vector."""
 
     name: str
@@ -81,7 +84,7 @@ class ModelInfo(_Part):
     layers: list[tuple[str, int]]
 
 
-class RoundRow(_Part):
+class RoundRow(_Record):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`."""
 
     round: Count
@@ -96,14 +99,14 @@ class RoundRow(_Part):
     wall_s: Measured = None
 
 
-class LocalOnly(_Part):
+class LocalOnly(_Record):
     """The same networks trained by each device alone: means over devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
 
 
-class PrivacyRow(_Part):
+class PrivacyRow(_Record):
     """What one device has spent at the end of the run, against each adversary.
 
     :param raw_values: what the method sends without noise, in words. Where there are any, both epsilons are infinite.
@@ -123,7 +126,7 @@ class PrivacyRow(_Part):
     noised_release: Measured = None
 
 
-class WireInfo(_Part):
+class WireInfo(_Record):
     """How updates are coded.
 
     :param step: of `quantized`, else null: the quantisation step in units of what `step_unit` names, the standard
@@ -135,7 +138,7 @@ class WireInfo(_Part):
     step_unit: Literal["noise", "rms"]
 
 
-class _Repeated(_Part):
+class _Repeated(_Record):
     """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's."""
 
     accuracy_own_common: Fraction = None
@@ -163,7 +166,7 @@ class WirePoint(_Repeated):
     bits_per_value: Measured = None
 
 
-class TimelineRow(_Part):
+class TimelineRow(_Record):
     """When a round ran, in seconds since the run began."""
 
     round: Count
@@ -188,7 +191,7 @@ OUTCOMES = {
 Seconds = Annotated[float, BeforeValidator(_read)]
 
 
-class FleetRound(_Part):
+class FleetRound(_Record):
     """A round in the timeline; `device_seconds` go until the next one opens, the other numbers until it closes.
 
     :param median_s: from the opening to the accepted update, the median over the devices that were there.
@@ -203,7 +206,7 @@ class FleetRound(_Part):
     device_seconds: dict[DeviceState, Seconds] = {}
 
 
-class TimelineMark(_Part):
+class TimelineMark(_Record):
     """Something that happened to the fleet: `what` (`down`, `cut`, `kill`, `stop`, `start`, ...) to `target`."""
 
     start_s: Seconds
@@ -212,7 +215,7 @@ class TimelineMark(_Part):
     target: str
 
 
-class FleetTimeline(_Part):
+class FleetTimeline(_Record):
     """Who was in which state when, in seconds since the run's first event; lists follow `devices`.
 
     :param timed: whether the log tells of training and sending; else only `rounds` and `outcomes` mean something.
@@ -250,7 +253,7 @@ PerRound = list[Measured]
 Grid = list[list[Measured]]
 
 
-class Details(_Part):
+class Details(_Record):
     """What the plots are made of. Every list may be empty: then it was not recorded.
 
     Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
@@ -281,7 +284,7 @@ class Details(_Part):
     wire_sweep: list[WirePoint] = []
 
 
-class Result(_Part):
+class Result(_Record):
     """One run. `schema_version` is the key `schema` in the file."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
@@ -318,19 +321,17 @@ class Result(_Part):
 
     @model_validator(mode="after")
     def _lists_fit_together(self) -> Self:
-        rounds, devices, layers = len(self.rounds), len(self.details.devices), len(self.model.layers)
-        detail = self.details
-        for name in ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release"):
-            _check_grid(name, getattr(detail, name), rounds, devices)
-        for name in ("personal_share", "clip_weights"):
-            _check_grid(name, getattr(detail, name), rounds, layers)
-        for name in ("eq20_bytes", "float32_bytes", "values_sent", "timeline"):
-            _check_length(name, getattr(detail, name), rounds, "round")
-        for name in PER_DEVICE:
-            _check_length(name, getattr(detail, name), devices, "device")
+        detail, rounds, devices = self.details, len(self.rounds), len(self.details.devices)
+        lists = dict.fromkeys(_BY_ROUND, rounds) | dict.fromkeys(_BY_DEVICE, devices)
+        for name, length in lists.items():
+            _check_shape(name, getattr(detail, name), length)
+        layers = len(self.model.layers)
+        grids = dict.fromkeys(_BY_ROUND_AND_DEVICE, devices) | dict.fromkeys(_BY_ROUND_AND_LAYER, layers)
+        for name, width in grids.items():
+            _check_shape(name, getattr(detail, name), rounds, width)
         if detail.label_counts:
             classes = len(detail.class_names) or len(detail.label_counts[0])
-            _check_grid("label_counts", detail.label_counts, devices, classes)
+            _check_shape("label_counts", detail.label_counts, devices, classes)
         if sum(size for _, size in self.model.layers) != self.model.parameters:
             raise ValueError("the sizes of model.layers do not add up to model.parameters")
         return self
@@ -398,15 +399,12 @@ def _laid_out(value: Any, depth: int) -> str:
     return ends[0] + gap + f",{gap}".join(parts) + gap[:-1] + ends[1]
 
 
-def _check_length(name: str, values: Sequence[Any], expected: int, axis: str) -> None:
-    if values and len(values) != expected:
-        raise ValueError(f"details.{name} has {len(values)} entries, one per {axis} makes {expected}")
-
-
-def _check_grid(name: str, grid: Sequence[Sequence[Any]], rows: int, columns: int) -> None:
-    if grid and (len(grid) != rows or any(len(row) != columns for row in grid)):
-        widths = sorted({len(row) for row in grid})
-        raise ValueError(f"details.{name} is {len(grid)} x {widths}, expected {rows} x {columns}")
+def _check_shape(name: str, values: Sequence[Any], length: int, width: int | None = None) -> None:
+    """An empty list was not recorded, and fits."""
+    if values and len(values) != length:
+        raise ValueError(f"details.{name} has {len(values)} entries, and must have {length}")
+    if width is not None and (widths := {len(row) for row in values} - {width}):
+        raise ValueError(f"details.{name} has rows of {sorted(widths)} entries, and must have {width} in each")
 
 
 def _in_words(error: ValidationError) -> str:

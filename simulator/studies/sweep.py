@@ -17,14 +17,14 @@ from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
 
 def sweep_noise(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     multipliers: Sequence[float],
     alone: Sequence[Alone],
     *,
@@ -32,7 +32,8 @@ def sweep_noise(
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
     for multiplier in sorted(set(multipliers)):
-        task = _with_noise(simulation.task, multiplier)
+        privacy = simulation.task.privacy.model_copy(update={"noise_multiplier": multiplier, "epsilon": None})
+        task = simulation.task.model_copy(update={"privacy": privacy})
         result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
         yield SweepPoint(
             noise_multiplier=multiplier,
@@ -44,7 +45,7 @@ def sweep_noise(
 
 def sweep_wire(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     choices: Sequence[str],
     alone: Sequence[Alone],
     *,
@@ -54,6 +55,7 @@ def sweep_wire(
     points differ by the codec alone."""
     for choice in dict.fromkeys(choices):
         result = _run_with(simulation, workers, with_wire(simulation.task, choice), f"wire-{choice}", runtime)
+        assert result.wire is not None  # the simulator writes it
         yield WirePoint(
             wire=result.wire,
             uplink_bytes=result.uplink_bytes,
@@ -70,12 +72,11 @@ def with_wire(task: Task, choice: str) -> Task:
 
     Raises `BadInput`.
     """
+    unit = "step" if task.noises_updates else "relative_step"
     try:
-        step = float(choice)
+        changes: dict[str, Any] = {"codec": "quantized", unit: float(choice)}
     except ValueError:
-        changes: dict[str, Any] = {"codec": choice}
-    else:
-        changes = {"codec": "quantized", "step" if task.noises_updates else "relative_step": step}
+        changes = {"codec": choice}
     plain = task.model_dump(mode="json", exclude_none=True)
     plain["wire"] |= changes
     try:
@@ -84,27 +85,20 @@ def with_wire(task: Task, choice: str) -> Task:
         raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
 
 
-def _with_noise(task: Task, multiplier: float) -> Task:
-    privacy = task.privacy.model_copy(update={"noise_multiplier": multiplier, "epsilon": None})
-    return task.model_copy(update={"privacy": privacy})
-
-
 def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:
     """The accuracies of a point, and its gain over training alone where that was measured."""
     last = result.rounds[-1]
-    gain = None
-    if alone:
-        gain = (last.accuracy_own_common or 0.0) - fmean(one.accuracy_common for one in alone)
+    own = last.accuracy_own_common
     return {
-        "accuracy_own_common": last.accuracy_own_common,
+        "accuracy_own_common": own,
         "accuracy_own_local": last.accuracy_own_local,
         "accuracy_global": last.accuracy_global,
-        "gain_over_local_only": gain,
+        "gain_over_local_only": (own or 0.0) - fmean(one.accuracy_common for one in alone) if alone else None,
     }
 
 
-def _run_with(simulation: Simulation, workers: Crew, task: Task, name: str, runtime: str) -> Result:
-    """:param name: of the folder in `sweep/`."""
+def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:
+    """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
         return Result.load(folder.result)

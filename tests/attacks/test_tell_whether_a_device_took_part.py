@@ -15,9 +15,9 @@ import pytest
 
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.privacy.mechanism import GaussianMechanism
-from hushfleet.simulator.studies.audit.device import Subject
 from hushfleet.simulator.studies.audit.finding import Finding
-from hushfleet.simulator.studies.audit.games import Effort, device_findings
+from hushfleet.simulator.studies.audit.games import Effort, findings
+from hushfleet.simulator.studies.audit.subject import Subject
 
 MakeSubject = Callable[..., Subject]
 
@@ -26,7 +26,7 @@ MakeSubject = Callable[..., Subject]
 def attack(audited: MakeSubject, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Finding]:
     monkeypatch.setattr("hushfleet.simulator.studies.audit.device.MEASURED", 16)
     subject = audited("fedglp-adp", codec="float32", noise_multiplier=0.6)
-    return lambda trials: next(device_findings(subject, Effort(trials)))
+    return lambda trials: next(findings(subject, Effort(trials)))
 
 
 def test_a_devices_update_tells_no_more_than_is_claimed(attack: Callable[[int], Finding]) -> None:

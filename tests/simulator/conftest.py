@@ -15,13 +15,15 @@ from rich.console import Console
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models.native.build import COMPILERS
+from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.audit import check_stores, check_tap, ledger_of, logs_of, models_of
+from hushfleet.simulator.studies.chaos.audit import check_stores, check_tap, models_of
 from hushfleet.simulator.studies.chaos.machine import build_library
 from hushfleet.simulator.studies.chaos.tap import Tap
 
@@ -123,6 +125,22 @@ def tap() -> Iterator[Tap]:
     tap.close()
 
 
+def ledger_of(simulation: Simulation, device: str) -> list[LedgerEntry]:
+    with DeviceStore(simulation.folder.device(device).store, device=device, inspect=True) as store:
+        return store.ledger.entries()
+
+
+def logs_of(simulation: Simulation, lines: int = 12) -> str:
+    """The ends of all logs of a live run, for a failure's text."""
+    folder, out = simulation.folder, []
+    paths = [folder.path / "aggregator.log", folder.events, folder.path / "broker" / "broker.log"]
+    for path in [*paths, *(folder.device(device.name).log for device in simulation.fleet.devices)]:
+        if path.exists():
+            out.append(f"--- {path.relative_to(folder.path)}")
+            out += [line[:200] for line in path.read_text(errors="replace").splitlines()[-lines:]]
+    return "\n".join(out)
+
+
 class Audit:
     """`hushfleet.simulator.studies.chaos.audit`, as assertions."""
 
@@ -167,19 +185,19 @@ def finish() -> Callable[[LiveFleet], None]:
 
 
 @pytest.fixture(scope="session")
-def direct() -> Callable[[LiveFleet, Director], None]:
+def play_scenario() -> Callable[[LiveFleet, ScenarioPlayer], None]:
     """The same for a fleet that is led through a scenario."""
 
-    def direct(fleet: LiveFleet, director: Director) -> None:
+    def play_scenario(fleet: LiveFleet, player: ScenarioPlayer) -> None:
         def done() -> bool:
-            director.tick(fleet)
+            player.tick(fleet)
             fleet.check()
             return fleet.finished
 
         wait_until(done, "the run finished", logs=lambda: logs_of(fleet.simulation))
-        director.direct(fleet)
+        player.play(fleet)
 
-    return direct
+    return play_scenario
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, deliver, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.live.engine import device_toml
+from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble, read_metrics
@@ -60,7 +60,7 @@ def test_devices_stop_at_their_own_budgets_and_the_run_ends_when_all_have(
     method = simulation.prepared.method
     took = Counter(update["device"] for update in audit.events(simulation, "update"))
     for device in simulation.fleet.devices:
-        sigma = method.noise_multiplier(RoundTerms(preference=device.preference))  # as none scored, it did not fall
+        sigma = method.sigma(RoundTerms(preference=device.preference))  # as none scored, it did not fall
         may = sum(spent_after(rounds, sigma) <= task.privacy.budget for rounds in range(1, ROUNDS + 1))
         assert took[device.name] == may
         assert len(audit.ledger(simulation, device.name)) == may
@@ -136,12 +136,14 @@ def test_preferences_are_normal_around_one_within_limits_and_by_the_seed(short_t
     assert preferences().tolist() == drawn.tolist()
 
 
-def test_budget_and_preference_reach_a_live_device(short_task: Any, tmp_path: Path) -> None:
+def test_budget_and_preference_reach_a_live_device(
+    short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveFleet, "_broker_url", "mqtt://localhost")
     simulation = begin(task_of(short_task, budget=3.5, preference_std=0.3), tmp_path / "run", data_dir=None)
     for device in simulation.fleet.devices:
-        text = device_toml(device, simulation.folder.device(device.name), simulation, broker_url="mqtt://localhost")
         path = tmp_path / "device.toml"
-        path.write_text(text)
+        path.write_text(LiveFleet(simulation).device_config(device.name))
         limits = load_config(path).limits
         assert (limits.epsilon_server, limits.noise_preference, limits.delta) == (3.5, device.preference, 1e-5)
         assert limits.accounting == simulation.task.privacy.accounting, "simulated data have no owner"

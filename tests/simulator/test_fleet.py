@@ -13,8 +13,8 @@ from hushfleet.data.folder import save_folder
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.fast.worker_context import Bench
-from hushfleet.simulator.fleet import Fleet, Part, make_fleet, save_samples
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.fleet import Fleet, Subset, make_fleet, save_samples
 from hushfleet.simulator.run_folder import begin, go_on
 
 DIGITS = load("digits")
@@ -31,8 +31,8 @@ def numbered() -> DataSet:
     return DataSet("digits", part(900, 0), part(300, 1000), ("a", "b", "c"))
 
 
-def numbers_of(part: Part | Samples) -> list[int]:
-    samples = part.samples if isinstance(part, Part) else part
+def numbers_of(part: Subset | Samples) -> list[int]:
+    samples = part.samples if isinstance(part, Subset) else part
     high, low = samples.images.reshape(len(samples), 2).astype(int).T
     return (256 * high + low).tolist()
 
@@ -129,7 +129,7 @@ def test_a_devices_test_file_gives_its_test_part_back(tmp_path: Path, test_fract
     plain = {"name": "parts", "model": {"name": "digits-cnn"}, "method": {"name": "fedavg"}}
     data = {"name": "digits", "devices": 3, "test_fraction": test_fraction}
     simulation = begin(parse_task(plain | {"data": data}), tmp_path / "run", data_dir=None)
-    files = Bench(tmp_path / "run", "onnx")
+    files = LoadedRun(tmp_path / "run", "onnx")
     for device in simulation.fleet.devices:
         found, expected = files.local_test(device.name), device.local_test.samples
         np.testing.assert_array_equal(found.images, expected.images)

@@ -1,206 +1,184 @@
-"""The report's charts over rounds or over a numeric axis: lines, bands and bars.
+"""Charts that several sections draw. Colours are the style sheet's; each series has its own symbol besides, for eyes
+that do not tell the colours apart.
 
-Every function returns SVG text. A line joins its measured values, since a run may measure only every few
-rounds, and ends where a value is infinite. Colours are the style sheet's
-series 1 to 4, and each series has its own mark besides, for eyes that do not tell the colours apart.
+A line joins its measured values, since a run may measure only every few rounds. It ends where a value is infinite.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
-from hushfleet.aggregator.results.report.svg import WIDTH, Canvas, Scale, span, whole_ticks
-from hushfleet.aggregator.results.report.verdict import tick_text
+import plotly.graph_objects as go
+
+from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, Part, Plot, label, missing
 
 Values = Sequence[float | None]
-LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 12.0, 40.0
-MOST_MARKS = 24
+MOST_SYMBOLS = 24
 MOST_LINES = 12
+MOST_NAMES = 40
+SYMBOLS = ("circle", "square", "triangle-up", "diamond")
+PERCENT = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line: its name in the legend, its values (one per x), and how it is drawn.
+def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False) -> go.Scatter:
+    """One series; dashed is a reference rather than a course of the run.
 
-    :param color: 1 to 4, the style sheet's series colours.
-    :param dashed: for what is a reference and no course of the run.
-    :param faint: for one of many lines of the same kind.
-    :param band: lowest and highest value per x, drawn as an area under the line.
+    :param color: a place in `SERIES` and in `SYMBOLS`.
     """
-
-    name: str
-    values: Values
-    color: int
-    dashed: bool = False
-    faint: bool = False
-    band: tuple[Values, Values] | None = None
-
-
-def lines(
-    xs: Sequence[float],
-    series: Sequence[Series],
-    *,
-    label: str,
-    y_text: Callable[[float], str] = tick_text,
-    x_title: str = "round",
-    x_log: bool = False,
-    y_log: bool = False,
-    floor: float | None = None,
-    ceiling: float | None = None,
-    guide: float | None = None,
-    height: float = 270,
-) -> str:
-    """Lines over rounds (whole x) or over a numeric axis (`x_log`); `guide` is an x to be marked."""
-    canvas = Canvas(height, label)
-    x = _x_scale(xs, log=x_log)
-    y = _y_scale(series, height, log=y_log, floor=floor, ceiling=ceiling)
-    _y_axis(canvas, y, y_text)
-    _x_axis(canvas, x, xs, height, x_title)
-    if guide is not None and x.low < guide < x.high:
-        canvas.line(x(guide), TOP, x(guide), height - BOTTOM, "axis guide")
-    for one in series:
-        if one.band:
-            _band(canvas, x, y, xs, one)
-    for one in series:
-        _line(canvas, x, y, xs, one, y_text, x_title)
-    return canvas.svg()
+    known = [(x, y if math.isfinite(y) else None) for x, y in zip(xs, values, strict=True) if y is not None]
+    plain = len(known) > 1 and (dashed or len(known) > MOST_SYMBOLS)
+    return go.Scatter(
+        x=[x for x, _ in known],
+        y=[y for _, y in known],
+        name=name,
+        mode="lines" if plain else "lines+markers",
+        marker={"symbol": SYMBOLS[color], "size": 7},
+        line={"color": SERIES[color], "width": 1.8 if dashed else 2.2, "dash": "dash" if dashed else "solid"},
+    )
 
 
-def bars(
-    xs: Sequence[float],
-    values: Values,
-    references: Sequence[Series],
-    *,
-    label: str,
-    name: str,
-    y_text: Callable[[float], str],
-    height: float = 270,
-) -> str:
-    """Bars from zero, one per round, and references as lines over them."""
-    canvas = Canvas(height, label)
-    x = _x_scale(xs, log=False, pad=0.6)
-    y = _y_scale([Series(name, values, 1), *references], height, log=False, floor=0.0, ceiling=None)
-    _y_axis(canvas, y, y_text)
-    _x_axis(canvas, x, xs, height, "round")
-    width = min(26.0, 0.66 * (x(xs[0] + 1) - x(xs[0])))
-    for at, value in zip(xs, values, strict=True):
-        if _drawable(value):
-            top = y(value)
-            canvas.rect(x(at) - width / 2, top, width, y(0) - top, "f1", tip=f"round {at:g}: {name} {y_text(value)}")
-    for reference in references:
-        _line(canvas, x, y, xs, reference, y_text, "round")
-    return canvas.svg()
+def log_axis(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis of positive values, `xaxis` or `yaxis`, with whole numbers at its ticks."""
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1) if values else ()
+    ticks = [factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) <= 4 else (1,))]
+    return {f"{name}_type": "log", f"{name}_tickvals": ticks, f"{name}_tickformat": ",~g"}
 
 
-def per_device(grid: list[list[float | None]], name: str, color: int) -> list[Series]:
-    """A thin line per device for small fleets; the range and the median for large ones."""
-    if not grid:
-        return []
-    if len(grid[0]) <= MOST_LINES:
-        return [Series(name, [row[n] for row in grid], color, faint=True) for n in range(len(grid[0]))]
-    finite = [[v for v in row if v is not None and math.isfinite(v)] for row in grid]
-    low = [min(row) if row else None for row in finite]
-    high = [max(row) if row else None for row in finite]
-    middle = [median(row) if row else None for row in finite]
-    return [Series(f"{name}: median and range", middle, color, band=(low, high))]
+def per_device(
+    devices: Sequence[str],
+    xs: Sequence[int],
+    grid: Sequence[Values],
+    color: int,
+    name: str = "a device",
+    dash: str = "solid",
+) -> list[go.Scatter]:
+    """A thin line per device for small fleets; the range and the median for large ones.
+
+    :param grid: `[round][device]`.
+    """
+    look: dict[str, Any] = {"mode": "lines", "legendgroup": name, "line_dash": dash}
+    if len(devices) <= MOST_LINES:
+        look |= {"line_width": 1.4, "opacity": 0.6, "showlegend": False}
+        lines = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices) if grid]
+        entry = line(name, [], [], color).update(look | {"x": [None], "y": [None], "showlegend": True, "opacity": 1})
+        return [entry, *(each.update(look) for each in lines)] if lines else []
+    finite = [[value for value in row if value is not None and math.isfinite(value)] for row in grid]
+    low, high, middle = ([of(row) if row else None for row in finite] for of in (min, max, median))
+    edge = {**look, "line_width": 0, "showlegend": False}
+    return [
+        line(f"{name}: lowest", xs, low, color).update(edge),
+        line(f"{name}: highest", xs, high, color).update(fill="tonexty", **edge),
+        line(f"{name}: median and range", xs, middle, color).update(look),
+    ]
 
 
-def legend_of(series: Sequence[Series]) -> list[Series]:
-    """One entry for each name."""
-    return list({one.name: one for one in series}.values())
+def over(
+    title: str, series: Sequence[go.Scatter], otherwise: str, *, note: str = "", x: str = "round", **layout: Any
+) -> Part:
+    """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
+    solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
+    if not solid:
+        return missing(otherwise)
+    drawn = [each for each in series if each in solid or each.line.dash == "dash" or each.x == (None,)]
+    entries = sum(each.showlegend is not False for each in drawn)
+    few = x == "round" and max(len(each.x) for each in solid) <= 12
+    figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", "showlegend": True, **layout})
+    figure.update_layout(height=320 + 18 * max(0, entries - 2), xaxis_dtick=1 if few else None)
+    return Plot(figure, title, note)
 
 
-def needs_log(values: Sequence[float | None]) -> bool:
-    """Whether positive values spread over more than a factor of thirty."""
-    positive = [value for value in values if _drawable(value) and value > 0]
-    return bool(positive) and max(positive) > 30 * min(positive)
+def heat_map(
+    title: str, rows: Sequence[str], columns: Sequence[str], grid: Sequence[Values], *, form: str, x: str, note: str
+) -> Plot:
+    """A cell per row and column, the stronger the larger; values are printed where there are few."""
+    few = len(rows) <= 16 and len(columns) <= 12
+    heat = go.Heatmap(
+        z=grid,
+        zmin=0,
+        colorscale=[[0, CARD], [1, BLUE]],
+        showscale=False,
+        xgap=1,
+        ygap=1 if len(rows) <= MOST_NAMES else 0,
+        texttemplate=f"%{{z:{form}}}" if few else "",
+        hovertemplate=f"%{{y}}, {x} %{{x}}: %{{z:{form}}}<extra></extra>",
+    )
+    return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def _drawable(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def bubbles(
+    title: str, rows: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], *, note: str
+) -> Plot:
+    """A disc per device and class whose area is the number of images."""
+    cells = [(m, n, count) for n, of_device in enumerate(counts) for m, count in enumerate(of_device) if count]
+    sizes = [count for _, _, count in cells]
+    area = {"sizemode": "area", "sizeref": max(sizes, default=1) / min(26, row_height(len(rows))) ** 2}
+    discs = go.Scatter(
+        x=[m for m, _, _ in cells],
+        y=[n for _, n, _ in cells],
+        mode="markers",
+        marker={"size": sizes, "color": BLUE, "opacity": 1, "line_width": 0, **area},
+        hovertemplate="%{y}, class %{x}: %{marker.size} images<extra></extra>",
+    )
+    return rows_of_names(title, [discs], rows, note, xaxis={"title_text": "class", **named(columns)})
 
 
-def _x_scale(xs: Sequence[float], *, log: bool, pad: float = 0.25) -> Scale:
-    low, high = min(xs), max(xs)
-    if log:
-        low, high = low * 0.85, high * 1.18
-    else:
-        low, high = low - pad, high + pad
-    return Scale(low, high, LEFT, WIDTH - RIGHT, log)
+def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values) -> Plot:
+    """Per device, what it reaches alone and federated, joined by a line."""
+    rows = list(zip(alone, federated, strict=True))
+    worse = {n for n, (a, f) in enumerate(rows) if a is not None and f is not None and f < a}
+
+    def dots(words: str, values: Sequence[float | None], **marker: Any) -> go.Scatter:
+        look = {"size": 11, "opacity": 1, **marker}
+        return go.Scatter(x=values, y=list(range(len(values))), name=words, mode="markers", marker=look)
+
+    joints = [(value, n) for n, (a, f) in enumerate(rows) if a is not None for value in (a, f, None)]
+    joint = go.Scatter(
+        x=[value for value, _ in joints], y=[n for _, n in joints], mode="lines",
+        line={"color": SOFT, "width": 2}, showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    series = [
+        joint,
+        dots("alone", alone, color=CARD, line={"width": 2, "color": SOFT}),
+        dots("federated", [None if n in worse else f for n, f in enumerate(federated)], color=BLUE),
+    ]
+    if worse:
+        series.append(
+            dots("worse", [f if n in worse else None for n, f in enumerate(federated)], color=ORANGE, symbol="square")
+        )
+    accuracy = {"tickformat": "~%", "hoverformat": ".1%", "title_text": "accuracy"}
+    return rows_of_names(title, series, names, "", xaxis=accuracy, hovermode="y unified")
 
 
-def _y_scale(
-    series: Sequence[Series], height: float, *, log: bool, floor: float | None, ceiling: float | None
-) -> Scale:
-    values = [v for one in series for v in one.values if _drawable(v)]
-    values += [v for one in series if one.band for side in one.band for v in side if _drawable(v)]
-    if log:
-        positive = [v for v in values if v > 0]
-        return Scale(min(positive) * 0.8, max(positive) * 1.25, height - BOTTOM, TOP, log=True)
-    low, high = span(values)
-    if floor is not None:
-        low = floor if floor == 0 else max(low, floor)
-    if ceiling is not None:
-        high = min(high, ceiling)
-    return Scale(low, high, height - BOTTOM, TOP)
+def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, note: str) -> Plot:
+    """A thin bar a device, from the largest loss to the largest gain: for fleets too large for names."""
+    ordered = sorted(zip(gains, names, strict=True))
+    bars = go.Bar(
+        y=[gain for gain, _ in ordered],
+        hovertext=[label(name) for _, name in ordered],
+        marker={"color": [BLUE if gain >= 0 else ORANGE for gain, _ in ordered], "line_width": 0},
+        hovertemplate="%{hovertext}: %{y:+.1%}<extra></extra>",
+    )
+    axis = {"title_text": f"{len(ordered)} devices, sorted", "showticklabels": False}
+    return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+~%"}), title, note)
 
 
-def _y_axis(canvas: Canvas, y: Scale, y_text: Callable[[float], str]) -> None:
-    for tick in y.ticks():
-        canvas.line(LEFT, y(tick), WIDTH - RIGHT, y(tick), "grid")
-        canvas.text(LEFT - 7, y(tick) + 4.3, y_text(tick), anchor="end")
+def row_height(rows: int) -> float:
+    """In pixels, of a chart with a row a name."""
+    return 26 if rows <= 16 else 17 if rows <= MOST_NAMES else max(1.2, 420 / rows)
 
 
-def _x_axis(canvas: Canvas, x: Scale, xs: Sequence[float], height: float, title: str) -> None:
-    bottom = height - BOTTOM
-    canvas.line(LEFT, bottom, WIDTH - RIGHT, bottom, "axis")
-    ticks = x.ticks(6) if x.log else whole_ticks(int(min(xs)), int(max(xs)), 11)
-    for tick in ticks:
-        canvas.text(x(tick), bottom + 16, f"{tick:,g}", anchor="middle")
-    canvas.text((LEFT + WIDTH - RIGHT) / 2, bottom + 33, title, "t soft", anchor="middle")
+def named(names: Sequence[str], *, shown: bool = True) -> dict[str, Any]:
+    """An axis of names at 0, 1, ...: numbers, since two names may be the same once they are cut."""
+    words = [label(name, longest=32) for name in names]
+    return {"tickvals": list(range(len(names))), "ticktext": words, "showticklabels": shown}
 
 
-def _runs(values: Values, *, positive: bool) -> list[list[int]]:
-    """Indices that one line joins: it passes over what was not measured and ends at what cannot be drawn."""
-    runs: list[list[int]] = [[]]
-    for index, value in enumerate(values):
-        if _drawable(value) and (not positive or value > 0):
-            runs[-1].append(index)
-        elif value is not None and runs[-1]:
-            runs.append([])
-    return [run for run in runs if run]
-
-
-def _line(
-    canvas: Canvas,
-    x: Scale,
-    y: Scale,
-    xs: Sequence[float],
-    series: Series,
-    y_text: Callable[[float], str],
-    x_title: str,
-) -> None:
-    css = f"l{series.color}" + (" dash" if series.dashed else "") + (" faint" if series.faint else "")
-    for run in _runs(series.values, positive=y.log):
-        points = [(x(xs[n]), y(series.values[n])) for n in run]
-        if series.dashed and len(points) == 1:
-            points = [(x.start, points[0][1]), (x.stop, points[0][1])]
-        if len(points) > 1:
-            canvas.path(points, f"line {css}")
-        if series.dashed or series.faint or (len(xs) > MOST_MARKS and len(points) > 1):
-            continue
-        for n, (px, py) in zip(run, points, strict=True):
-            tip = f"{series.name}, {x_title} {xs[n]:,g}: {y_text(series.values[n])}"
-            canvas.mark(series.color - 1, px, py, f"f{series.color}", tip=tip)
-
-
-def _band(canvas: Canvas, x: Scale, y: Scale, xs: Sequence[float], series: Series) -> None:
-    low, high = series.band or ((), ())
-    both = [a if b is not None else None for a, b in zip(low, high, strict=True)]
-    for run in _runs(both, positive=y.log):
-        there = [(x(xs[n]), y(high[n])) for n in run]
-        back = [(x(xs[n]), y(low[n])) for n in reversed(run)]
-        canvas.path(there + back, f"band f{series.color}", closed=True)
+def rows_of_names(title: str, traces: Sequence[Any], names: Sequence[str], note: str, **layout: Any) -> Plot:
+    """The first row above; names are shown where there is room for them."""
+    rows = len(names)
+    axis = {**named(names, shown=rows <= MOST_NAMES), "range": [rows - 0.5, -0.5], "showgrid": rows <= MOST_NAMES}
+    height = round(100 + rows * row_height(rows))
+    return Plot(go.Figure(traces, {"height": height, "yaxis": axis, **layout}), title, note)

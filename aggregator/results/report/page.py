@@ -1,103 +1,162 @@
-"""The report: one HTML file that needs nothing else, no network, no script, no font.
+"""One HTML page with interactive plots that needs nothing else: no network, no font, no second file.
 
-It opens with the answer to the question that every user asks, by how much federating beats training alone
-and what the privacy of that is worth, and then shows the course of the run. It is made from a `Result` only.
+A page is a headline and sections, a section is a list of parts: plots, tables, facts, prose. The template turns them
+into HTML and escapes every text. Plotly's script is embedded once. The content security policy allows no script but
+the page's own two, so a text that came from a device can never run.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from html import escape
-from pathlib import Path
+from typing import ClassVar
 
-from hushfleet.aggregator.results.report import layer_sections, privacy_sections, sections, traffic_section
-from hushfleet.aggregator.results.report.glossary import MEANINGS
-from hushfleet.aggregator.results.report.markup import Section, definitions
-from hushfleet.aggregator.results.report.style import STYLE
-from hushfleet.aggregator.results.report.timeline_section import timeline_section
-from hushfleet.aggregator.results.report.timeline_style import STATE_STYLE
-from hushfleet.aggregator.results.report.verdict import (
-    Verdict,
-    answer,
-    judge,
-    number,
-    percent,
-    points,
-    privacy_answer,
-    trade_answer,
-)
-from hushfleet.aggregator.results.result import Result, write_whole
+import plotly.graph_objects as go
+import plotly.io
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+BLUE, ORANGE, GREEN, PINK = SERIES = tuple(f"var(--c{n})" for n in range(1, 5))
+INK, SOFT, GRID, CARD = "var(--ink)", "var(--soft)", "var(--grid)", "var(--card)"
+"""Colours are variables of the style sheet, which has their values for light, dark and paper."""
 
 
-def write_report(result: Result, path: Path) -> None:
-    """Writes the report whole or not at all. Raises `StoreError`."""
-    write_whole(path, render_report(result))
+@dataclass(frozen=True)
+class Plot:
+    """A chart with its title and a note below it.
+
+    :param figure: its colours may be variables of the style sheet, such as `var(--c1)`.
+    :param wide: over the whole width of the page.
+    """
+
+    kind: ClassVar = "plot"
+    figure: go.Figure
+    title: str
+    note: str = ""
+    wide: bool = False
+
+    def json(self) -> Markup:
+        """The figure as JSON that is safe inside of a script element."""
+        figure = go.Figure(self.figure)
+        figure.layout.template = None
+        return Markup(plotly.io.to_json(figure, validate=False))
 
 
-def render_report(result: Result) -> str:
-    """The report as HTML text."""
-    verdict = judge(result)
-    over_time, other_forms = timeline_section(result), traffic_section.wire_sweep(result, verdict)
-    parts = [
-        sections.accuracy(result, verdict),
-        sections.devices_against_alone(result, verdict),
-        traffic_section.traffic(result),
-        *([other_forms] if other_forms else []),
-        *([over_time] if over_time else []),
-        privacy_sections.privacy(result, verdict),
-        privacy_sections.sweep(result, verdict),
-        layer_sections.personalization(result),
-        layer_sections.labels(result),
-        sections.fleet(result),
-        sections.run_facts(result),
-        Section("meaning", "What the numbers mean", "In short.", definitions(MEANINGS)),
-    ]
-    links = " ".join(f'<a href="#{part.anchor}">{escape(part.title)}</a>' for part in parts)
-    body = "\n".join(_section(part) for part in parts)
-    title = f"{result.method} on {result.dataset}"
-    under = (
-        f"{result.devices} devices, {len(result.rounds)} rounds, {result.partition}, engine {result.engine}, "
-        f"seed {'none' if result.seed is None else result.seed}"
+class Cell(str):
+    """A table's cell in a class of the style sheet: `open`, `better`, `worse`."""
+
+    css: str
+
+    def __new__(cls, text: str, css: str = "") -> Cell:
+        cell = super().__new__(cls, text)
+        cell.css = css
+        return cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first `names` columns (1 or 2) are words and whose others are numbers.
+
+    :param folded: what to click on to see the table; empty: it is always seen.
+    """
+
+    kind: ClassVar = "table"
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: int = 1
+    folded: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and their values, a line each."""
+
+    kind: ClassVar = "facts"
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Paragraphs.
+
+    :param css: `note` for small print, `missing` for what stands where a chart would be if there were data for it.
+    """
+
+    kind: ClassVar = "prose"
+    sentences: Sequence[str]
+    css: str = ""
+
+
+Part = Plot | Table | Facts | Prose
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, one plain sentence on what is to be seen, and what is to be seen."""
+
+    anchor: str
+    title: str
+    lead: str
+    parts: Sequence[Part]
+
+
+def missing(words: str) -> Prose:
+    """Stands where a chart would be if there were data for it."""
+    return Prose([words], css="missing")
+
+
+def label(text: str, *, longest: int = 24) -> str:
+    """A text from outside for a figure, which would take `<b>` for markup; too long a text loses its middle."""
+    if len(text) > longest:
+        text = f"{text[: longest // 2 - 1]}\N{HORIZONTAL ELLIPSIS}{text[-(longest // 2) :]}"
+    return escape(text, quote=False)
+
+
+def page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    under: str = "",
+    answer: Sequence[str] = (),
+    tiles: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The HTML.
+
+    :param under: one line below the title.
+    :param answer: sentences that come first, the first of them in bold.
+    :param tiles: large numbers, each with what it is.
+    """
+    scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
+    return _templates().get_template("page.html").render(
+        title=title,
+        under=under,
+        answer=answer,
+        tiles=tiles,
+        sections=sections,
+        css=Markup(template("page.css")),
+        scripts=scripts,
+        allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} - Hushfleet</title><style>{STYLE}{STATE_STYLE}</style></head>\n<body><main>"
-        f'<header><h1>{escape(title)}</h1><p class="under">{escape(under)}</p></header>\n'
-        f"{_headline(result, verdict)}\n<nav>{links}</nav>\n"
-        f"{body}\n</main></body></html>\n"
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
 
 
-def _headline(result: Result, verdict: Verdict) -> str:
-    sentences = [
-        answer(verdict),
-        privacy_answer(verdict, devices=result.devices),
-        trade_answer(result, verdict),
-    ]
-    if result.accounting == "as-published":
-        sentences.append(
-            "Accounting: as published. The mechanism runs as the paper has it; where its claim does not "
-            "follow from the mechanism, these numbers are no proof. The strict variant is the one to rely on."
-        )
-    words = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence)
-    tiles = (
-        (
-            points(verdict.gain_common),
-            f"common test: {percent(verdict.own_common)}, alone {percent(verdict.alone_common)}",
-        ),
-        (
-            points(verdict.gain_local),
-            f"own data: {percent(verdict.own_local)}, alone {percent(verdict.alone_local)}",
-        ),
-        (number(verdict.epsilon_server), "epsilon_server, worst device"),
-        (number(verdict.epsilon_release), "epsilon_release, worst device"),
-    )
-    cells = "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
-    return f'<div class="answer">{words}<ul class="tiles">{cells}</ul></div>'
+def template(name: str) -> str:
+    """The text of a file beside the templates."""
+    environment = _templates()
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
 
 
-def _section(part: Section) -> str:
-    return (
-        f'<section id="{part.anchor}"><h2>{escape(part.title)}</h2><p class="lead">{escape(part.lead)}</p>'
-        f"{part.body}</section>"
-    )
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,133 +1,382 @@
-"""The report's sections: each takes the result and returns a heading with charts, or says what is missing."""
+"""The report's sections: each takes the result and returns charts, tables and words, or says what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+import math
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
-from hushfleet.aggregator.results.report import charts, grids
-from hushfleet.aggregator.results.report.charts import Series
-from hushfleet.aggregator.results.report.markup import Section, definitions, figure, gallery, missing, table
-from hushfleet.aggregator.results.report.measured import any_measured, rounds_of, whole_percent
-from hushfleet.aggregator.results.report.verdict import Verdict, final_by_device, number, paired_gains, signed, size
-from hushfleet.aggregator.results.result import Result
+import plotly.graph_objects as go
+
+from hushfleet.aggregator.results.report import charts
+from hushfleet.aggregator.results.report.charts import PERCENT, Values, line, over
+from hushfleet.aggregator.results.report.page import (
+    BLUE,
+    SOFT,
+    Facts,
+    Part,
+    Plot,
+    Prose,
+    Section,
+    Table,
+    label,
+    missing,
+    template,
+)
+from hushfleet.aggregator.results.report.verdict import (
+    MEANINGLESS_EPSILON,
+    MODERATE_EPSILON,
+    STRONG_EPSILON,
+    Headline,
+    final_by_device,
+)
+from hushfleet.aggregator.results.report.words import codec, from_to, number, percent, points, size
+from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WireInfo, WirePoint
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
+MOST_LAYER_LINES = 4
+DASH = "\N{EN DASH}"
+ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
 
-def accuracy(result: Result, verdict: Verdict) -> Section:
-    rows, xs = result.rounds, rounds_of(result)
-    own_common = Series("own models, common test", [r.accuracy_own_common for r in rows], 1)
-    own_local = Series("own models, own data", [r.accuracy_own_local for r in rows], 2)
-    whole = Series("global model, common test", [r.accuracy_global for r in rows], 3)
-    alone = [
-        Series(f"alone, {where}", [value] * len(rows), color, dashed=True)
-        for where, value, color in (
-            ("common test", verdict.alone_common, 1),
-            ("own data", verdict.alone_local, 2),
-        )
-        if value is not None
+def rounds_of(result: Result) -> list[int]:
+    """The numbers of the rounds: the x axis of most charts."""
+    return [row.round for row in result.rounds]
+
+
+def accuracy(result: Result, headline: Headline) -> Section:
+    xs, detail = rounds_of(result), result.details
+    parts = [
+        over(
+            "Accuracy",
+            _accuracies(xs, result.rounds, headline),
+            "No accuracy was measured: devices in the field do not send theirs.",
+            **PERCENT,
+        ),
+        over(
+            "Loss",
+            [line("training loss, mean over devices", xs, [row.loss for row in result.rounds], 3)],
+            "No training loss was recorded.",
+            yaxis_rangemode="tozero",
+        ),
     ]
-    shown = [one for one in (own_common, own_local, whole, *alone) if any_measured(one.values)]
-    parts = []
-    if xs and any_measured([v for one in (own_common, own_local, whole) for v in one.values]):
-        chart = charts.lines(xs, shown, label="accuracy per round", y_text=whole_percent, floor=-1, ceiling=1.02)
-        parts.append(figure("Accuracy, %", chart, shown))
-    else:
-        parts.append(missing("No accuracy was measured: devices in the field do not send theirs."))
-    loss = [Series("training loss, mean over devices", [r.loss for r in rows], 4)]
-    if xs and any_measured(loss[0].values):
-        parts.append(figure("Loss", charts.lines(xs, loss, label="loss per round", floor=0), loss))
-    else:
-        parts.append(missing("No training loss was recorded."))
-    parts += _spread(result, xs)
+    for title, grid, color in (
+        ("Own models on the common test", detail.accuracy_own_common, 0),
+        ("Own models on their own data", detail.accuracy_own_local, 1),
+    ):
+        if any(value is not None for row in grid for value in row):
+            parts.append(over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT))
     lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
-    return Section("accuracy", "Accuracy and loss", lead, gallery(parts))
+    return Section("accuracy", "Accuracy and loss", lead, parts)
 
 
-def _spread(result: Result, xs: Sequence[int]) -> list[str]:
-    parts = []
-    for grid, title, color in (
-        (result.details.accuracy_own_common, "Each device's own model on the common test, %", 1),
-        (result.details.accuracy_own_local, "Each device's own model on its own data, %", 2),
-    ):
-        if xs and any_measured([v for row in grid for v in row]):
-            series = charts.per_device(grid, "device", color)
-            chart = charts.lines(xs, series, label=title, y_text=whole_percent, floor=-1, ceiling=1.02)
-            parts.append(figure(title, chart, charts.legend_of(series)))
-    return parts
+def _accuracies(
+    xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint | WirePoint], headline: Headline
+) -> list[go.Scatter]:
+    """The three accuracies of runs or rounds, and what training alone reaches."""
+    alone = ((0, "common test", headline.common.alone), (1, "own data", headline.local.alone))
+    return [
+        line("own models, common test", xs, [row.accuracy_own_common for row in rows], 0),
+        line("own models, own data", xs, [row.accuracy_own_local for row in rows], 1),
+        line("global model, common test", xs, [row.accuracy_global for row in rows], 2),
+        *(line(f"alone, {on}", xs, [value] * len(xs), n, dashed=True) for n, on, value in alone if value is not None),
+    ]
 
 
-def devices_against_alone(result: Result, verdict: Verdict) -> Section:
+def devices_against_alone(result: Result, headline: Headline) -> Section:
     detail = result.details
-    parts = []
-    for grid, alone, tests in (
-        (detail.accuracy_own_common, detail.local_only_common, "the common test"),
-        (detail.accuracy_own_local, detail.local_only_local, "own data"),
+    parts: list[Part] = []
+    for tests, grid, alone in (
+        ("the common test", detail.accuracy_own_common, detail.local_only_common),
+        ("own data", detail.accuracy_own_local, detail.local_only_local),
     ):
-        final = final_by_device(grid, len(detail.devices))
-        pairs = [(a, f) for a, f in zip(alone, final, strict=False) if a is not None and f is not None]
-        if not pairs:
+        final, title = final_by_device(grid, len(detail.devices)), f"On {tests}"
+        rows = zip(detail.devices, final, alone, strict=False)
+        gains = {device: f - a for device, f, a in rows if f is not None and a is not None}
+        if not gains:
             parts.append(missing(f"Accuracy on {tests} was not measured both federated and alone."))
         elif len(detail.devices) <= MOST_DUMBBELLS:
-            chart = grids.dumbbells(detail.devices, alone, final, label=f"per device, {tests}", tests=tests)
-            parts.append(figure(f"On {tests}", chart, note="Hollow: alone. Blue disc: better. Orange square: worse."))
+            parts.append(charts.dumbbells(title, detail.devices, alone, final))
         else:
-            gains = [f - a for a, f in pairs]
-            chart = grids.sorted_gains(gains, label=f"gains on {tests}")
-            worst, best = 100 * min(gains), 100 * max(gains)
-            note = f"From {signed(worst)} to {signed(best)} points, median {signed(100 * median(gains))}."
-            parts.append(figure(f"Gain over training alone on {tests}, points", chart, note=note))
-    gains = paired_gains(result)
+            values = list(gains.values())
+            note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
+            parts.append(charts.sorted_gains(f"{title}: gain", list(gains), values, note=note))
     lead = "An average can hide devices that would be better off alone."
-    if gains:
-        worse = sum(gain < 0 for gain in gains)
-        lead += f" Here {worse or 'none'} of {len(gains)} would be, on the common test set."
-    return Section("devices-alone", "Each device against training alone", lead, gallery(parts))
+    if headline.gains:
+        below = sum(gain < 0 for gain in headline.gains)
+        lead += f" Here {below or 'none'} of {len(headline.gains)} would be, on the common test set."
+    return Section("devices-alone", "Each device against training alone", lead, parts)
+
+
+def traffic(result: Result) -> Section:
+    detail, xs, title = result.details, rounds_of(result), "Bytes per round"
+    sent, down = [row.uplink_bytes for row in result.rounds], sum(row.downlink_bytes for row in result.rounds)
+    if not any(sent):
+        return Section("bytes", title, "What the devices sent up.", [missing("No bytes were counted in this run.")])
+    words = [f"The devices sent {size(sum(sent))} up in {len(xs)} rounds and received {size(down)}."]
+    references = []
+    for name, told, values, color in (
+        ("Eq. (20) of the paper", "Eq. (20)", detail.eq20_bytes, 1),
+        ("float32, all parameters", "float32", detail.float32_bytes, 2),
+    ):
+        if total := sum(value or 0 for value in values):
+            references.append(line(name, xs, values, color, dashed=True))
+            words.append(f"{told} counts {size(total)}: what was sent is {_times(sum(sent), total)}.")
+        else:
+            words.append(f"What {told} takes was not recorded.")
+    bars = go.Bar(x=xs, y=sent, name="sent, all participants", marker={"color": BLUE, "line_width": 0})
+    figure = go.Figure([bars, *references], {"xaxis_title_text": "round", "hovermode": "x unified", "showlegend": True})
+    figure.update_layout(yaxis={"tickformat": "~s", "ticksuffix": "B", "hoverformat": ".3s", "rangemode": "tozero"})
+    figure.update_layout(xaxis_dtick=1 if len(xs) <= 12 else None)
+    models, bits, wire = sum(value or 0 for value in detail.float32_bytes), result.bits_per_value, result.wire
+    received = f"; as whole float32 models {size(models)}, {_times(down, models)}" if models and down else ""
+    facts = [
+        ("codec", codec(wire) if wire else "not recorded"),
+        ("sent up per parameter", "not recorded" if bits is None else f"{number(bits)} bits, header and signature in"),
+        ("cost in signal to noise", _cost(wire) if wire else "not recorded"),
+        ("received", size(down) + received),
+    ]
+    note = "Payload of updates with their headers, without MQTT and TCP framing."
+    lead = "Fewer bytes are shorter radio time and a smaller bill."
+    return Section("bytes", title, lead, [Plot(figure, "Sent up per round", note), Prose(words), Facts(facts)])
+
+
+def _cost(wire: WireInfo) -> str:
+    """What a form takes from the ratio of signal to noise, in words."""
+    if wire.codec == "one-bit":
+        return f"{number(ONE_BIT_DB)} dB: signs have 1.57 times the variance of the noise"
+    if wire.codec == "float16":
+        return "none to speak of: values are rounded by at most 1/2,048 of themselves"
+    if wire.step is None:
+        return "none"
+    added = wire.step**2 / 12
+    if wire.step_unit == "noise":
+        return f"{_cost_db(wire)} dB: {number(100 * added)}\N{NO-BREAK SPACE}% more variance"
+    return f"there is no noise; the rounding is {number(-10 * math.log10(added))} dB below the update"
+
+
+def _cost_db(wire: WireInfo) -> str:
+    if wire.codec == "one-bit":
+        return number(ONE_BIT_DB)
+    if wire.step is None:
+        return "0"
+    return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
+
+
+def _times(count: int, reference: float) -> str:
+    if count == reference:
+        return "of the same size"
+    return f"{max(reference / count, count / reference):.3g} times {'smaller' if count < reference else 'larger'}"
+
+
+def wire_sweep(result: Result, headline: Headline) -> Section | None:
+    """None where no other forms were tried: they are an option of simulations."""
+    runs = sorted(result.details.wire_sweep, key=lambda run: run.uplink_bytes)
+    if not runs:
+        return None
+    bits = {id(run): run.bits_per_value for run in runs if run.bits_per_value}
+    chart = over(
+        "Accuracy",
+        _accuracies(list(bits.values()), [run for run in runs if id(run) in bits], headline),
+        "No accuracy was measured in these runs.",
+        x="bits sent per parameter",
+        note="Bits of whole updates. Dotted: this run's form. The noise is the same at every point; with one seed, "
+        "differences of a point or two may be chance.",
+        **_log_x(list(bits.values()), next((bits.get(id(run)) for run in runs if run.wire == result.wire), None)),
+    )
+    head = ("on the wire", "bits per parameter", "sent up", "cost, dB", "common test", "own data", "global", "gain")
+    rows = [
+        (
+            codec(run.wire, whole=False) + (" (this run)" if run.wire == result.wire else ""),
+            number(run.bits_per_value),
+            size(run.uplink_bytes),
+            _cost_db(run.wire),
+            *_ends(run),
+        )
+        for run in runs
+    ]
+    lead = "The same run, with the same noise, in other forms on the wire. The run's own is marked."
+    return Section("wire-sweep", "Accuracy against bytes", lead, [chart, Table(head, rows)])
+
+
+def privacy_sweep(result: Result, headline: Headline) -> Section:
+    runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
+    title, lead = "Accuracy against privacy", "The same run at other noise levels: what privacy costs here."
+    if not runs:
+        return Section("sweep", title, lead, [missing("This run has no sweep over noise levels.")])
+    drawn = [run for run in runs if 0 < run.epsilon_server < math.inf]
+    xs = [run.epsilon_server for run in drawn]
+    chart = over(
+        "Accuracy",
+        _accuracies(xs, drawn, headline),
+        "No point of the sweep has a finite epsilon and a measured accuracy.",
+        x="epsilon_server",
+        note=f"Right of {MEANINGLESS_EPSILON:g} (dotted) there is no meaningful protection against the server. A point "
+        "without noise is in the table only.",
+        **_log_x(xs, MEANINGLESS_EPSILON),
+    )
+    head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
+    rows = [
+        (number(run.noise_multiplier), number(run.epsilon_server), number(run.epsilon_release), *_ends(run))
+        for run in runs
+    ]
+    return Section("sweep", title, lead, [chart, Table(head, rows)])
+
+
+def _ends(run: SweepPoint | WirePoint) -> tuple[str, ...]:
+    accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
+    return (*map(percent, accuracies), points(run.gain_over_local_only, ""))
+
+
+def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
+    """A logarithmic axis of accuracies, with a dotted line at `guide` if it lies inside of what is drawn."""
+    inside = guide is not None and xs and min(xs) <= guide <= max(xs)
+    look = {"dash": "dot", "color": SOFT, "width": 1.5}
+    dotted = {"x0": guide, "x1": guide, "y0": 0, "y1": 1, "yref": "paper", "line": look}
+    return {**charts.log_axis("xaxis", xs), "shapes": [dotted] if inside else [], **PERCENT}
+
+
+def privacy(result: Result, headline: Headline) -> Section:
+    lead = "Two adversaries, two numbers. Neither stands for the other."
+    parts = [_spent(result, headline), _signal(result), _privacy_facts(result, headline)]
+    return Section("privacy", "Privacy", lead, parts)
+
+
+def _spent(result: Result, headline: Headline) -> Part:
+    detail, xs = result.details, rounds_of(result)
+    spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
+    finite = [value for value in spent if value < math.inf]
+    if spent and not finite:
+        raw = ", ".join(headline.raw_values)
+        why = f"without noise leave the device: {raw}" if raw else "the updates carried no noise"
+        return missing(f"Epsilon is infinite from the first round on: {why}.")
+    if not finite:
+        return missing("Epsilon over rounds was not recorded; the table of devices has the final numbers.")
+    server = charts.per_device(detail.devices, xs, detail.epsilon_server, 1, "epsilon_server")
+    # dotted, since the two may be the same
+    release = charts.per_device(detail.devices, xs, detail.epsilon_release, 0, "epsilon_release", "dot")
+    wide = max(finite) > 30 * min(finite)
+    axis: dict[str, Any] = charts.log_axis("yaxis", finite) if wide else {"yaxis_rangemode": "tozero"}
+    return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
+
+
+def _signal(result: Result) -> Part:
+    ratios = [row.snr_db for row in result.rounds]
+    if math.inf in ratios:
+        return missing("There is no noise in the updates, so no signal-to-noise ratio either.")
+    why = "The signal-to-noise ratio was not recorded."
+    if result.wire and result.wire.codec == "one-bit":
+        why = (
+            "There is no signal-to-noise ratio: with one bit a parameter, all updates have the same norm, which tells "
+            "nothing of their signal."
+        )
+    note = "0 dB: noise as strong as a full-size update. Averaging n devices gains 10 log10(n) dB."
+    return over("Signal to noise, dB", [line("signal to noise", rounds_of(result), ratios, 3)], why, note=note)
+
+
+def _privacy_facts(result: Result, headline: Headline) -> Part:
+    rows = result.privacy
+    if not rows:
+        return missing("There is no privacy ledger in this result.")
+    return Facts(
+        [
+            *((f"{name}, worst device", words) for name, words in headline.epsilons),
+            *([("leaves without noise", ", ".join(headline.raw_values))] if headline.raw_values else []),
+            ("delta", number(headline.delta)),
+            ("unit of privacy", ", ".join(sorted({row.unit for row in rows}))),
+            ("adjacency", "; ".join(sorted({row.adjacency for row in rows}))),
+            ("rounds charged per device", from_to([row.rounds_charged for row in rows])),
+            ("clip norm", number(result.clip_norm)),
+            ("noise multiplier", number(result.noise_multiplier)),
+            ("accounting", result.accounting),
+            ("accountant", result.accountant),
+        ]
+    )
+
+
+def layers(result: Result) -> Section:
+    grids = (
+        ("Personalised share of each layer", "personalised share", "shares all", result.details.personal_share),
+        ("Share of the clip norm per layer", "clip weights", "clips as a whole", result.details.clip_weights),
+    )
+    parts = [
+        _by_layer(result, grid, title, f"No {what} was recorded: the method {why}, or devices sent no metrics.")
+        for title, what, why, grid in grids
+    ]
+    lead = "What stays on the devices, and how the clip norm is divided among layers; means over devices."
+    return Section("layers", "Layers over rounds", lead, parts)
+
+
+def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> Part:
+    xs, names = rounds_of(result), [name for name, _ in result.model.layers]
+    columns = [[row[n] for row in grid] for n in range(len(names))] if grid else []
+    if not any(value is not None for values in columns for value in values):
+        return missing(otherwise)
+    if len(names) <= MOST_LAYER_LINES:
+        named = zip(names, columns, strict=True)
+        series = [line(label(name), xs, values, n) for n, (name, values) in enumerate(named)]
+        return over(title, series, otherwise, yaxis_rangemode="tozero", **PERCENT)
+    note = "The stronger the colour, the larger."
+    return charts.heat_map(title, names, [str(x) for x in xs], columns, form=".0%", x="round", note=note)
+
+
+def labels(result: Result) -> Section:
+    detail, title = result.details, "Labels over devices"
+    lead = f"Who holds which images: partition {result.partition}."
+    counts = detail.label_counts
+    if not counts:
+        words = "Not known: devices in the field do not tell which labels they hold."
+        return Section("labels", title, lead, [missing(words)])
+    classes = detail.class_names or [str(n) for n in range(len(counts[0]))]
+    images = [sum(row) for row in counts]
+    told = f"{sum(images):,} training images on {len(images)} devices, {from_to(images)} on a device."
+    if len(detail.devices) <= charts.MOST_NAMES and len(classes) <= 20:
+        note = f"The area of a disc is the number of images. {told}"
+        chart = charts.bubbles("Training images", detail.devices, classes, counts, note=note)
+    else:
+        note = f"The stronger the colour, the more images. {told}"
+        chart = charts.heat_map("Training images", detail.devices, classes, counts, form="d", x="class", note=note)
+    return Section("labels", title, lead, [chart])
 
 
 def fleet(result: Result) -> Section:
-    detail = result.details
-    ids = detail.devices or [row.device for row in result.privacy]
-    ledger = {row.device: row for row in result.privacy}
+    detail, ledger = result.details, {row.device: row for row in result.privacy}
+    ids = detail.devices or list(ledger)
     head = (
-        "device",
-        "board",
-        "accepted",
-        "charged",
-        "sent up",
-        "epsilon_server",
-        "epsilon_release",
-        "refused",
-        "declined",
-    )
+        "device", "board", "accepted", "charged", "sent up", "epsilon_server", "epsilon_release", "refused", "declined"
+    )  # fmt: skip
     lines = []
     for n, device in enumerate(ids):
-        row = ledger.get(device)
+        row, faults = ledger.get(device), detail.faults.get(device, 0)
         lines.append(
             (
                 device,
-                result.boards.get(device, "\N{EN DASH}"),
-                str(detail.rounds_accepted[n]) if detail.rounds_accepted else "\N{EN DASH}",
-                str(row.rounds_charged) if row else "\N{EN DASH}",
-                size(detail.uplink_bytes[n]) if detail.uplink_bytes else "\N{EN DASH}",
-                number(row.epsilon_server) if row else "\N{EN DASH}",
-                number(row.epsilon_release) if row else "\N{EN DASH}",
-                _codes(detail.refusals.get(device)) + _faults(detail.faults.get(device, 0)),
+                result.boards.get(device, DASH),
+                str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
+                str(row.rounds_charged) if row else DASH,
+                size(detail.uplink_bytes[n]) if detail.uplink_bytes else DASH,
+                number(row.epsilon_server) if row else DASH,
+                number(row.epsilon_release) if row else DASH,
+                _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),
                 _codes(detail.declines.get(device)),
             )
         )
-    lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."
-    body = table(head, lines, names=2) if lines else missing("The result names no devices.")
-    if len(lines) > MOST_TABLE_ROWS:
-        body = f"<details><summary>All {len(lines)} devices</summary>{body}</details>"
-    strangers = {device: codes for device, codes in detail.refusals.items() if device not in set(ids)}
+    folded = f"All {len(lines)} devices" if len(lines) > MOST_TABLE_ROWS else ""
+    parts: list[Part] = [
+        Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
+    ]
+    others = sorted(detail.refusals.items())
+    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
-        told = "; ".join(f"{device} ({_codes(codes)})" for device, codes in sorted(strangers.items()))
-        body += f'<p class="note">Refused from others: {escape(told)}.</p>'
-    return Section("fleet", "Devices", lead, body)
+        parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
+    lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."
+    return Section("fleet", "Devices", lead, parts)
+
+
+def _codes(counts: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) if counts else "0"
 
 
 def run_facts(result: Result) -> Section:
@@ -147,14 +396,12 @@ def run_facts(result: Result) -> Section:
         ),
         *sorted(result.versions.items()),
     ]
-    lead = "Enough to run it again."
-    return Section("run", "The run", lead, definitions(facts))
+    return Section("run", "The run", "Enough to run it again.", [Facts(facts)])
 
 
-def _faults(rounds: int) -> str:
-    """Of a device that is to blame for its refusals itself."""
-    return f"; own fault in {rounds} rounds" if rounds else ""
-
-
-def _codes(counts: dict[str, int] | None) -> str:
-    return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) if counts else "0"
+def meaning() -> Section:
+    """What each number means, in plain sentences."""
+    limits = {"strong": STRONG_EPSILON, "moderate": MODERATE_EPSILON, "weak": MEANINGLESS_EPSILON}
+    words = {name: f"{value:g}" for name, value in limits.items()}
+    rows = [line.format(**words).split(": ", 1) for line in template("meanings.txt").splitlines()]
+    return Section("meaning", "What the numbers mean", "In short.", [Facts([(name, text) for name, text in rows])])

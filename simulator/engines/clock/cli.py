@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,19 +13,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import read_boards
+from hushfleet.simulator.cli import DataDir, Devices, Rounds, Settings, overridden
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.fleet import device_names, sample_counts
-from hushfleet.simulator.engines.clock.forecast import Forecast, forecast
+from hushfleet.simulator.engines.clock.forecast import POLICY_KEYS, Forecast, forecast, read_policies
 from hushfleet.simulator.engines.clock.measure import measure_costs
-from hushfleet.simulator.engines.clock.plot import check_plot_path, plot_forecasts
-from hushfleet.simulator.engines.clock.policies import read_policies
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.live.emulation import machine_speed
+from hushfleet.simulator.fleet import device_names, make_fleet
+from hushfleet.simulator.units import shown_bytes, shown_time
 
+PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
 
 The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
@@ -62,13 +64,13 @@ def register(app: typer.Typer) -> None:
         boards: Annotated[
             str, typer.Option(help="A mix file, or profiles dealt to the devices in turn, with commas between.")
         ] = "generic-x86",
-        devices: Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")] = None,
-        rounds: Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")] = None,
+        devices: Devices = None,
+        rounds: Rounds = None,
         policy: Annotated[
             list[str] | None,
             typer.Option(
                 metavar="KEY=VALUE,...",
-                help="A column; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.",
+                help=f"A column; keys of [round]: {', '.join(POLICY_KEYS)}.",
             ),
         ] = None,
         samples: Annotated[int | None, typer.Option(min=1, help="Training samples of every device.")] = None,
@@ -76,23 +78,24 @@ def register(app: typer.Typer) -> None:
             float | None,
             typer.Option(min=0, help="CPU time of a training step on one core of generic-x86, instead of a trial's."),
         ] = None,
-        settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the task.")
-        ] = None,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
+        settings: Settings = None,
+        data_dir: DataDir = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
         plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None,
     ) -> None:
         console = Console(stderr=as_json)
-        if plot is not None:
-            check_plot_path(plot)
-        written = load_task(task_file, tuple(settings or ()))
-        task = _for_fleet(written, task_file, settings or [], boards=boards, devices=devices, rounds=rounds)
+        if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:  # before any work is done
+            raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
+        written = overridden(task_file, settings)
+        if devices is None and boards.strip().endswith(".toml"):
+            with suppress(BadInput):  # shares, or a mistake that is told when the number is known
+                devices = len(read_boards(boards))
+        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds})
         policies = read_policies(policy or [], task.round)
         mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
         with console.status("loading data, exporting the graphs, measuring what a round costs"):
             prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")
-            counts = [samples] if samples else _samples(written, prepared)
+            counts = [samples] if samples else sample_counts(written, prepared)
             costs = _costs(prepared, step_ms)
         sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
         forecasts = []
@@ -100,7 +103,7 @@ def register(app: typer.Typer) -> None:
             with console.status(f"{rules.rounds} rounds of {len(mix)} devices: {text}"):
                 forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
         if as_json:
-            plain = {"costs": costs.to_plain(), "policies": [each.to_plain() for each in forecasts]}
+            plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}
             typer.echo(json.dumps(plain, indent=2))
         else:
             print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
@@ -109,24 +112,11 @@ def register(app: typer.Typer) -> None:
             console.print(f"plot  {plot}", highlight=False)
 
 
-def _for_fleet(
-    written: Task, path: Path, settings: list[str], *, boards: str, devices: int | None, rounds: int | None
-) -> Task:
-    """The task with as many devices and rounds as are asked for; counts in a mix say how many devices there are."""
-    if devices is None and boards.strip().endswith(".toml"):
-        try:
-            devices = len(read_boards(boards))
-        except BadInput:
-            devices = None  # shares, or a mistake that is told when the number is known
-    given = [f"data.devices={devices}"] if devices is not None else []
-    given += [f"round.rounds={rounds}"] if rounds is not None else []
-    return load_task(path, (*settings, *given)) if given else written
-
-
-def _samples(written: Task, prepared: PreparedTask) -> list[int]:
+def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
+    """How many training samples each device of the task's own partition has."""
     if prepared.dataset is None:
         raise BadInput("the task's data are in the field only; say by --samples how many a device has")
-    return sample_counts(written, prepared.dataset)
+    return [len(device.train) for device in make_fleet(task, prepared.dataset).devices]
 
 
 def _costs(prepared: PreparedTask, step_ms: float | None) -> Costs:
@@ -195,17 +185,31 @@ def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
     console.print(table)
 
 
-def shown_time(seconds: float) -> str:
-    """In the unit that suits it."""
-    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.1f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:
+    """How long each policy takes, against how many updates a round it uses: a point a policy.
 
+    Raises `BadInput` where the file cannot be written.
+    """
+    from matplotlib.figure import Figure
 
-def shown_bytes(count: float) -> str:
-    """In powers of 1000."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    longest_s = max(each.total_s for each in forecasts)
+    unit, unit_s = ("days", 86400.0) if longest_s > 2 * 86400 else ("hours", 3600.0)
+    for each in forecasts:
+        point = (each.updates_per_round, each.total_s / unit_s)
+        axes.plot(*point, "o", markersize=8)
+        label = f"{each.policy}\n{100 * each.stragglers:.0f} % stragglers"
+        axes.annotate(label, point, xytext=(8, 4), textcoords="offset points", fontsize=8)
+    first = forecasts[0]
+    axes.set_xlabel("updates used a round")
+    axes.set_ylabel(f"{unit} for {first.rounds} rounds")
+    axes.set_title(f"{first.devices:,} devices on the virtual clock")
+    axes.margins(0.2)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise BadInput(f"--plot {path}: it cannot be written: {error.strerror}") from error

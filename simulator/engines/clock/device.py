@@ -1,34 +1,68 @@
-"""One device of a computed fleet: its part of a round as a row of moments, and what it has done and spent so far.
+"""One device on the virtual clock: its attempt at a round as a row of moments, and what it has done and spent so far.
 
-A part is laid out whole when it begins. Whatever ends or disturbs it before its end (a newer plan, a power cut, a cut
-network) is a moment that splits the row: `boundary` says when training would notice, and before or after `commit_at`
-is the difference between nothing and a round's privacy.
+An attempt is laid out whole when it begins. Whatever ends or disturbs it before its end (a newer plan, a power cut, a
+cut network) is a moment that splits the row: `boundary` says when training would notice, and before or after
+`commit_at` is the difference between nothing and a round's privacy.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
-from hushfleet.simulator.engines.clock.broadcast import Broadcasts
-from hushfleet.simulator.engines.clock.device_time import DeviceTimes
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.simulator.boards import BoardKind, FleetMix
+from hushfleet.simulator.engines.clock.device_time import WANTS_S, Costs, DeviceTimes, device_times
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
+from hushfleet.simulator.schedule import Schedule
 
 _HAIR_S = 1e-6  # a moment that was added up is this much after itself
 
 
-@dataclass(slots=True)
-class Part:
-    """A device's part of one round; moments in virtual seconds.
+class Broadcasts:
+    """The passes over one blob: wants are gathered for a moment, then each chunk is broadcast once for all.
 
-    :param began_at: when the device turns to it; :param deadline_at: when it gives up training.
+    Aggregator and broker send at once what is due; links are the bottleneck. What is broadcast while a device waits
+    for the rest of an earlier pass comes to it as well, and costs its link.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[float] = []
+
+    def want(self, at: float) -> float:
+        """When the pass starts that answers a want that arrives at `at`; a new one, or one that still gathers."""
+        place = bisect_left(self._starts, at)
+        if place < len(self._starts) and self._starts[place] - WANTS_S <= at:
+            return self._starts[place]
+        start = at + WANTS_S
+        insort(self._starts, start)
+        return start
+
+    def passes(self, after: float, before: float) -> int:
+        """How many passes start after one moment and before another."""
+        return max(0, bisect_left(self._starts, before) - bisect_right(self._starts, after))
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A device's work for one round; moments in virtual seconds.
+
+    :param began_at: when the device turns to it.
+    :param deadline_at: when it gives up training.
     :param download: what brings the global model; None where the device holds it already.
     :param broadcasts: of what is downloaded.
-    :param train_at: when the model is stored and the first batch begins; :param last_at: the last batch begins.
-    :param trained_at: the last batch ends; :param commit_at: the update is in the device's store.
-    :param arrive_at: the update's last byte is at the aggregator.
+    :param pass_at: when the broadcast begins that brings the model.
+    :param model_at: when the model has come in whole.
+    :param train_at: when the model is stored and the first batch begins.
+    :param last_at: when the last batch begins.
+    :param trained_at: when the last batch ends.
+    :param commit_at: when the update is in the device's store.
     :param sent_from: when sending begins; later than `commit_at` only after a loss of the network.
+    :param arrive_at: when the update's last byte is at the aggregator.
     :param wire_bytes: of offer and chunks.
     :param cut_at: when the network was lost, while it is.
     """
@@ -38,6 +72,8 @@ class Part:
     deadline_at: float
     download: Download | None
     broadcasts: Broadcasts | None
+    pass_at: float
+    model_at: float
     train_at: float
     last_at: float
     trained_at: float
@@ -50,16 +86,16 @@ class Part:
 
     def delay(self, by_s: float) -> None:
         """Everything from the model on comes later."""
-        self.train_at += by_s
-        self.last_at += by_s
-        self.trained_at += by_s
-        self.commit_at += by_s
-        self.sent_from += by_s
-        self.arrive_at += by_s
+        for name in ("pass_at", "model_at", "train_at", "last_at", "trained_at", "commit_at", "sent_from", "arrive_at"):
+            setattr(self, name, getattr(self, name) + by_s)
 
 
 class Ending(NamedTuple):
-    """How a part ends that was not accepted: until when it computed and sent, and when the device is free again."""
+    """How an attempt ends that was not accepted.
+
+    :param computed_until: likewise `sent_until`.
+    :param free_at: when the device can begin another one.
+    """
 
     committed: bool
     computed_until: float
@@ -71,8 +107,10 @@ class Ending(NamedTuple):
 class Spent:
     """What a device has done so far, for the totals of a forecast.
 
-    :param up_bytes, down_bytes: whole packets; :param charged: rounds by the size of their cohort, and `unused`
-        those of them that went into no model.
+    :param up_bytes: whole packets; likewise `down_bytes`.
+    :param chosen: rounds, of which each is then `used`, `late`, `given_up`, `declined` or `lost`.
+    :param charged: rounds by the size of their cohort.
+    :param unused: those of them that went into no model.
     """
 
     up_bytes: float = 0.0
@@ -89,41 +127,41 @@ class Spent:
     unused: Counter[int] = field(default_factory=Counter)
 
 
+@dataclass(slots=True, eq=False)
 class Device:
     """A device's state on the virtual clock.
 
-    :param kind: number of its row in the fleet's mix; :param board: the profile's name.
+    :param kind: number of its row in the fleet's mix.
+    :param board: the profile's name.
+    :param fresh: its process has had no link yet.
+    :param announced_from: what had been announced to all when its link came up.
+    :param held: version of the global model in its store; -1: none.
+    :param number: of the attempt: events of an earlier one are void. Likewise `link_number`, of the connection.
+    :param in_sync: the aggregator has the device's public state.
     """
 
-    __slots__ = (
-        "announced_from", "board", "committed_round", "cut", "down_since", "free_at", "fresh", "has_task", "held",
-        "in_sync", "kind", "link_number", "linked", "name", "number", "on", "on_since", "part", "participations",
-        "spent", "task_at", "times",
-    )  # fmt: skip
-
-    def __init__(self, name: str, times: DeviceTimes, *, kind: int = 0, board: str = "generic-x86") -> None:
-        self.name = name
-        self.kind = kind
-        self.board = board
-        self.times = times
-        self.on = False
-        self.cut = False
-        self.linked = False
-        self.fresh = False  # its process has had no link yet
-        self.announced_from: int | None = None  # what had been announced to all when its link came up
-        self.on_since = 0.0
-        self.down_since = 0.0
-        self.has_task = False
-        self.task_at = 0.0
-        self.free_at = 0.0
-        self.held = -1  # version of the global model in its store
-        self.part: Part | None = None
-        self.number = 0  # of the part: events of an earlier one are void
-        self.link_number = 0  # of the connection, likewise
-        self.committed_round = 0
-        self.participations = 0
-        self.in_sync = True
-        self.spent = Spent()
+    name: str
+    times: DeviceTimes
+    kind: int = 0
+    board: str = "generic-x86"
+    on: bool = False
+    cut: bool = False
+    linked: bool = False
+    fresh: bool = False
+    announced_from: int | None = None
+    on_since: float = 0.0
+    down_since: float = 0.0
+    has_task: bool = False
+    task_at: float = 0.0
+    free_at: float = 0.0
+    held: int = -1
+    attempt: Attempt | None = None
+    number: int = 0
+    link_number: int = 0
+    committed_round: int = 0
+    participations: int = 0
+    in_sync: bool = True
+    spent: Spent = field(default_factory=Spent)
 
     def lay_out(
         self,
@@ -134,28 +172,31 @@ class Device:
         sizes: Sizes,
         download: Download | None,
         broadcasts: Broadcasts | None,
-    ) -> Part:
-        """The part from its beginning, if nothing disturbs it. The want must be the latest so far.
+    ) -> Attempt:
+        """The attempt from its beginning, if nothing disturbs it. The want must be the latest so far.
 
         :param download: what brings the round's global model; None where the device holds it.
         :param broadcasts: of what is downloaded.
         """
         times = self.times
-        train_at = began_at
+        pass_at = model_at = train_at = began_at
         if download is not None and broadcasts is not None:
             pass_at = broadcasts.want(began_at + times.latency_s)
-            train_at = pass_at + times.latency_s + times.download_s(download) + times.download_store_s(download)
+            model_at = pass_at + times.latency_s + times.download_s(download)
+            train_at = model_at + times.download_store_s(download)
         last_at = train_at + max(times.steps - 1, 0) * times.step_s
         trained_at = train_at + times.train_s
         update = sizes.update(self.participations, with_public=not self.in_sync)
         commit_at = trained_at + times.release_s + update.stored * times.write_s_per_byte
         self.number += 1
-        self.part = Part(
+        self.attempt = Attempt(
             round=round,
             began_at=began_at,
             deadline_at=deadline_at,
             download=download,
             broadcasts=broadcasts,
+            pass_at=pass_at,
+            model_at=model_at,
             train_at=train_at,
             last_at=last_at,
             trained_at=trained_at,
@@ -165,79 +206,122 @@ class Device:
             update_bytes=update.blob,
             wire_bytes=update.wire,
         )
-        return self.part
+        return self.attempt
 
-    def holds_model_at(self, part: Part) -> float:
-        """When the global model has come in whole."""
-        return part.began_at if part.download is None else part.train_at - self.times.download_store_s(part.download)
-
-    def pass_at(self, part: Part) -> float:
-        """When its first pass began; the device must have wanted one."""
-        return self.holds_model_at(part) - self.times.download_s(part.download) - self.times.latency_s
-
-    def resume(self, part: Part, at: float) -> None:
+    def resume(self, attempt: Attempt, at: float) -> None:
         """The link is up again since `at`: what was on its way goes on, what was not goes out as it becomes ready."""
-        cut_at, part.cut_at = part.cut_at, None
+        cut_at, attempt.cut_at = attempt.cut_at, None
         if cut_at is None:
             return
         times = self.times
-        if part.broadcasts is not None and cut_at < self.holds_model_at(part):
+        if attempt.broadcasts is not None and cut_at < attempt.model_at:
             # asks for the chunks that it lacks; those that came are kept
-            missing_from = max(cut_at, self.pass_at(part) + times.latency_s)
-            goes_on_at = part.broadcasts.want(at + times.latency_s) + times.latency_s
-            part.delay(goes_on_at - missing_from)
-        elif cut_at < part.sent_from:
-            self.send_again(part, at)
+            missing_from = max(cut_at, attempt.pass_at + times.latency_s)
+            goes_on_at = attempt.broadcasts.want(at + times.latency_s) + times.latency_s
+            attempt.delay(goes_on_at - missing_from)
+        elif cut_at < attempt.sent_from:
+            self.send_again(attempt, at)
         else:
             # offers, is told what is missing, and sends that
             by_s = at + 2 * times.latency_s - cut_at
-            part.sent_from += by_s
-            part.arrive_at += by_s
+            attempt.sent_from += by_s
+            attempt.arrive_at += by_s
 
-    def send_again(self, part: Part, at: float) -> None:
+    def send_again(self, attempt: Attempt, at: float) -> None:
         """The whole update is sent, from `at` on."""
-        part.sent_from = max(at, part.commit_at)
-        part.arrive_at = part.sent_from + self.times.latency_s + part.wire_bytes * self.times.up_s_per_byte
+        attempt.sent_from = max(at, attempt.commit_at)
+        attempt.arrive_at = attempt.sent_from + self.times.latency_s + attempt.wire_bytes * self.times.up_s_per_byte
 
-    def sent_bytes(self, part: Part, until: float) -> float:
+    def send_in_vain(self, attempt: Attempt, until: float) -> None:
+        """What has left the device by then will be sent once more."""
+        self.spent.up_bytes += self.sent_bytes(attempt, until)
+
+    def sent_bytes(self, attempt: Attempt, until: float) -> float:
         """How much of the update has left the device by then."""
-        sending_s = part.arrive_at - self.times.latency_s - part.sent_from
-        if until <= part.sent_from:
+        sending_s = attempt.arrive_at - self.times.latency_s - attempt.sent_from
+        if until <= attempt.sent_from:
             return 0.0
-        return part.wire_bytes * min(1.0, (until - part.sent_from) / sending_s) if sending_s > 0 else part.wire_bytes
+        share = min(1.0, (until - attempt.sent_from) / sending_s) if sending_s > 0 else 1.0
+        return attempt.wire_bytes * share
 
-    def received_bytes(self, part: Part, until: float) -> float:
+    def received_bytes(self, attempt: Attempt, until: float) -> float:
         """How much of the global model has come by then, with the passes for others that came along."""
-        if part.download is None or part.broadcasts is None:
+        if attempt.download is None or attempt.broadcasts is None:
             return 0.0
-        whole_at, own_pass_at = self.holds_model_at(part), self.pass_at(part)
-        began_at, fetch_s = own_pass_at + self.times.latency_s, self.times.download_s(part.download)
-        more = part.broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
+        whole_at, own_pass_at = attempt.model_at, attempt.pass_at
+        began_at, fetch_s = own_pass_at + self.times.latency_s, self.times.download_s(attempt.download)
+        more = attempt.broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
         if until >= whole_at:
-            return part.download.wire * (1.0 + more)
-        return part.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0
+            return attempt.download.wire * (1.0 + more)
+        return attempt.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0
 
-    def ending(self, part: Part, closed_at: float) -> Ending:
-        """What becomes of a part whose round closes without it.
+    def ending(self, attempt: Attempt, closed_at: float) -> Ending:
+        """What becomes of an attempt whose round closes without it.
 
         Linked, the device hears of it and gives up before its next batch; without a network it goes on until its own
         deadline. Once the last batch has begun, it commits.
         """
         times = self.times
-        if self.committed_round == part.round:  # and was switched off since
-            return Ending(True, part.commit_at, part.sent_from, self.free_at)
-        stops_at = closed_at + times.latency_s
+        if self.committed_round == attempt.round:  # and was switched off since
+            return Ending(True, attempt.commit_at, attempt.sent_from, self.free_at)
+        stops_at, cut_at = closed_at + times.latency_s, attempt.cut_at
         if not self.linked:
-            no_model = part.cut_at is not None and part.cut_at < self.holds_model_at(part)
-            stops_at = part.cut_at if no_model else part.deadline_at
-        if part.last_at > part.deadline_at:
-            stops_at = min(stops_at, part.deadline_at)
-        if stops_at <= part.last_at:
-            ends_at = times.boundary(part.train_at, stops_at) if stops_at > part.train_at else stops_at
+            stops_at = cut_at if cut_at is not None and cut_at < attempt.model_at else attempt.deadline_at
+        if attempt.last_at > attempt.deadline_at:
+            stops_at = min(stops_at, attempt.deadline_at)
+        if stops_at <= attempt.last_at:
+            ends_at = times.boundary(attempt.train_at, stops_at) if stops_at > attempt.train_at else stops_at
             return Ending(False, ends_at, ends_at, ends_at)
-        ends_at = max(stops_at, part.commit_at)
-        return Ending(True, ends_at, stops_at if part.cut_at is None else part.cut_at, ends_at)
+        ends_at = max(stops_at, attempt.commit_at)
+        return Ending(True, ends_at, stops_at if cut_at is None else cut_at, ends_at)
 
-    def worked_s(self, part: Part, until: float) -> float:
+    def worked_s(self, attempt: Attempt, until: float) -> float:
         """Seconds of computing by then."""
-        return max(0.0, min(until, part.trained_at + self.times.release_s) - part.train_at)
+        return max(0.0, min(until, attempt.trained_at + self.times.release_s) - attempt.train_at)
+
+
+def make_devices(
+    prepared: PreparedTask,
+    mix: FleetMix,
+    *,
+    names: Sequence[str],
+    samples: Sequence[int],
+    costs: Costs,
+    sizes: Sizes,
+    schedule: Schedule,
+) -> list[Device]:
+    """New devices, in the order of their names.
+
+    :param samples: training samples of each device; where there are fewer numbers than devices, again and again.
+    """
+    config = prepared.method.config
+
+    @cache
+    def times(kind: BoardKind, count: int, write_mb_s: float | None, memory_mib: int | None) -> DeviceTimes:
+        return device_times(
+            kind,
+            samples=count,
+            batch_size=config.batch_size,
+            epochs=config.local_epochs,
+            local_steps=config.local_steps,
+            costs=costs,
+            sizes=sizes,
+            task_memory_mib=prepared.spec.memory_mib,
+            write_mb_s=write_mb_s,
+            memory_mib=memory_mib,
+        )
+
+    return [
+        Device(
+            name,
+            times(
+                mix[index],
+                samples[index % len(samples)],
+                schedule.write_mb_s.get(name),
+                schedule.memory_mib.get(name),
+            ),
+            kind=mix.dealt[index],
+            board=mix[index].profile,
+        )
+        for index, name in enumerate(names)
+    ]

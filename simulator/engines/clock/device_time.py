@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from hushfleet.aggregator.publish.blobs import COALESCE_S
 from hushfleet.edge_client.board.config import USABLE_MEMORY
@@ -46,10 +45,13 @@ class Costs:
 
     The first five are CPU seconds of one core of the board generic-x86, the last two seconds of the aggregator.
 
-    :param batch_s: of one batch, whatever its size; :param sample_s: and of each sample in it.
+    :param batch_s: of one batch, whatever its size.
+    :param sample_s: and of each sample in it.
     :param release_s: of the rest of a device's round: clip, noise, encode, ledger.
-    :param start_s: from the start of a device's process to its first packet; :param load_s: to load a task's graphs.
-    :param accept_s: to check, commit and add one update; :param close_s: to close a round: new model, its test.
+    :param start_s: from the start of a device's process to its first packet.
+    :param load_s: to load a task's graphs.
+    :param accept_s: to check, commit and add one update.
+    :param close_s: to close a round: new model, its test.
     """
 
     batch_s: float
@@ -69,20 +71,22 @@ class Costs:
         """Of a batch of this size."""
         return self.batch_s + batch_size * self.sample_s
 
-    def to_plain(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTimes:
     """Seconds on one device.
 
-    :param latency_s: one way; :param down_s_per_byte, up_s_per_byte: of a link that is busy.
-    :param start_s: from power to the first packet; :param load_s: to load the task's graphs, once a process.
+    :param latency_s: one way.
+    :param down_s_per_byte: of a link that is busy; likewise `up_s_per_byte`.
+    :param start_s: from power to the first packet.
+    :param load_s: to load the task's graphs, once a process.
     :param fetch_s: to fetch package and graphs, once.
-    :param model_s: the global model's chunks on the link; :param model_store_s: to store it.
-    :param steps: batches in a round; :param step_s: each, in the mean.
-    :param release_s: after the last batch; :param write_s_per_byte: of the store.
+    :param model_s: the global model's chunks on the link.
+    :param model_store_s: to store it.
+    :param steps: batches in a round.
+    :param step_s: each, in the mean.
+    :param release_s: after the last batch.
+    :param write_s_per_byte: of the store.
     :param enough_memory: whether the device would train at all.
     """
 
@@ -113,7 +117,6 @@ class DeviceTimes:
 
     @property
     def train_s(self) -> float:
-        """All batches of a round."""
         return self.steps * self.step_s
 
     def download_s(self, download: Download) -> float:
@@ -152,7 +155,8 @@ def device_times(
 
     :param samples: training samples of this device; `epochs` or `local_steps`: as in `TrainingConfig`.
     :param task_memory_mib: what the task says that a round needs.
-    :param write_mb_s: of its store, where a scenario slows it; :param memory_mib: where it takes memory away.
+    :param write_mb_s: of its store, where a scenario slows it.
+    :param memory_mib: where a scenario takes memory away.
     """
     board, link = kind.board, kind.link
     batches = -(-samples // batch_size)
@@ -170,7 +174,11 @@ def device_times(
         up_s_per_byte=up_s,
         start_s=costs.start_s / speed,
         load_s=costs.load_s / speed,
-        fetch_s=_fetch_s(sizes, latency_s=latency_s, down_s=down_s, write_s=write_s),
+        # One blob after the other: the package names the graphs, and a device fetches one at a time.
+        fetch_s=sum(
+            2 * latency_s + WANTS_S + sizes.blob_wire_bytes(size, down=True) * down_s + size * write_s
+            for size in sizes.task_blobs
+        ),
         model_s=sizes.blob_wire_bytes(sizes.model_bytes, down=True) * down_s,
         model_store_s=sizes.model_bytes * write_s,
         steps=local_steps or batches * epochs,
@@ -180,12 +188,4 @@ def device_times(
         enough_memory=own_memory >= task_memory_mib,
         idle_w=float(board.power_idle_w),
         active_w=float(board.power_active_w),
-    )
-
-
-def _fetch_s(sizes: Sizes, *, latency_s: float, down_s: float, write_s: float) -> float:
-    """One blob after the other: the package names the graphs, and a device fetches one at a time."""
-    return sum(
-        2 * latency_s + WANTS_S + sizes.blob_wire_bytes(size, down=True) * down_s + size * write_s
-        for size in sizes.task_blobs
     )

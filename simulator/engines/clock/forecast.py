@@ -9,19 +9,47 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from pydantic import ValidationError
+
 from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.device import Device, Spent
+from hushfleet.simulator.engines.clock.device import Device, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.fleet import device_names, make_devices
-from hushfleet.simulator.engines.clock.links import LinkOptions
-from hushfleet.simulator.engines.clock.outcome import RoundOutcome
+from hushfleet.simulator.engines.clock.events import ClosedRound
 from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import schedule_of
+
+POLICY_KEYS = ("cohort_size", "min_devices", "quorum", "min_updates", "deadline_s")
+AS_IN_TASK = "as in the task"
+
+
+def read_policies(texts: Sequence[str], rules: RoundSection) -> dict[str, RoundSection]:
+    """Texts such as `quorum=0.8,deadline_s=300`, tidied up, and what each makes of the task's rules.
+
+    Without any text, the rules as they are. Raises `BadInput` for a key that no policy has or a value out of its range.
+    """
+    policies = {}
+    for text in texts or [""]:
+        pairs = [pair.strip() for pair in text.split(",") if pair.strip()]
+        changed = {}
+        for pair in pairs:
+            key, equals, value = (part.strip() for part in pair.partition("="))
+            if key not in POLICY_KEYS or not equals:
+                raise BadInput(f"--policy {text!r}: {pair!r} is not KEY=VALUE with one of {', '.join(POLICY_KEYS)}")
+            changed[key] = value
+        try:
+            policies[",".join(pairs) or AS_IN_TASK] = RoundSection.model_validate(rules.model_dump() | changed)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise BadInput(f"--policy {text!r}: {key} = {first['input']!r}: {first['msg']}") from error
+    return policies
 
 
 @dataclass(frozen=True)
@@ -95,11 +123,11 @@ def forecast(
     samples: Sequence[int],
     costs: Costs,
     sizes: Sizes,
-    options: LinkOptions | None = None,
 ) -> Forecast:
     """Runs all rounds of one policy on the virtual clock.
 
-    :param rules: the task's round section under this policy; :param policy: how it is called.
+    :param rules: the task's round section under this policy.
+    :param policy: how it is called.
 
     Raises `HushfleetError` where a round never opens or closes, and `BadInput` for a scenario of other devices.
     """
@@ -107,12 +135,12 @@ def forecast(
     names = device_names(len(mix))
     schedule = schedule_of(task.model_copy(update={"round": rules}), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
-    clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, options=options)
+    clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
     return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)
 
 
 def _totals(
-    prepared: PreparedTask, mix: FleetMix, fleet: Sequence[Device], outcomes: Iterable[RoundOutcome], *, policy: str
+    prepared: PreparedTask, mix: FleetMix, fleet: Sequence[Device], outcomes: Iterable[ClosedRound], *, policy: str
 ) -> Forecast:
     walls, updates, without, total_s = [], 0, 0, 0.0
     for outcome in outcomes:
@@ -152,12 +180,9 @@ def energy_wh(device: Device) -> float:
 def _share(label: str, kind: int, fleet: Sequence[Device]) -> BoardShare:
     spent = [device.spent for device in fleet if device.kind == kind]
     places = sum(each.chosen for each in spent)
-
-    def part(name: str) -> float:
-        return sum(getattr(each, name) for each in spent) / max(places, 1)
-
-    parts = {name: part(name) for name in ("used", "late", "given_up", "declined", "lost")}
-    return BoardShare(label, len(spent), places, **parts)
+    fates = ("used", "late", "given_up", "declined", "lost")
+    shares = {fate: sum(getattr(each, fate) for each in spent) / max(places, 1) for fate in fates}
+    return BoardShare(label, len(spent), places, **shares)
 
 
 def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:

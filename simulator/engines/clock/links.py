@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hushfleet.simulator.engines.clock.agenda import Agenda
 from hushfleet.simulator.engines.clock.device import Device
 from hushfleet.simulator.engines.clock.device_time import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
+from hushfleet.simulator.engines.clock.events import EventQueue
 from hushfleet.simulator.schedule import Action
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.engines.clock.engine import FleetClock
 
 SERVER_START_S = 5.0
 """From the start of the aggregator's process until it is connected; most of it is loading and exporting the graphs."""
@@ -24,9 +27,11 @@ _STREAM = 0x434C4B42
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """:param lost_noticed_s: after a link broke, until the broker notices; 0 where a process is killed and its system
-        closes the connection, as in the live engine.
-    :param first_backoff_s, longest_backoff_s: between which the waits for new attempts grow.
+    """What takes time when a link breaks.
+
+    :param lost_noticed_s: until the broker notices; 0 where a process is killed and its system closes the connection,
+        as in the live engine.
+    :param first_backoff_s: the first wait before a new attempt is drawn from 0 to this; likewise `longest_backoff_s`.
     """
 
     lost_noticed_s: float = LOST_NOTICED_S
@@ -35,46 +40,28 @@ class LinkOptions:
     server_start_s: float = SERVER_START_S
 
 
-class Hooks(Protocol):
-    """What the rounds do about it."""
-
-    def came(self, device: Device, *, linked_at: float) -> None:
-        """The aggregator hears of a device whose link is up since `linked_at`."""
-
-    def broke(self, device: Device, *, power: bool) -> None:
-        """The device's link ended at this moment, with its power or without."""
-
-    def missed(self, device: Device, state: Literal["lost", "sleeping"]) -> None:
-        """The aggregator learns that a device is gone."""
-
-    def server_went(self) -> None:
-        """The aggregator was killed; all that it had in memory is gone."""
-
-    def server_came(self) -> None:
-        """It runs again, and is connected."""
-
-
 class Links:
-    """:param present: names of the devices that are on at the start."""
+    """The links of devices and aggregator to the broker; tells the clock who came and went.
+
+    `server_up`: the aggregator's process runs. `server_linked`: it is connected, too.
+    """
 
     def __init__(
-        self, fleet: Sequence[Device], agenda: Agenda, hooks: Hooks, *, seed: int, options: LinkOptions
+        self, fleet: Sequence[Device], queue: EventQueue, clock: FleetClock, *, seed: int, options: LinkOptions
     ) -> None:
         self.server_up = True
-        """The aggregator's process runs."""
         self.server_linked = True
-        """It runs and is connected to a broker that runs."""
         self._broker_up = True
         self._server_life = 0  # of its process
         self._server_number = 0  # of its connection
         self._down_since = 0.0
         self._fleet = {device.name: device for device in fleet}
-        self._agenda, self._hooks, self._options = agenda, hooks, options
+        self._queue, self._clock, self._options = queue, clock, options
         self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
 
     def start(self, device: Device) -> None:
         """Power; the device connects at its first attempt."""
-        now = self._agenda.now
+        now = self._queue.now
         device.on, device.on_since = True, now
         device.link_number += 1
         device.fresh = True
@@ -84,11 +71,12 @@ class Links:
 
     def act(self, action: Action) -> None:
         """One action of the schedule, which falls due now."""
-        self._agenda.note(self._agenda.now, "scenario", action=action.kind, target=action.target)
+        self._queue.log("scenario", action=action.kind, target=action.target)
+        starts = action.kind == "start"
         if action.target == "aggregator":
-            self._server(action.kind == "start")
+            (self._start_server if starts else self._kill_server)()
         elif action.target == "broker":
-            self._broker(action.kind == "start")
+            (self._start_broker if starts else self._kill_broker)()
         else:
             self._device(self._fleet[action.target], action.kind)
 
@@ -104,7 +92,7 @@ class Links:
                 self._break(device, power=False)
                 self._miss(device, self._options.lost_noticed_s, "lost")
         else:
-            device.spent.on_s += self._agenda.now - device.on_since
+            device.spent.on_s += self._queue.now - device.on_since
             self._break(device, power=True)
             device.on = False
             if kind == "stop" and not device.cut:
@@ -114,24 +102,24 @@ class Links:
 
     def _break(self, device: Device, *, power: bool) -> None:
         device.link_number += 1
-        device.down_since = max(self._agenda.now, device.down_since)  # later for one that is still starting
+        device.down_since = max(self._queue.now, device.down_since)  # later for one that is still starting
         was_linked, device.linked = device.linked, False
         if was_linked or power:
-            self._hooks.broke(device, power=power)
+            self._clock.broke(device, power=power)
 
     def _miss(self, device: Device, after_s: float, state: Literal["lost", "sleeping"]) -> None:
         number = device.link_number
 
         def missed() -> None:
             if device.link_number == number and not device.linked and self.server_linked:
-                self._hooks.missed(device, state)
+                self._clock.missed(device, state)
 
-        self._agenda.at(self._agenda.now + after_s, missed)
+        self._queue.at(self._queue.now + after_s, missed)
 
     def _link_again(self, device: Device) -> None:
         """The way may be free again for a device that had a link, or would have had one."""
         if device.on and not device.cut and self._broker_up:
-            self._link_from(device, self._attempt(device.down_since, self._agenda.now))
+            self._link_from(device, self._reconnects_at(device.down_since, self._queue.now))
 
     def _link_from(self, device: Device, first_packet_at: float) -> None:
         latency_s = device.times.latency_s
@@ -141,11 +129,11 @@ class Links:
         def link() -> None:
             if device.link_number == number and not device.linked and self._broker_up:
                 device.linked = True
-                self._hooks.came(device, linked_at=heard_at - latency_s)
+                self._clock.came(device, linked_at=heard_at - latency_s)
 
-        self._agenda.at(heard_at, link)
+        self._queue.at(heard_at, link)
 
-    def _attempt(self, down_since: float, free_at: float) -> float:
+    def _reconnects_at(self, down_since: float, free_at: float) -> float:
         """When the first attempt is made that finds the way free."""
         at, ceiling_s = down_since, self._options.first_backoff_s
         while True:
@@ -154,37 +142,40 @@ class Links:
             if at >= free_at:
                 return at
 
-    def _broker(self, starts: bool) -> None:
-        self._broker_up = starts
-        if starts:
-            if self.server_up:
-                self._connect_server(self._attempt(self._down_since, self._agenda.now))
-            for device in self._fleet.values():
-                self._link_again(device)
-            return
-        self._down_since = self._agenda.now
+    def _start_broker(self) -> None:
+        self._broker_up = True
+        if self.server_up:
+            self._connect_server(self._reconnects_at(self._down_since, self._queue.now))
+        for device in self._fleet.values():
+            self._link_again(device)
+
+    def _kill_broker(self) -> None:
+        self._broker_up = False
+        self._down_since = self._queue.now
         if self.server_linked:
-            self._agenda.note(self._down_since, "link", state="down")
+            self._queue.log("link", state="down")
         self._unlink_server()
         for device in self._fleet.values():
             if device.linked:
                 self._break(device, power=False)
 
-    def _server(self, starts: bool) -> None:
+    def _start_server(self) -> None:
         self._server_life += 1
-        if starts:
-            starts_at = self._agenda.now + self._options.server_start_s
-            self._agenda.at(starts_at, self._server_started, self._server_life)
-            return
+        life = self._server_life
+
+        def started() -> None:
+            if life == self._server_life:
+                self.server_up = True
+                if self._broker_up:
+                    self._connect_server(self._queue.now)
+
+        self._queue.at(self._queue.now + self._options.server_start_s, started)
+
+    def _kill_server(self) -> None:
+        self._server_life += 1
         self.server_up = False
         self._unlink_server()
-        self._hooks.server_went()
-
-    def _server_started(self, life: int) -> None:
-        if life == self._server_life:
-            self.server_up = True
-            if self._broker_up:
-                self._connect_server(self._agenda.now)
+        self._clock.server_went()
 
     def _unlink_server(self) -> None:
         self._server_number += 1
@@ -197,6 +188,6 @@ class Links:
         def connect() -> None:
             if number == self._server_number and self.server_up and self._broker_up:
                 self.server_linked = True
-                self._hooks.server_came()
+                self._clock.server_came()
 
-        self._agenda.at(at, connect)
+        self._queue.at(at, connect)

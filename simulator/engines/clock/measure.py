@@ -1,10 +1,10 @@
 """What a task's work costs, by a short trial on this machine with the field's own code.
 
-A few rounds of a device are run by `Trainer` with the task's own graph: with few batches and with
-many, of the task's size and of a quarter of it. So a batch, a sample and the rest of a round are told apart. Their
-updates go through an aggregator's `RoundEngine`. CPU seconds are counted and not wall time, so that other work on the
-machine matters little, and of several repetitions the quickest counts, since nothing makes a computer too quick. They
-are scaled by this machine's speed to the reference board of the profiles.
+A few rounds of a device are run by `Trainer` with the task's own graph: with few batches and with many, of the task's
+size and of a quarter of it. So a batch, a sample and the rest of a round are told apart. Their updates go through an
+aggregator's `RoundEngine`. CPU seconds are counted and not wall time, so that other work on the machine matters little,
+and of several repetitions the quickest counts, since nothing makes a computer too quick. They are scaled by this
+machine's speed to the reference board of the profiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -38,21 +38,27 @@ Value = TypeVar("Value")
 
 _FEW = 2  # batches
 _MANY = (6, 80)  # at least, at most
-_MANY_S = 0.3
-"""Of the longer rounds: enough to tell a small network's batches from the rest."""
+_MANY_S = 0.3  # of the longer rounds: enough to tell a small network's batches from the rest
 _REPETITIONS = 3
 _MOST_ROUNDS = 2 * (1 + 2 * _REPETITIONS)
 
 
 def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
-    """:param machine_speed: one core of this machine, in cores of generic-x86."""
-    graphs, load_s = _measured(lambda: _loaded(prepared))
+    """Runs the trial.
+
+    :param machine_speed: one core of this machine, in cores of generic-x86.
+    """
+    model, blobs = prepared.spec.model, prepared.blobs
+    inference, inference_s = _measured(lambda: InferenceGraph(blobs[model.inference.digest], model.layout))
+    gradient, gradient_s = _measured(lambda: GradientGraph(blobs[model.gradient.digest], model.layout))
     batch = prepared.method.config.batch_size
     small = max(1, batch // 4)
     with (
         tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder,
-        _Trial(prepared, *graphs, Path(folder)) as trial,
+        AggregatorStore(Path(folder) / "aggregator", durable=False) as server,
+        DeviceStore(Path(folder) / "store.sqlite", device="trial", durable=False) as store,
     ):
+        trial = _Trial(prepared, server, store, gradient, inference)
         step_s, release_s = trial.step_and_rest(batch)
         small_step_s = trial.step_and_rest(small)[0] if small < batch else 0.0
     sample_s = min(max(0.0, step_s - small_step_s) / (batch - small), step_s / batch) if small < batch else step_s
@@ -61,51 +67,44 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
         sample_s=sample_s * machine_speed,
         release_s=release_s * machine_speed,
         start_s=_start_s() * machine_speed,
-        load_s=load_s * machine_speed,
+        load_s=(inference_s + gradient_s) * machine_speed,
         accept_s=min(trial.accept_s),
         close_s=min(trial.close_s),
     )
 
 
 class _Trial:
-    """A fleet of one device, in a folder."""
+    """A fleet of one device."""
 
     def __init__(
-        self, prepared: PreparedTask, gradient: GradientGraph, inference: InferenceGraph, folder: Path
+        self,
+        prepared: PreparedTask,
+        server: AggregatorStore,
+        store: DeviceStore,
+        gradient: GradientGraph,
+        inference: InferenceGraph,
     ) -> None:
         self.accept_s: list[float] = []
         self.close_s: list[float] = []
         # More rounds than the task may have, so that the trial never runs out of them.
         rules = prepared.task.round.model_copy(update={"cohort_size": 0})
+        task = prepared.task.model_copy(update={"round": rules})
         spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _MOST_ROUNDS))
         method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
-        self._prepared = replace(
-            prepared, task=prepared.task.model_copy(update={"round": rules}), spec=spec, method=method
-        )
-        self._gradient, self._inference = gradient, inference
-        self._server = AggregatorStore(folder / "aggregator", durable=False)
-        self._store = DeviceStore(folder / "store.sqlite", device="trial", durable=False)
-        self._engine = RoundEngine(self._server, self._prepared)
-        self._server.add_device("trial", public_key=self._store.identity.public_key)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
-        self._server.close()
+        self._prepared = replace(prepared, task=task, spec=spec, method=method)
+        self._gradient, self._inference, self._store = gradient, inference, store
+        self._engine = RoundEngine(server, self._prepared)
+        server.add_device("trial", public_key=store.identity.public_key)
 
     def step_and_rest(self, batch_size: int) -> tuple[float, float]:
         """CPU seconds of one batch of this size, and of a device's round besides its batches."""
         epochs = self._prepared.method.config.local_epochs
         first_s = self._round(batch_size, _FEW)  # also warms caches, so it is not counted
         many = min(max(_MANY[0], int(_MANY_S * _FEW / first_s)), _MANY[1])
-        few_s, many_s = [], []
-        for _ in range(_REPETITIONS):
-            few_s.append(self._round(batch_size, _FEW))
-            many_s.append(self._round(batch_size, many))
-        step_s = max(0.0, min(many_s) - min(few_s)) / ((many - _FEW) * epochs)
-        return step_s, max(0.0, min(few_s) - _FEW * epochs * step_s)
+        seconds = [(self._round(batch_size, _FEW), self._round(batch_size, many)) for _ in range(_REPETITIONS)]
+        few_s, many_s = map(min, zip(*seconds, strict=True))
+        step_s = max(0.0, many_s - few_s) / ((many - _FEW) * epochs)
+        return step_s, max(0.0, few_s - _FEW * epochs * step_s)
 
     def _round(self, batch_size: int, batches: int) -> float:
         engine, spec = self._engine, self._prepared.spec
@@ -138,12 +137,6 @@ def _samples(prepared: PreparedTask, count: int) -> Samples:
     model, rng = prepared.spec.model, np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
     return Samples(images, rng.integers(0, len(model.class_names), count), model.mean, model.std)
-
-
-def _loaded(prepared: PreparedTask) -> tuple[GradientGraph, InferenceGraph]:
-    model, blobs = prepared.spec.model, prepared.blobs
-    inference = InferenceGraph(blobs[model.inference.digest], model.layout)
-    return GradientGraph(blobs[model.gradient.digest], model.layout), inference
 
 
 def _start_s() -> float:

@@ -8,8 +8,7 @@ without what TCP, TLS and radio put around them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,6 +40,8 @@ from hushfleet.wire.link.interface import publish_packet_bytes
 _TRIAL_VALUES = 1 << 16
 _KEY = Identity.from_bytes(bytes(range(32)))
 _EPOCH = 1 << 31  # unix seconds take as many bytes
+_TASK, _DIGEST = "x" * 32, bytes(32)
+_TOPICS = Topics("default")
 
 
 class UpdateSizes(NamedTuple):
@@ -55,7 +56,8 @@ class Download(NamedTuple):
     """What brings the global model to a device.
 
     :param differences: how many, one after the other; 0 for the whole model.
-    :param wire: packets of all chunks; :param stored: what is written into the device's store.
+    :param wire: packets of all chunks.
+    :param stored: what is written into the device's store.
     """
 
     differences: int
@@ -71,7 +73,8 @@ class Download(NamedTuple):
 class Sizes:
     """Bytes on the wire are of whole packets, bytes in a store of the content.
 
-    :param parameters: d; :param chunk_bytes: of the task.
+    :param parameters: d.
+    :param chunk_bytes: of the task.
     :param task_blobs: package and graphs, in the order in which a device fetches them.
     :param shared: how many values an update has after 0, 1, ... earlier ones; the last holds from then on.
     :param bits_per_value: of a coded value.
@@ -111,10 +114,13 @@ class Sizes:
     def update(self, participations: int, *, with_public: bool) -> UpdateSizes:
         """After that many earlier updates; with the device's public state where the aggregator lacks it."""
         key = (min(participations, len(self.shared) - 1), with_public)
-        known = self._updates.get(key)
-        if known is None:
-            known = self._updates[key] = self._update(*key)
-        return known
+        if key not in self._updates:
+            self._updates[key] = self._update(*key)
+        return self._updates[key]
+
+    @cached_property
+    def _updates(self) -> dict[tuple[int, bool], UpdateSizes]:
+        return {}
 
     def _update(self, participations: int, with_public: bool) -> UpdateSizes:
         shared = self.shared[participations]
@@ -123,23 +129,23 @@ class Sizes:
         blob = self.header_bytes + round(shared * self.bits_per_value / 8) + public
         # the update, the device's own parameters, and its mask
         stored = blob - public + 4 * self.parameters + self._public_bytes(after)
-        return UpdateSizes(blob, stored, self.offer + self.blob_wire_bytes(blob, down=False))
-
-    @cached_property
-    def _updates(self) -> dict[tuple[int, bool], UpdateSizes]:
-        return {}
+        return UpdateSizes(blob, stored, self.packet[Offer] + self.blob_wire_bytes(blob, down=False))
 
     def blob_wire_bytes(self, size: int, *, down: bool) -> int:
         """All packets of a blob in chunks, on a device's own topic or (down) on the blob's."""
         whole, rest = divmod(size, self.chunk_bytes)
-        per_chunk = FRAME_OVERHEAD + self.chunk_bytes
-        topic = self._blob_topic if down else self._chunk_topic
-        packets = whole * publish_packet_bytes(topic, per_chunk)
+        topic = _TOPICS.blob(_DIGEST) if down else _TOPICS.chunk(self._name)
+        packets = whole * publish_packet_bytes(topic, FRAME_OVERHEAD + self.chunk_bytes)
         return packets + (publish_packet_bytes(topic, FRAME_OVERHEAD + rest) if rest else 0)
 
     def plan_wire_bytes(self, cohort: int) -> int:
         """A round plan that names so many devices."""
-        return self._plan_fixed + cohort * self._plan_entry
+        fixed, entry = self._plan
+        return fixed + cohort * entry
+
+    @property
+    def _name(self) -> str:
+        return "d" * self.name_bytes
 
     def _public_bytes(self, shared: int) -> int:
         """A mask, packed: its entropy, but never more than a bit for each parameter."""
@@ -147,81 +153,47 @@ class Sizes:
         entropy = -(share * np.log2(share) + (1 - share) * np.log2(1 - share))
         return 16 + round(self.parameters * min(1.0, 1.05 * float(entropy)) / 8)
 
-    # messages, in whole packets
+    @cached_property
+    def packet(self) -> dict[type[Message], int]:
+        """Each kind of message, in a whole packet."""
+        name, size = self._name, self.model_bytes
+        up: list[Message] = [Want(_DIGEST, size, ()), Offer(_TASK, 1, _DIGEST, size), Ask(1, bytes(16))]
+        down: list[Message] = [
+            Ack(_TASK, 1, _DIGEST),
+            Known(_EPOCH, bytes(16), 1, True, _TASK, 1, "open", 1, _DIGEST),
+        ]
+        birth = Birth(name, 1, "training", "x" * 16, "1.0", _KEY.public_key, 1024)
+        return (
+            {type(message): _packet_bytes(_TOPICS.msg(name), message) for message in up}
+            | {type(message): _packet_bytes(_TOPICS.down(name), message) for message in down}
+            | {Birth: _packet_bytes(_TOPICS.state(name), birth)}
+        )
 
     @cached_property
-    def birth(self) -> int:
-        message = Birth(self._name, 1, "training", "x" * 16, "1.0", _KEY.public_key, 1024)
-        return self._packet(self._topics.state(self._name), message)
-
-    @cached_property
-    def want(self) -> int:
-        message = Want(bytes(32), self.model_bytes, ())
-        return self._packet(self._topics.msg(self._name), message)
-
-    @cached_property
-    def offer(self) -> int:
-        message = Offer("x" * 32, 1, bytes(32), self.model_bytes)
-        return self._packet(self._topics.msg(self._name), message)
-
-    @cached_property
-    def ack(self) -> int:
-        message = Ack("x" * 32, 1, bytes(32))
-        return self._packet(self._topics.down(self._name), message)
-
-    @cached_property
-    def ask(self) -> int:
-        return self._packet(self._topics.msg(self._name), Ask(1, bytes(16)))
-
-    @cached_property
-    def known(self) -> int:
-        message = Known(_EPOCH, bytes(16), 1, True, "x" * 32, 1, "open", 1, bytes(32))
-        return self._packet(self._topics.down(self._name), message)
-
-    @cached_property
-    def _plan_fixed(self) -> int:
-        return self._plan_packet(())
-
-    @cached_property
-    def _plan_entry(self) -> int:
+    def _plan(self) -> tuple[int, int]:
+        """Bytes of a plan without devices, and of each device in it."""
         names = [f"{index:0{self.name_bytes}d}" for index in range(10)]
-        return (self._plan_packet(names) - self._plan_fixed) // len(names)
-
-    def _plan_packet(self, names: Sequence[str]) -> int:
-        message = RoundPlan(
-            task="x" * 32,
+        plan = RoundPlan(
+            task=_TASK,
             round=1,
             rounds=100,
             phase="open",
-            global_digest=bytes(32),
+            global_digest=_DIGEST,
             global_bytes=self.model_bytes,
-            cohort=dict.fromkeys(names, bytes(16)),
+            cohort={},
             noise_split=1,
             deadline_s=600.0,
             # each further one that a cohort needs is 50 bytes more
-            differences=(DifferenceRef(bytes(8), bytes(32), self.difference_bytes),) * min(self.offered, 1),
+            differences=(DifferenceRef(bytes(8), _DIGEST, self.difference_bytes),) * min(self.offered, 1),
             epoch=_EPOCH,
         )
-        return self._packet(self._topics.round, message)
+        fixed = _packet_bytes(_TOPICS.round, plan)
+        whole = _packet_bytes(_TOPICS.round, replace(plan, cohort=dict.fromkeys(names, bytes(16))))
+        return fixed, (whole - fixed) // len(names)
 
-    def _packet(self, topic: str, message: Message) -> int:
-        return publish_packet_bytes(topic, len(encode_message(message, _KEY, federation=self._topics.federation)))
 
-    @property
-    def _name(self) -> str:
-        return "d" * self.name_bytes
-
-    @cached_property
-    def _topics(self) -> Topics:
-        return Topics("default")
-
-    @cached_property
-    def _blob_topic(self) -> str:
-        return self._topics.blob(bytes(32))
-
-    @cached_property
-    def _chunk_topic(self) -> str:
-        return self._topics.chunk(self._name)
+def _packet_bytes(topic: str, message: Message) -> int:
+    return publish_packet_bytes(topic, len(encode_message(message, _KEY, federation=_TOPICS.federation)))
 
 
 def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
@@ -258,10 +230,7 @@ def _bits_per_value(prepared: PreparedTask) -> float:
     wire = prepared.spec.wire
     if wire.codec != "quantized":
         return {"one-bit": 1.0, "float16": 16.0, "float32": 32.0}[wire.codec]
-    values = _trial_values(prepared)
-    step = wire.step if _noised(prepared) else wire.relative_step
-    coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=bytes(16))
-    return 8 * len(coded) / values.size
+    return _coded_bits(prepared, wire.step if _noised(prepared) else wire.relative_step, dither_key=bytes(16))
 
 
 def _difference_bytes(prepared: PreparedTask) -> int:
@@ -269,15 +238,21 @@ def _difference_bytes(prepared: PreparedTask) -> int:
     wire, layout = prepared.task.wire, prepared.spec.model.layout
     if wire.downlink == "full":
         return 0
-    values = _trial_values(prepared)
     step = wire.downlink_step if _noised(prepared) else wire.relative_step
-    coded = codec.encode_values(values, counts=[values.size], steps=[step], dither_key=None)
     layers = len(layout.layers)
     still = np.zeros(layers, np.float32)
     header = encode_difference(
         still, still, task=prepared.spec.task, round=1, counts=[1] * layers, steps=[step] * layers
     ).data
-    return len(header) + round(len(coded) * layout.size / values.size)
+    return len(header) + round(_coded_bits(prepared, step, dither_key=None) * layout.size / 8)
+
+
+def _coded_bits(prepared: PreparedTask, step: float, *, dither_key: bytes | None) -> float:
+    """Of a value of Gaussian noise with standard deviation 1."""
+    # A small network's share of the code table counts, so no more values than it has.
+    count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
+    values = np.random.default_rng(0).standard_normal(count).astype(np.float32)
+    return 8 * len(codec.encode_values(values, counts=[count], steps=[step], dither_key=dither_key)) / count
 
 
 def _noised(prepared: PreparedTask) -> bool:
@@ -285,15 +260,8 @@ def _noised(prepared: PreparedTask) -> bool:
     return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.parts.gaussian is not None
 
 
-def _trial_values(prepared: PreparedTask) -> np.ndarray:
-    """A small network's share of the code table counts, so no more values than it has."""
-    count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
-    return np.random.default_rng(0).standard_normal(count).astype(np.float32)
-
-
 def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
-    layers = len(prepared.spec.model.layout.layers)
-    form = prepared.spec.wire.codec
+    layers, form = len(prepared.spec.model.layout.layers), prepared.spec.wire.codec
     header = UpdateHeader(
         task=prepared.spec.task,
         round=1,

@@ -1,13 +1,12 @@
 """The fast engine: the same fleet without a network, without processes of its own per device.
 
-Devices are `Trainer` and the server is `RoundEngine`: method, codec, ledger
-and round are the field's own code. Only MQTT, and the waiting, are left out. With the same seed it ends in
-the same global model as the live engine.
+Devices are `Trainer` and the server is `RoundEngine`: method, codec, ledger and round are the field's own code. Only
+MQTT and the waiting are left out. With the same seed it ends in the same global model as the live engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog
@@ -16,8 +15,8 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
-from hushfleet.simulator.engines.fast.runtimes import AT_ONCE
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.runtimes import VMAP
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.jobs import train_at_once
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
@@ -27,7 +26,7 @@ ALL_SPENT = "every device has spent its privacy budget"
 
 def run_rounds(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     events: EventLog,
     *,
     runtime: str = "onnx",
@@ -51,15 +50,8 @@ def run_rounds(
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names)
             events.write("round_open", round=plan.round, cohort=sorted(plan.cohort))
-            for answer in train_cohort(
-                simulation,
-                workers,
-                plan,
-                plan.cohort,
-                runtime=runtime,
-                evaluate_every=evaluate_every,
-                evaluate_last=evaluate_last,
-            ):
+            evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
+            for answer in train_cohort(simulation, workers, plan, plan.cohort, runtime=runtime, evaluate=evaluate):
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
@@ -87,37 +79,52 @@ def all_have_spent(store: AggregatorStore, devices: Collection[str]) -> bool:
 
 def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
     """Hands an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
-    engine.store.add_device(answer.device, public_key=answer.public_key)
+    event, fields = hear(answer, engine, plan)
+    events.write(event, **fields)
+
+
+def hear(
+    answer: Answer,
+    engine: RoundEngine,
+    plan: RoundPlan,
+    *,
+    board: str = "",
+    with_public: Callable[[Answer], bytes] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """The aggregator takes an answer; gives the event for the log, and its fields.
+
+    :param with_public: the update with the device's public state, where the aggregator may lack that.
+    """
+    data = answer.update
+    engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
     if answer.refusal is not None:
-        events.write("decline", **hear_decline(answer, engine, plan))
-        return
-    verdict = engine.accept(answer.device, answer.update)
+        code, reason = answer.refusal
+        engine.decline(answer.device, code, reason, round=plan.round)
+        return "decline", {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
+    verdict = engine.accept(answer.device, data)
+    if verdict.code == "state-unknown" and with_public is not None:
+        data = with_public(answer)
+        verdict = engine.accept(answer.device, data)
     if not verdict.acknowledged:
         raise HushfleetError(
             f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
         )
-    fields = update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(answer.update))
-    events.write("update", **fields)
-
-
-def hear_decline(answer: Answer, engine: RoundEngine, plan: RoundPlan) -> dict[str, Any]:
-    """Tells the aggregator that a device declines; gives the fields of its `decline` event."""
-    code, reason = answer.refusal
-    engine.decline(answer.device, code, reason, round=plan.round)
-    return {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
+    return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(data))
 
 
 def train_cohort(
     simulation: Simulation,
-    workers: Crew,
+    workers: WorkerPool,
     plan: RoundPlan,
     devices: Collection[str],
     *,
     runtime: str = "onnx",
-    evaluate_every: int = 1,
-    evaluate_last: int = 1,
+    evaluate: bool = True,
 ) -> Iterator[Answer]:
-    """Trains `devices` of the plan's cohort; their answers come in the fleet's order."""
+    """Trains `devices` of the plan's cohort; their answers come in the fleet's order.
+
+    :param evaluate: whether the devices' own models are tested afterwards.
+    """
     jobs = [
         Job(
             path=simulation.folder.path,
@@ -126,13 +133,13 @@ def train_cohort(
             index=device.index,
             seed=simulation.seed,
             plan=plan,
-            evaluate=plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0,
+            evaluate=evaluate,
             epsilon_limit=device.epsilon_limit,
             preference=device.preference,
         )
         for device in simulation.fleet.devices
         if device.name in devices
     ]
-    if runtime == AT_ONCE:
+    if runtime == VMAP:
         return train_at_once(jobs, workers)
     return workers.map(train, jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +13,27 @@ from typing import NamedTuple
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.refusals import Declined, Refusal, refusal_of
-from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
-from hushfleet.simulator.engines.fast.job_files import JobFiles
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
-from hushfleet.simulator.engines.fast.worker_context import Bench, bench
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
+
+
+class JobFiles(NamedTuple):
+    """Which files of the run folder a job touches, so that it can be done where the folder is not.
+
+    :param inputs: are only read, and never change while the run goes on.
+    :param store: a SQLite file, read and changed; it may not exist yet. One job at a time has it.
+    :param log: lines are added at its end, and nothing of it is read.
+    """
+
+    inputs: tuple[Path, ...]
+    store: Path | None = None
+    log: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Job:
         device = folder.device(self.device)
         tests = (folder.common_test, device.local_test) if self.evaluate else ()
         inputs = (*folder.task_files, device.train, folder.global_model(self.plan.round - 1), *tests)
-        return JobFiles(inputs, (device.store,), (device.metrics,))
+        return JobFiles(inputs, device.store, device.metrics)
 
 
 @dataclass(frozen=True)
@@ -87,25 +99,22 @@ REFUSALS = (PrivacyError, Declined)
 
 def train(job: Job) -> Answer:
     """Trains and commits; a round that the device has committed before is answered as it was then."""
-    files = bench(job.path, job.runtime)
-    with device_of(job, files) as trainer:
-        try:
-            entry = trainer.run_round(job.plan, files.global_params(job.plan))
-        except REFUSALS as error:
-            return declined(job, trainer, error)
-        return Answer(job.device, trainer.store.identity.public_key, entry.data)
+    return _answer(job, lambda trainer, run: trainer.run_round(job.plan, run.global_params(job.plan)))
 
 
 def commit(done: TrainedJob) -> Answer:
     """The rest of a round: clip, noise, encode, store."""
-    job = done.job
-    files = bench(job.path, job.runtime)
-    with device_of(job, files) as trainer:
+    return _answer(done.job, lambda trainer, _: trainer.commit(done.job.plan, done.trained))
+
+
+def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answer:
+    run = loaded_run(job.path, job.runtime)
+    with device_of(job, run) as trainer:
         try:
-            entry = trainer.commit(job.plan, done.trained)
+            update = work(trainer, run).data
         except REFUSALS as error:
             return declined(job, trainer, error)
-        return Answer(job.device, trainer.store.identity.public_key, entry.data)
+        return Answer(job.device, trainer.store.identity.public_key, update)
 
 
 def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
@@ -113,32 +122,32 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
 
 
 @contextmanager
-def device_of(job: Job, files: Bench) -> Iterator[Trainer]:
+def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     """The device with its store open."""
     folder = RunFolder(job.path).device(job.device)
-    tests = (files.folder.common_test, folder.local_test) if job.evaluate else (None, None)
+    tests = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, *tests)
-    delta, accountant = files.spec.privacy.delta, files.spec.privacy.accountant
+    delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
     with DeviceStore(folder.store, device=job.device, durable=False) as store:
 
         def observe(trained: TrainedRound) -> None:
             spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
-            metrics.write(trained, files, epsilon_server=spent, train_s=time.monotonic() - began)
+            metrics.write(trained, run, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,
             store=store,
-            spec=files.spec,
-            gradient=files.gradient,
-            logits_of=files.inference,
-            samples=lambda: files.train(job.device),
+            spec=run.spec,
+            gradient=run.gradient,
+            logits_of=run.inference,
+            samples=lambda: run.train(job.device),
             randomness=SeededRandomness(job.seed, job.index),
             limits=LimitsSection(
                 epsilon_server=job.epsilon_limit,
                 delta=delta,
                 noise_preference=job.preference,
-                accounting=files.spec.privacy.accounting,  # simulated data have no owner
+                accounting=run.spec.privacy.accounting,  # simulated data have no owner
             ),
             observer=observe,
             make_optimizer=make_optimizer,

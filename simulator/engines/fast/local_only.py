@@ -18,10 +18,10 @@ from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
-from hushfleet.simulator.engines.fast.job_files import JobFiles
+from hushfleet.simulator.engines.fast.jobs import JobFiles
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
-from hushfleet.simulator.engines.fast.worker_context import bench
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
@@ -51,7 +51,7 @@ class _Job:
         return JobFiles((*folder.task_files, device.train, folder.common_test, device.local_test))
 
 
-def train_alone(simulation: Simulation, workers: Crew, *, runtime: str = "onnx") -> Iterator[Alone]:
+def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> Iterator[Alone]:
     """Trains every device alone; yields them in the fleet's order as they become ready."""
     path, initial = simulation.folder.path, simulation.prepared.initial
     return workers.map(
@@ -61,12 +61,11 @@ def train_alone(simulation: Simulation, workers: Crew, *, runtime: str = "onnx")
 
 
 def _train_one(job: _Job) -> Alone:
-    files = bench(job.path, job.runtime)
-    spec = files.spec
-    layout = spec.model.layout
+    run = loaded_run(job.path, job.runtime)
+    spec, layout = run.spec, run.spec.model.layout
     plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
     # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
-    alone = TaskMethod(Method(), files.method.config, plain, layout)
+    alone = TaskMethod(Method(), run.method.config, plain, layout)
     state, params = alone.init_state(), job.initial
     randomness = SeededRandomness(job.seed, job.index)
     for round in range(1, spec.rounds + 1):
@@ -74,10 +73,10 @@ def _train_one(job: _Job) -> Alone:
             alone,
             state,
             params,
-            files.gradient,
-            files.train(job.device),
+            run.gradient,
+            run.train(job.device),
             terms=RoundTerms(),
-            logits_of=files.inference,
+            logits_of=run.inference,
             inputs=Inputs(spec.model.dropout, spec.augment),
             rng=randomness.order(round),
             make_optimizer=make_optimizer,
@@ -85,6 +84,6 @@ def _train_one(job: _Job) -> Alone:
         params = trained.end
     return Alone(
         job.device,
-        evaluate(files.inference, params, files.common_test).accuracy,
-        evaluate(files.inference, params, files.local_test(job.device)).accuracy,
+        evaluate(run.inference, params, run.common_test).accuracy,
+        evaluate(run.inference, params, run.local_test(job.device)).accuracy,
     )

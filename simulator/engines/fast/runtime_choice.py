@@ -7,9 +7,8 @@ the devices' own graphs, whose results are the live engine's: the trial would co
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import numpy as np
 from hushfleet.methods.state import RoundTerms
 from hushfleet.models import get_model
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.simulator.engines.fast.job_files import JobFiles
-from hushfleet.simulator.engines.fast.runtimes import AT_ONCE, ON_DEVICES, RUNTIMES, make_optimizer, unavailable
-from hushfleet.simulator.engines.fast.worker_context import Bench
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.jobs import JobFiles
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, RUNTIMES, VMAP, make_optimizer, unavailable
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.jobs import cohort_trainer
 from hushfleet.simulator.engines.vmap.training import Member
 from hushfleet.simulator.run_folder import RunFolder, Simulation
@@ -37,7 +36,11 @@ _MOST_MEMBERS = 32
 
 @dataclass(frozen=True)
 class Trial:
-    """:param samples_per_s: training throughput of one core, by runtime; :param missing: why others were not tried."""
+    """What was chosen, and why.
+
+    :param samples_per_s: training throughput of one core, by runtime.
+    :param missing: why others were not tried.
+    """
 
     runtime: str
     samples_per_s: dict[str, float] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class _Job:
         return JobFiles((*folder.task_files, folder.device(self.device).train))
 
 
-def choose_runtime(simulation: Simulation, workers: Crew) -> Trial:
+def choose_runtime(simulation: Simulation, workers: WorkerPool) -> Trial:
     """The choice that this run was begun with, or a new one."""
     path = simulation.folder.trial
     if path.exists():
@@ -74,15 +77,15 @@ def choose_runtime(simulation: Simulation, workers: Crew) -> Trial:
     return trial
 
 
-def _choose(simulation: Simulation, workers: Crew) -> Trial:
+def _choose(simulation: Simulation, workers: WorkerPool) -> Trial:
     on_devices = _measure(simulation, workers, (ON_DEVICES,))
     expected_s = _samples_in_all(simulation) / on_devices[ON_DEVICES] / workers.count
     if expected_s < WORTH_A_TRIAL_S:
         return Trial(ON_DEVICES, on_devices)
     missing = {name: reason for name in RUNTIMES if (reason := unavailable(name, simulation.prepared.spec.model.name))}
-    one_by_one = tuple(name for name in RUNTIMES if name not in missing and name != AT_ONCE)
+    one_by_one = tuple(name for name in RUNTIMES if name not in missing and name != VMAP)
     rates = _measure(simulation, workers, one_by_one)
-    rates[AT_ONCE] = _rate_at_once(simulation) / workers.count
+    rates[VMAP] = _rate_of_vmap(simulation) / workers.count
     return Trial(max(rates, key=rates.__getitem__), rates, missing)
 
 
@@ -93,36 +96,34 @@ def _samples_in_all(simulation: Simulation) -> float:
     return rules.rounds * cohort_share * sum(samples_trained(len(device.train), config) for device in devices)
 
 
-def _measure(simulation: Simulation, workers: Crew, runtimes: tuple[str, ...]) -> dict[str, float]:
+def _measure(simulation: Simulation, workers: WorkerPool, runtimes: tuple[str, ...]) -> dict[str, float]:
     largest = max(simulation.fleet.devices, key=lambda device: len(device.train))
     (rates,) = workers.map(_measure_here, [_Job(simulation.folder.path, largest.name, runtimes)])
     return rates
 
 
-def _rate_at_once(simulation: Simulation) -> float:
+def _rate_of_vmap(simulation: Simulation) -> float:
     """Of the whole machine, samples a second: it has one process, and all cores or the accelerator to itself."""
-    files = Bench(simulation.folder.path, AT_ONCE)
-    spec, method = files.spec, simulation.prepared.method
+    run = LoadedRun(simulation.folder.path, VMAP)
+    spec, method = run.spec, simulation.prepared.method
     cohort = simulation.fleet.devices[: min(simulation.task.round.cohort_size or _MOST_MEMBERS, _MOST_MEMBERS)]
-    few = [files.train(d.name).take(slice(0, _BATCHES * method.config.batch_size)) for d in cohort]
+    few = [run.train(d.name).take(slice(0, _BATCHES * method.config.batch_size)) for d in cohort]
     trainer, start = cohort_trainer(simulation.folder.path), simulation.prepared.initial
 
-    def train() -> None:
+    def train() -> int:
         members = [Member(method.init_state(), samples, np.random.default_rng(0)) for samples in few]
         trainer.train(method, members, start, inputs=Inputs(spec.model.dropout, spec.augment))
+        return sum(samples_trained(len(each), method.config) for each in few)
 
-    train()
-    best_s = math.inf
-    for _ in range(_TURNS):
-        began = time.perf_counter()
-        train()
-        best_s = min(best_s, time.perf_counter() - began)
-    return sum(samples_trained(len(each), method.config) for each in few) / best_s
+    return _rates({VMAP: train})[VMAP]
 
 
 def _measure_here(job: _Job) -> dict[str, float]:
-    """Whole steps in turns, so that whatever else the machine does hits all alike; the best turn counts."""
-    steps = {runtime: _step(Bench(job.path, runtime), job.device) for runtime in job.runtimes}
+    return _rates({runtime: _step(LoadedRun(job.path, runtime), job.device) for runtime in job.runtimes})
+
+
+def _rates(steps: Mapping[str, Callable[[], int]]) -> dict[str, float]:
+    """Samples a second of each. In turns, so that whatever else the machine does hits all; the best turn counts."""
     for step in steps.values():
         step()  # loads, compiles, touches its memory
     rates = dict.fromkeys(steps, 0.0)
@@ -135,9 +136,9 @@ def _measure_here(job: _Job) -> dict[str, float]:
     return rates
 
 
-def _step(files: Bench, device: str) -> Callable[[], int]:
+def _step(run: LoadedRun, device: str) -> Callable[[], int]:
     """Local training on the first batches of a device; gives how many samples it took."""
-    spec, samples, method = files.spec, files.train(device), files.method
+    spec, samples, method = run.spec, run.train(device), run.method
     few = samples.take(slice(0, _BATCHES * method.config.batch_size))
     state, start = method.init_state(), get_model(spec.model.name, classes=len(spec.model.class_names)).init(0)
 
@@ -146,10 +147,10 @@ def _step(files: Bench, device: str) -> Callable[[], int]:
             method,
             state,
             start,
-            files.gradient,
+            run.gradient,
             few,
             terms=RoundTerms(),
-            logits_of=files.inference,
+            logits_of=run.inference,
             inputs=Inputs(spec.model.dropout, spec.augment),
             rng=np.random.default_rng(0),
             noise=SeededNoise(0, 0, 0),

@@ -21,8 +21,8 @@ from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
 
 ON_DEVICES = "onnx"
-AT_ONCE = "vmap"
-RUNTIMES = (ON_DEVICES, "native", "torch", AT_ONCE)
+VMAP = "vmap"
+RUNTIMES = (ON_DEVICES, "native", "torch", VMAP)
 
 
 def unavailable(runtime: str, model: str) -> str | None:
@@ -49,10 +49,8 @@ def make_gradient(
 
 def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
     """The quickest implementation here; all of them give the same bits."""
-    make = make_numpy_optimizer if _no_compiler() else native.make_native_optimizer
+    make = native.make_native_optimizer if _has_compiler() else make_numpy_optimizer
     return make(name, learning_rate, momentum)
 
 
-@cache
-def _no_compiler() -> bool:
-    return not native.native_available()
+_has_compiler = cache(native.native_available)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -18,9 +17,9 @@ import torch
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-# A process of its own with one thread for each core: threads of one process would fight over them. And glibc gives
-# freed megabytes back to the kernel at once, only to have them zeroed again for the next batch: keeping them is worth
-# up to a third of the time. glibc reads this when a process starts.
+# One process with one thread for each core: threads of one process would compete for them. And glibc gives freed
+# megabytes back to the kernel at once, which zeroes them again for the next batch: keeping them is worth up to a third
+# of the time. glibc reads this when a process starts.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -29,8 +28,8 @@ ENVIRONMENT = {
 }
 
 
-class Crew(Protocol):
-    """Those who do the work: processes of this machine, or of a cluster.
+class WorkerPool(Protocol):
+    """Processes that work on a list of items: of this machine (`Workers`) or of a cluster (`RayWorkers`).
 
     :param count: how many work at a time.
     """
@@ -40,8 +39,6 @@ class Crew(Protocol):
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
         """Outcomes in the order of the items, as they become ready."""
         ...
-
-    def close(self) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -66,33 +63,24 @@ class Workers:
             # Spawned, not forked: a fork of a process that has used OpenMP threads may hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin)
-        with _environment(ENVIRONMENT):  # processes start when work comes
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)  # a process is started when there is work for it, and inherits this
+        try:
             return self._pool.map(function, items)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 def _begin() -> None:

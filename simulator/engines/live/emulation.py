@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from hushfleet.errors import HushfleetError
 from hushfleet.firmware_profiles import Board
@@ -62,7 +61,7 @@ class Emulation:
 def emulation_of(board: Board, *, machine_speed: float) -> Emulation:
     """:param machine_speed: one core of this machine, in cores of `generic-x86`.
 
-    Profiles state no jitter, stalls or resets, so the link has none.
+    Profiles state no jitter and no stalls, so the link has none.
     """
     slowdown = machine_speed / float(board.relative_cpu_speed)
     return Emulation(
@@ -116,7 +115,7 @@ def shown(boards: Iterable[Board], *, machine_speed: float) -> list[str]:
 
 
 def means() -> list[str]:
-    """By what each property is emulated, and what this machine would offer besides."""
+    """By what each property is emulated."""
     memory = client_memory()
     limit = (
         f"memory: RLIMIT_AS, {memory.overhead_mib} MiB above the figure, which is what a client's address space takes "
@@ -128,29 +127,5 @@ def means() -> list[str]:
         "speed and storage: modelled, the client waits as long as the board would take; start-up and the network "
         "thread run at full speed",
         limit,
-        "network: a TCP proxy on loopback with the profile's rates and latency; profiles state no jitter, stalls or "
-        "resets",
-        f"needs root, not used: {_cgroups()}",
+        "network: a TCP proxy on loopback with the profile's rates and latency; profiles state no jitter and no stalls",
     ]
-
-
-def _cgroups() -> str:
-    found = []
-    for name in ("memory", "cpu"):
-        where = _cgroup_folder(name)
-        if where is None:
-            found.append(f"{name} cgroup (there is none)")
-        else:
-            found.append(f"{name} cgroup ({'writable' if os.access(where, os.W_OK) else 'not writable'} here)")
-    return ", ".join(found)
-
-
-def _cgroup_folder(controller: str, root: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Where groups with this controller can be made: version 1, or 2 with the controller switched on."""
-    try:
-        unified = controller in (root / "cgroup.subtree_control").read_text().split()
-    except OSError:
-        unified = False
-    if unified:
-        return root
-    return root / controller if (root / controller).is_dir() else None

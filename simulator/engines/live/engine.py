@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hushfleet.aggregator.broker.child import dies_with_parent
@@ -25,11 +26,12 @@ from hushfleet.aggregator.broker.process import Broker, BrokerKind, start_broker
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import Board, load_board
 from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown
+from hushfleet.simulator.engines.live.link_model import LinkConditions
 from hushfleet.simulator.engines.live.memory_limit import ARENAS, address_space_bytes, client_memory, limited
-from hushfleet.simulator.engines.live.network import EmulatedNetwork, LinkConditions
+from hushfleet.simulator.engines.live.network import EmulatedNetwork
 from hushfleet.simulator.engines.live.tls import AGGREGATOR, FleetTls
 from hushfleet.simulator.fleet import SimulatedDevice
-from hushfleet.simulator.run_folder import DeviceFolder, Simulation
+from hushfleet.simulator.run_folder import Simulation
 
 FEDERATION = "default"
 STOP_TIMEOUT_S = 10.0
@@ -46,7 +48,8 @@ class LiveFleet:
 
     :param broker_kind: `auto`, `mosquitto` or `amqtt`.
     :param restarts: how often a process that dies unexpectedly is started again, each.
-    :param client: what starts a client, before the name of its DEVICE.toml; likewise `aggregator`, before its options.
+    :param client: what starts a client, before the name of its DEVICE.toml.
+    :param aggregator: what starts the aggregator, before its options.
     :param emulate: each device behaves like its board.
     :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
     :param boards: of devices, instead of the profiles that the fleet names: for a fleet with an uplink behind it.
@@ -96,7 +99,7 @@ class LiveFleet:
             self._emulations = {n: emulation_of(board, machine_speed=speed) for n, board in self.boards.items()}
         self._ports: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._restarted: dict[str, int] = {}
+        self._restarted: Counter[str] = Counter()
 
     @contextmanager
     def running(self) -> Iterator[LiveFleet]:
@@ -106,13 +109,13 @@ class LiveFleet:
             with ExitStack() as stack:
                 self.broker = stack.enter_context(self._start_broker(folder))
                 if self._proxied:
-                    self._lay_cables(stack, self.broker)
+                    self._start_network(stack, self.broker)
                 self.start_aggregator()
                 for device in self.devices:
                     if device.name not in self.expected_down:
                         self.start_device(device.name)
+                stack.callback(self._stop_processes)  # before the broker
                 yield self
-                self._stop_processes()
         finally:
             self._stop_processes()
             self.broker = self.network = None
@@ -120,7 +123,7 @@ class LiveFleet:
     def _start_broker(self, folder: Path) -> Broker:
         return start_broker(self.broker_kind, data_dir=folder, tls=self._tls.broker if self._tls else None)
 
-    def _lay_cables(self, stack: ExitStack, broker: Broker) -> None:
+    def _start_network(self, stack: ExitStack, broker: Broker) -> None:
         self.network = stack.enter_context(EmulatedNetwork(broker.host, broker.port))
         for device in self.devices:
             emulation = self._emulations.get(device.name)
@@ -147,30 +150,20 @@ class LiveFleet:
 
     def start_aggregator(self) -> None:
         folder = self.simulation.folder
-        command = [
-            *self.aggregator,
-            str(folder.task),
-            "--broker",
-            self._broker_url,
-            "--out",
-            str(folder.aggregator),
-            "--identity",
-            str(self.identity),
-            "--run-id",
-            f"seed{self.simulation.seed}",
-            "--devices",
-            str(self._known_devices()),
-            "--resume",
-        ]
+        options = {
+            "broker": self._broker_url,
+            "out": folder.aggregator,
+            "identity": self.identity,
+            "run-id": f"seed{self.simulation.seed}",
+            "devices": self._known_devices(),
+        }
         if self.simulation.data_dir:
-            command += ["--data-dir", str(self.simulation.data_dir)]
+            options["data-dir"] = self.simulation.data_dir
         for key, path in (self._tls.files(AGGREGATOR) if self._tls else {}).items():
-            command += [f"--{key.replace('_', '-')}", path]
-        self._start(
-            "aggregator",
-            command,
-            folder.path / "aggregator.log",
-        )
+            options[key.replace("_", "-")] = path
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = [*self.aggregator, str(folder.task), "--resume", *words]
+        self._start("aggregator", command, folder.path / "aggregator.log")
 
     def _known_devices(self) -> Path:
         """The list of the fleet, as an operator would keep it; the aggregator pins the first key of each."""
@@ -183,29 +176,50 @@ class LiveFleet:
         config = files.path / "device.toml"
         config.write_text(self.device_config(name))
         command = [*self.client, str(config)]
-        memory_mib = self._memory_mib.get(name) or (
-            self._emulations[name].memory_mib if name in self._emulations else None
-        )
+        emulation = self._emulations.get(name)
+        memory_mib = self._memory_mib.get(name) or (emulation.memory_mib if emulation else 0)
         memory = client_memory() if memory_mib else None
-        if memory_mib is None or memory is None:
+        if memory is None:
             self._start(name, command, files.log)
         else:
             self._start(name, limited(command, address_space_bytes(memory_mib, memory)), files.log, **ARENAS)
 
     def device_config(self, name: str) -> str:
-        """The text of its DEVICE.toml."""
-        (device,) = [d for d in self.devices if d.name == name]
-        emulation = self._emulations.get(name)
-        scheme = "mqtts" if self._tls else "mqtt"
-        return device_toml(
-            device,
-            self.simulation.folder.device(name),
-            self.simulation,
-            broker_url=f"{scheme}://127.0.0.1:{self._ports[name]}" if self.network else self._broker_url,
-            slowdown=emulation.slowdown if emulation else 1.0,
-            write_mb_s=self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None),
-            memory_mib=self._memory_mib.get(name, 0),
-            tls=self._tls,
+        """The text of its DEVICE.toml.
+
+        Budget and preference are what the task gives simulated devices, and they take its accounting: simulated data
+        have no owner.
+        """
+        (device,) = [device for device in self.devices if device.name == name]
+        simulation, files, emulation = self.simulation, self.simulation.folder.device(name), self._emulations.get(name)
+        url, privacy = self._broker_url, simulation.prepared.spec.privacy
+        if self.network:
+            url = f"{'mqtts' if self._tls else 'mqtt'}://127.0.0.1:{self._ports[name]}"
+        write_mb_s = self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None)
+        sections: dict[str, dict[str, object]] = {
+            "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
+            "broker": {"url": url, **(self._tls.files(name) if self._tls else {})},
+            "data": {"kind": "arrays", "path": files.train},
+            "limits": {
+                "epsilon_server": device.epsilon_limit,
+                "delta": privacy.delta,
+                "memory_mib": self._memory_mib.get(name, 0),
+                "noise_preference": device.preference,
+                "accounting": privacy.accounting,
+            },
+            "simulation": {
+                "seed": simulation.seed,
+                "index": device.index,
+                "common_test": simulation.folder.common_test,
+                "local_test": files.local_test,
+                "metrics": files.metrics,
+                "reconnect_s": RECONNECT_S,
+                "slowdown": emulation.slowdown if emulation else 1.0,
+                **({"write_mb_s": write_mb_s} if write_mb_s else {}),
+            },
+        }
+        return "# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.\n" + (
+            "\n".join(f"[{name}]\n" + "".join(map(_toml, keys.items())) for name, keys in sections.items())
         )
 
     def kill(self, name: str) -> None:
@@ -225,12 +239,12 @@ class LiveFleet:
             self._processes[name].terminate()
 
     def cut(self, device: str) -> None:
-        """Pulls the device's network cable; its process lives on. Raises `BadInput` where there is no network."""
-        self._cabled.cut(device)
+        """Takes the device's network away; its process lives on. Raises `BadInput` where there is none to take."""
+        self._proxy.cut(device)
 
     def mend(self, device: str) -> None:
-        """Puts the cable back."""
-        self._cabled.mend(device)
+        """Gives the network back."""
+        self._proxy.mend(device)
 
     def start_again(self, name: str) -> None:
         """What was killed or has ended, or was absent; the broker comes back on its port, remembering nothing."""
@@ -260,14 +274,14 @@ class LiveFleet:
                 self._revive(name, f"ended with status {status}")
 
     def _revive(self, name: str, what: str) -> None:
-        if self._restarted.get(name, 0) >= self.restarts:
+        if self._restarted[name] >= self.restarts:
             log = self._log_of(name)
             if name in self._memory_mib:  # dying is what it was given so little memory for
                 _log.warning("%s %s again and is given up; see %s", name, what, log)
                 self.expected_down.add(name)
                 return
             raise HushfleetError(f"the process of {name} {what}; the end of {log}:\n{_tail(log)}")
-        self._restarted[name] = self._restarted.get(name, 0) + 1
+        self._restarted[name] += 1
         self.start_again(name)
 
     def wait(self) -> None:
@@ -286,9 +300,9 @@ class LiveFleet:
         return self.broker
 
     @property
-    def _cabled(self) -> EmulatedNetwork:
+    def _proxy(self) -> EmulatedNetwork:
         if self.network is None:
-            raise BadInput("the devices have no cables to cut: start the fleet with emulate or proxied")
+            raise BadInput("the devices have no network that can be cut: start the fleet with emulate or proxied")
         return self.network
 
     @property
@@ -318,63 +332,18 @@ class LiveFleet:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in running:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
-def device_toml(
-    device: SimulatedDevice,
-    files: DeviceFolder,
-    simulation: Simulation,
-    *,
-    broker_url: str,
-    slowdown: float = 1.0,
-    write_mb_s: float | None = None,
-    memory_mib: int = 0,
-    tls: FleetTls | None = None,
-) -> str:
-    """The DEVICE.toml of a simulated device. Budget and preference are what the task gives simulated devices, and
-    they take its accounting: simulated data have no owner.
-
-    :param slowdown: see `hushfleet.edge_client.board.config.SimulationSection`, likewise `write_mb_s`.
-    :param memory_mib: for training; 0: the board's share.
-    """
-    text = json.dumps  # a JSON string is a TOML string
-    certificates = "".join(f"{key} = {text(path)}\n" for key, path in (tls.files(device.name) if tls else {}).items())
-    slow_disk = "" if write_mb_s is None else f"write_mb_s = {write_mb_s!r}\n"
-    return f"""# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.
-[device]
-id = {text(device.name)}
-federation = {text(FEDERATION)}
-state_dir = {text(str(files.path.resolve()))}
-board = {text(device.board)}
-
-[broker]
-url = {text(broker_url)}
-{certificates}
-[data]
-kind = "arrays"
-path = {text(str(files.train.resolve()))}
-
-[limits]
-epsilon_server = {device.epsilon_limit!r}
-delta = {simulation.prepared.spec.privacy.delta!r}
-memory_mib = {memory_mib}
-noise_preference = {device.preference!r}
-accounting = {text(simulation.prepared.spec.privacy.accounting)}
-
-[simulation]
-seed = {simulation.seed}
-index = {device.index}
-common_test = {text(str(simulation.folder.common_test.resolve()))}
-local_test = {text(str(files.local_test.resolve()))}
-metrics = {text(str(files.metrics.resolve()))}
-reconnect_s = {RECONNECT_S}
-slowdown = {slowdown!r}
-{slow_disk}"""
+def _toml(item: tuple[str, object]) -> str:
+    key, value = item
+    if isinstance(value, Path):
+        value = str(value.resolve())
+    # A JSON string is a TOML string.
+    return f"{key} = {json.dumps(value) if isinstance(value, str) else repr(value)}\n"
 
 
 def _tail(log: Path) -> str:

@@ -21,7 +21,7 @@ DirectionName = Literal["up", "down"]
 BURST_S = 0.01
 
 _STREAM = 0x4C494E4B
-_STREAMS = ("up.jitter", "up.stalls", "down.jitter", "down.stalls", "resets")
+_STREAMS = ("up.jitter", "up.stalls", "down.jitter", "down.stalls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,6 @@ class LinkConditions:
     :param jitter_ms: each piece of data comes later by up to this much more.
     :param stall_every_s: mean seconds, in each direction, between stalls; inf: never.
     :param stall_s: mean length of a stall; each is half to one and a half times as long.
-    :param reset_every_s: mean seconds between resets, each of which breaks all connections of the device; inf: never.
     """
 
     down_mbit_s: float = math.inf
@@ -42,14 +41,11 @@ class LinkConditions:
     jitter_ms: float = 0.0
     stall_every_s: float = math.inf
     stall_s: float = 0.0
-    reset_every_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("down_mbit_s", "up_mbit_s", "stall_every_s", "reset_every_s"):
+        for name in ("down_mbit_s", "up_mbit_s", "stall_every_s"):
             if not getattr(self, name) > 0:
-                raise BadInput(
-                    f"{name} of a link must be positive (inf: no limit, or never), got {getattr(self, name)}"
-                )
+                raise BadInput(f"{name} of a link must be positive (inf: no limit), got {getattr(self, name)}")
         for name in ("latency_ms", "jitter_ms", "stall_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} of a link must be 0 or more, and finite, got {getattr(self, name)}")
@@ -89,17 +85,6 @@ def jitters(conditions: LinkConditions, direction: DirectionName, *, seed: int, 
     rng = _stream(f"{direction}.jitter", seed, device)
     while True:
         yield rng.uniform(0.0, conditions.jitter_ms) / 1000.0
-
-
-def resets(conditions: LinkConditions, *, seed: int, device: str) -> Iterator[float]:
-    """When the device's connections break, in seconds since the link was made; the same for the same arguments."""
-    if math.isinf(conditions.reset_every_s):
-        return
-    rng = _stream("resets", seed, device)
-    at_s = 0.0
-    while True:
-        at_s += rng.exponential(conditions.reset_every_s)
-        yield at_s
 
 
 class Direction:

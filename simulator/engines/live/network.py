@@ -13,12 +13,12 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.simulator.engines.live.link_model import Direction, LinkConditions, resets
+from hushfleet.simulator.engines.live.link_model import Direction, LinkConditions
 
 _HOST = "127.0.0.1"
 _SOCKET_BUFFER_BYTES = 1 << 16  # else the kernel takes megabytes from a sender that should be waiting
@@ -26,7 +26,7 @@ _PIECE_S = 0.01  # a piece of data is what the link sends in this time ...
 _PIECE_BYTES = (1460, 1 << 16)  # ... within these bounds
 _HOLD_S = 0.02
 _HELD_BYTES = 1 << 16
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 
 _log = logging.getLogger("hushfleet.simulator")
@@ -74,7 +74,7 @@ class EmulatedNetwork:
         return self._do(self._add(device, conditions, seed))
 
     def cut(self, device: str) -> None:
-        """Pulls the cable: no byte passes and nobody is told. Connections live on while both ends have patience."""
+        """No byte passes and nobody is told. Connections live on until one of their ends gives up."""
         self._do(_now(self._link(device).passes.clear))
 
     def mend(self, device: str) -> None:
@@ -84,10 +84,6 @@ class EmulatedNetwork:
     def reset(self, device: str) -> None:
         """Breaks all connections of the device at once, by RST to both ends."""
         self._do(self._link(device).reset())
-
-    def retarget(self, host: str, port: int) -> None:
-        """New connections go to another broker."""
-        self._target = (host, port)
 
     def traffic(self, device: str) -> Traffic:
         link = self._link(device)
@@ -102,7 +98,7 @@ class EmulatedNetwork:
         return self._links[device]
 
     async def _add(self, device: str, conditions: LinkConditions, seed: int) -> int:
-        link = _Link(device, conditions, seed=seed, target=lambda: self._target)
+        link = _Link(device, conditions, seed=seed, target=self._target)
         self._links[device] = link
         return link.port
 
@@ -114,15 +110,13 @@ class EmulatedNetwork:
         if not self._thread.is_alive():
             work.close()
             raise HushfleetError("the emulated network is not running; use it inside its `with` block")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
 
 
 class _Link:
     """One device's link. Everything in here runs in the loop's thread."""
 
-    def __init__(
-        self, device: str, conditions: LinkConditions, *, seed: int, target: Callable[[], tuple[str, int]]
-    ) -> None:
+    def __init__(self, device: str, conditions: LinkConditions, *, seed: int, target: tuple[str, int]) -> None:
         now = asyncio.get_running_loop().time()
         self.conditions = conditions
         self.up = Direction(conditions, "up", seed=seed, device=device, made_at=now)
@@ -136,15 +130,11 @@ class _Link:
         self._listener.listen(16)
         self.port: int = self._listener.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
-        self._tasks = [
-            asyncio.create_task(self._accept(), name=f"{device} accepts"),
-            asyncio.create_task(self._reset_at(resets(conditions, seed=seed, device=device), made_at=now)),
-        ]
+        self._accepting = asyncio.create_task(self._accept(), name=f"{device} accepts")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
         self._listener.close()
         await self.reset()
 
@@ -153,13 +143,6 @@ class _Link:
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
-
-    async def _reset_at(self, times: Iterator[float], *, made_at: float) -> None:
-        loop = asyncio.get_running_loop()
-        for at_s in times:
-            await asyncio.sleep(made_at + at_s - loop.time())
-            if self.passes.is_set():
-                await self.reset()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -176,7 +159,7 @@ class _Link:
 
     async def _serve(self, device: socket.socket) -> None:
         """One connection, until it ends or breaks. Ends that are not in order are RST to both sides."""
-        broker = socket.socket(socket.AF_INET6 if ":" in self._target()[0] else socket.AF_INET, socket.SOCK_STREAM)
+        broker = socket.socket(socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET, socket.SOCK_STREAM)
         loop = asyncio.get_running_loop()
         try:
             _prepare(device)
@@ -186,14 +169,14 @@ class _Link:
                 return
             # Loopback has answered the handshake at once; here is the round trip that it takes.
             await asyncio.sleep(2 * self.up.latency_s)
-            await loop.sock_connect(broker, self._target())
+            await loop.sock_connect(broker, self._target)
             async with asyncio.TaskGroup() as both:
                 both.create_task(_Pipe(device, broker, self.up, self.passes).run(early))
                 both.create_task(_Pipe(broker, device, self.down, self.passes).run(b""))
-        except* OSError:
-            _break_off(device, broker)
-        except* asyncio.CancelledError:
-            _break_off(device, broker)
+        except* (OSError, asyncio.CancelledError):
+            for sock in (device, broker):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         finally:
             device.close()
             broker.close()
@@ -277,9 +260,3 @@ def _prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _break_off(*sockets: socket.socket) -> None:
-    for sock in sockets:
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -2,13 +2,12 @@
 
 It learns of rounds as anybody can, from the run's event log, and writes what it does to `scenario.jsonl` in the run
 folder, so that a run can be explained afterwards: `{"at", "event": "scenario", "action", "target"}`, where `action`
-is one of `Kind`, or `not-played` with a `reason`. It works in the thread that waits for the
-fleet, since a process dies with the thread that started it.
+is one of `Kind`, or `not-played` with a `reason`. It works in the thread that waits for the fleet, since a process
+dies with the thread that started it.
 
 When the task is finished nothing more goes wrong: the server's processes and the networks are restored at once, so
-that all can say goodbye, and devices that are down stay so.
-
-A resumed run plays what belongs to the open round and to later ones; its seconds count anew.
+that all can say goodbye, and devices that are down stay so. A resumed run plays what belongs to the open round and to
+later ones; its seconds count anew.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Action, Playback, Schedule, Window
 
 _TICK_S = 0.1
-_BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
+_UNDONE_BY = {"kill": "start", "stop": "start", "cut": "mend"}
 
 
-class Director:
+class ScenarioPlayer:
     """Follows a schedule through one live run. Made before the fleet starts: it looks where the run stands.
 
     :param clock: monotonic seconds.
@@ -47,7 +46,7 @@ class Director:
         self._is_over = False
         self._down = set(self._playback.absent)
         self._cut: set[str] = set()
-        self._to_start: list[str] = []
+        self._to_start: list[str] = []  # they are still ending
 
     @property
     def absent(self) -> frozenset[str]:
@@ -64,7 +63,7 @@ class Director:
             f"; what belongs to earlier rounds is left out ({left_out} events)" if left_out else ""
         )
 
-    def direct(self, fleet: LiveFleet) -> None:
+    def play(self, fleet: LiveFleet) -> None:
         """Returns when the task is finished and the clients have ended. Raises as `LiveFleet.check` does."""
         while not fleet.finished:
             self.tick(fleet)
@@ -79,8 +78,8 @@ class Director:
         if self._began is None:
             self._began = now
             self._playback.round_opened(self._opened, 0.0)
-            self._note_what_came_back()
-            self._note_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
+            self._log_what_came_back()
+            self._log_unplayed(self._playback.left_out, f"the run was resumed in round {self._first_round}")
         now_s = now - self._began
         for event in self._events.read():
             if event.get("event") == "round_open":
@@ -100,7 +99,7 @@ class Director:
         """The task is finished: restores the networks, and writes down what of the scenario never happened."""
         self._is_over = True
         self._restore(fleet)
-        self._note_unplayed(self._playback.unplayed, "the run was over before")
+        self._log_unplayed(self._playback.unplayed, "the run was over before")
 
     def _do(self, fleet: LiveFleet, action: Action) -> None:
         _, kind, name = action
@@ -113,31 +112,25 @@ class Director:
         elif kind == "mend":
             self._mend(fleet, name)
         elif kind == "cut":
-            self._note(kind, name)
+            self._write(kind, name)
             self._cut.add(name)
             fleet.cut(name)
         else:
-            self._note(kind, name)
-            self._take_down(fleet, kind, name)
-
-    def _take_down(self, fleet: LiveFleet, kind: str, name: str) -> None:
-        if name in self._to_start:
-            self._to_start.remove(name)
-        self._down.add(name)
-        fleet.expected_down.add(name)
-        if kind == "kill":
-            fleet.kill(name)
-        else:
-            fleet.stop(name)
+            self._write(kind, name)
+            if name in self._to_start:
+                self._to_start.remove(name)
+            self._down.add(name)
+            fleet.expected_down.add(name)
+            (fleet.kill if kind == "kill" else fleet.stop)(name)
 
     def _start(self, fleet: LiveFleet, name: str) -> None:
-        self._note("start", name)
+        self._write("start", name)
         fleet.start_again(name)
         self._down.remove(name)
         fleet.expected_down.discard(name)
 
     def _mend(self, fleet: LiveFleet, name: str) -> None:
-        self._note("mend", name)
+        self._write("mend", name)
         fleet.mend(name)
         self._cut.remove(name)
 
@@ -148,27 +141,29 @@ class Director:
             if name in self._down:
                 self._start(fleet, name)
 
-    def _note_what_came_back(self) -> None:
+    # the log
+
+    def _log_what_came_back(self) -> None:
         """What was down or cut off when the run was interrupted is not so now, unless the scenario keeps it down."""
         missing: dict[tuple[str, str], None] = {}
         for event in read_events(self._log)[0]:
             action, target = event["action"], event["target"]
-            if action in _BROUGHT_BACK_BY:
-                missing[target, _BROUGHT_BACK_BY[action]] = None
+            if action in _UNDONE_BY:
+                missing[target, _UNDONE_BY[action]] = None
             else:
                 missing.pop((target, action), None)
         for target, action in missing:
             if action == "mend" or target not in self._down:
-                self._note(action, target)
+                self._write(action, target)
 
-    def _note_unplayed(self, windows: Iterable[Window], reason: str) -> None:
+    def _log_unplayed(self, windows: Iterable[Window], reason: str) -> None:
         for window in windows:
             moment: dict[str, Any] = {"at_s": window.ends_s if window.begins_s is None else window.begins_s}
             if window.at_round:
                 moment["at_round"] = window.at_round
-            self._note("not-played", window.target, **moment, reason=reason)
+            self._write("not-played", window.target, **moment, reason=reason)
 
-    def _note(self, action: str, target: str, **more: Any) -> None:
+    def _write(self, action: str, target: str, **more: Any) -> None:
         with EventLog(self._log) as log:
             log.write("scenario", action=action, target=target, **more)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hushfleet.aggregator.broker.process import BrokerTls
+from hushfleet.aggregator.broker.config import BrokerTls
 
 AGGREGATOR = "aggregator"
 

@@ -15,13 +15,13 @@ import torch
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
-from hushfleet.simulator.engines.fast.worker_context import bench
-from hushfleet.simulator.engines.fast.workers import Crew
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
 from hushfleet.training.draws import Inputs
 
 
-def train_at_once(jobs: Sequence[Job], workers: Crew) -> Iterator[Answer]:
+def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[Answer]:
     """Trains and commits like `hushfleet.simulator.engines.fast.jobs.train`; answers in the order of the jobs."""
     before: Iterator[Answer] = iter(())
     first = 0
@@ -37,16 +37,16 @@ def train_at_once(jobs: Sequence[Job], workers: Crew) -> Iterator[Answer]:
 @lru_cache(maxsize=2)
 def cohort_trainer(path: Path) -> CohortTrainer:
     """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
-    files = bench(path, "onnx")
+    files = loaded_run(path, "onnx")
     model = get_model(files.spec.model.name, classes=len(files.spec.model.class_names))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
 
 
 def _group_size(job: Job) -> int:
-    files = bench(job.path, job.runtime)
-    spec, method = files.spec, files.method
-    member = Member(method.init_state(), files.train(job.device), np.random.default_rng(0))
+    run = loaded_run(job.path, job.runtime)
+    spec, method = run.spec, run.method
+    member = Member(method.init_state(), run.train(job.device), np.random.default_rng(0))
     return cohort_trainer(job.path).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
@@ -55,7 +55,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
     known: dict[str, Answer] = {}
     jobs: list[Job] = []
     members: list[Member] = []
-    files = bench(group[0].path, group[0].runtime)
+    files = loaded_run(group[0].path, group[0].runtime)
     for job in group:
         with device_of(job, files) as trainer:
             stored = trainer.store.outbox(job.plan.task, job.plan.round)
@@ -89,7 +89,7 @@ def _one_by_one(
 ) -> tuple[dict[str, Answer], list[TrainedJob]]:
     """After a refusal in the middle of a training: begun anew by each alone, so that who must declines for itself."""
     if len(jobs) == 1:
-        with device_of(jobs[0], bench(jobs[0].path, jobs[0].runtime)) as trainer:
+        with device_of(jobs[0], loaded_run(jobs[0].path, jobs[0].runtime)) as trainer:
             return {**known, jobs[0].device: declined(jobs[0], trainer, error)}, []
     trained: list[TrainedJob] = []
     for job in jobs:

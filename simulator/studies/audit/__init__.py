@@ -7,7 +7,9 @@ ledger says, the code does not do what is charged for.
 bounds    from counts of errors to epsilon; nothing here knows a mechanism
 claims    what a charge says about every delta, and what noise a measured point allows at most
 canary    the worst case that is inserted: an update, or records' gradients
+subject   the device that is audited
 device    the game for a device's whole update
 record    the games for one record, where each gradient is noised
 finding   scores of a game against the claim
+games     those that fit a task
 """

@@ -11,14 +11,12 @@ than about log(n / 4). That is why claims of 1 to 3 can be measured, and claims 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+from scipy import optimize, special
 
-_BISECTIONS = 50
-_NORMAL = NormalDist()
+_LARGEST_EPSILON = 700.0
 
 
 class ErrorRates(NamedTuple):
@@ -35,32 +33,19 @@ def rate_at_most(errors: int, trials: int, *, risk: float) -> float:
     """
     if not 0 <= errors <= trials or trials < 1 or not 0 < risk < 1:
         raise ValueError(f"{errors} errors in {trials} trials at risk {risk}")
-    if errors == trials:
-        return 1.0
-    low, high = errors / trials, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if _log_at_most(errors, trials, middle) > math.log(risk):
-            low = middle
-        else:
-            high = middle
-    return high
+    return 1.0 if errors == trials else float(special.betaincinv(errors + 1, trials - errors, 1 - risk))
 
 
 def epsilon_at_least(rates: ErrorRates, delta: float) -> float:
     """What any mechanism with errors below `rates` has at `delta`; 0 where nothing is shown."""
-    ratios = [
-        (1 - delta - kept) / given
-        for given, kept in (rates, (rates.false_negative, rates.false_positive))
-    ]
+    ratios = [(1 - delta - kept) / given for given, kept in (rates, (rates.false_negative, rates.false_positive))]
     return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0), 0.0)
 
 
 def separation_at_least(rates: ErrorRates) -> float:
     """mu of Gaussian differential privacy (Dong, Roth and Su 2022): how many standard deviations lie between two
     normal distributions that can be told apart with such errors, at least. Negative where nothing is shown."""
-    limits = [min(max(rate, 1e-300), 1 - 1e-16) for rate in rates]
-    return -sum(_NORMAL.inv_cdf(rate) for rate in limits)
+    return -sum(float(special.ndtri(min(max(rate, 1e-300), 1 - 1e-16))) for rate in rates)
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, *, delta: float, risk: float) -> float:
@@ -72,18 +57,12 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, *, delta: float, 
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(f"{correct} correct of {guesses} guesses at {canaries} canaries")
 
-    def rejected(epsilon: float) -> bool:
-        return _one_run_p_value(canaries, guesses, correct, epsilon, delta) < risk
+    def excess(epsilon: float) -> float:
+        return _one_run_p_value(canaries, guesses, correct, epsilon, delta) - risk
 
-    if guesses == 0 or not rejected(0.0):
+    if guesses == 0 or excess(0.0) >= 0:
         return 0.0
-    low, high = 0.0, 1.0
-    while rejected(high):
-        low, high = high, 2 * high
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    return low
+    return float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-12))
 
 
 def _one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -92,33 +71,11 @@ def _one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, 
     beta = P[B >= v] and alpha = max over i of P[v > B >= v - i] / i, with B binomial of `guesses` and the accuracy
     e^epsilon / (1 + e^epsilon) that randomised response has.
     """
-    accuracy = 1 / (1 + math.exp(-epsilon))
-    mass = np.exp(_log_masses(guesses, accuracy))
-    beta = float(mass[correct:].sum())
     if correct == 0:
         return 1.0
+    accuracy, hits = 1 / (1 + math.exp(-epsilon)), np.arange(guesses + 1)
+    choices = special.gammaln(guesses + 1) - special.gammaln(hits + 1) - special.gammaln(guesses - hits + 1)
+    mass = np.exp(choices + special.xlogy(hits, accuracy) + special.xlog1py(guesses - hits, -accuracy))
     below = np.cumsum(mass[:correct][::-1])
     alpha = float((below / np.arange(1, correct + 1)).max())
-    return min(1.0, beta + 2 * canaries * delta * alpha)
-
-
-def _log_at_most(errors: int, trials: int, rate: float) -> float:
-    if rate >= 1:
-        return -math.inf
-    logs = _log_masses(trials, rate)[: errors + 1]
-    largest = float(logs.max())
-    return largest + math.log(float(np.exp(logs - largest).sum()))
-
-
-def _log_masses(trials: int, rate: float) -> np.ndarray:
-    """log P[B = k] for k = 0 ... trials, float64."""
-    if rate >= 1 - 1e-16:
-        return np.where(np.arange(trials + 1) == trials, 0.0, -np.inf)
-    hits = np.arange(trials + 1)
-    return _log_binomials(trials) + hits * math.log(max(rate, 1e-300)) + (trials - hits) * math.log1p(-rate)
-
-
-@lru_cache(maxsize=64)
-def _log_binomials(trials: int) -> np.ndarray:
-    factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
-    return factorials[-1] - factorials - factorials[::-1]
+    return min(1.0, float(mass[correct:].sum()) + 2 * canaries * delta * alpha)

@@ -10,16 +10,16 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import optimize
 
 from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.simulator.studies.audit.bounds import ErrorRates, epsilon_at_least, separation_at_least
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4)
-_BISECTIONS = 6
 _ROUNDING = 1 - 1e-9
-_STRIDE = 1.3  # between two noise multipliers that are looked at first
 _MOST = 8.0  # times the noise that is charged: beyond it a measurement shows next to nothing
+_STEP, _PRECISION = 0.3, 0.005  # of the logarithm of a sampled mechanism's noise
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,17 @@ class Claim:
     """
 
     charge: Charge
-    rounds: int
+    rounds: int = 1
     accountant: Accountant = "exact"
+
+    @property
+    def is_made(self) -> bool:
+        """Whether an epsilon is claimed at all: nothing leaves without noise."""
+        return self.charge.mechanism != "none" and not self.charge.raw
 
     def epsilon(self, delta: float) -> float:
         """Against whoever sees the device's own updates; inf where something leaves without noise."""
-        if self.charge.mechanism == "none" or self.charge.raw:
+        if not self.is_made:
             return math.inf
         charge = self.charge
         steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * self.rounds)]
@@ -49,18 +54,22 @@ class Claim:
     def over(self, rounds: int) -> Claim:
         return replace(self, rounds=rounds)
 
+    def with_noise(self, multiplier: float) -> Claim:
+        """A mechanism of this form with other noise, and what it really costs."""
+        charge = replace(self.charge, mechanism="gaussian", noise_multiplier=multiplier, raw=())
+        return replace(self, charge=charge, accountant="exact")
+
     def refuted_at(self, rates: ErrorRates, delta: float) -> float | None:
         """A delta at which errors below `rates` contradict the claim, `delta` or one of `DELTAS`; None without one."""
-        charge = self.charge
-        if charge.mechanism == "none" or charge.raw:
+        if not self.is_made:
             return None
         excess = {each: self._excess(rates, each) for each in (delta, *self._worth_a_look(rates))}
-        most = max(excess, key=excess.get)
+        most = max(excess, key=excess.__getitem__)
         if excess[most] > 0:
             return most
         # The Gaussian curve itself, between the deltas that were looked at.
-        below = charge.sample_rate == 1 and self.multiplier_at_most(rates) < charge.noise_multiplier * _ROUNDING
-        return most if below else None
+        charged = self.charge.noise_multiplier * _ROUNDING
+        return most if self.charge.sample_rate == 1 and self.multiplier_at_most(rates) < charged else None
 
     def multiplier_at_most(self, rates: ErrorRates) -> float:
         """The most noise that a mechanism of the claimed form can have had, with errors below `rates`.
@@ -77,26 +86,15 @@ class Claim:
             return math.inf
         delta = max(deltas, key=lambda each: self._excess(rates, each))
 
-        def refuted(multiplier: float) -> bool:
-            return self.with_noise(multiplier)._excess(rates, delta) > 0
+        def excess(log_times: float) -> float:
+            return self.with_noise(charge.noise_multiplier * math.exp(log_times))._excess(rates, delta)
 
-        kept = charge.noise_multiplier
-        while refuted(kept):
-            kept /= _STRIDE
-        while not refuted(kept * _STRIDE):
-            kept *= _STRIDE
-            if kept > _MOST * charge.noise_multiplier:
-                return math.inf
-        refuted_from = kept * _STRIDE
-        for _ in range(_BISECTIONS):
-            middle = math.sqrt(kept * refuted_from)
-            kept, refuted_from = (kept, middle) if refuted(middle) else (middle, refuted_from)
-        return refuted_from
-
-    def with_noise(self, multiplier: float) -> Claim:
-        """The same form with another noise multiplier, and nothing raw."""
-        charge = replace(self.of_noised_values.charge, mechanism="gaussian", noise_multiplier=multiplier)
-        return replace(self, charge=charge, accountant="exact")
+        low, high = 0.0, math.log(_MOST)
+        while excess(low) > 0:  # by steps: the accountant is slow where there is next to no noise
+            low, high = low - _STEP, low
+        if excess(high) <= 0:
+            return math.inf
+        return charge.noise_multiplier * math.exp(optimize.brentq(excess, low, high, xtol=_PRECISION) + _PRECISION)
 
     def curve(self, false_positives: np.ndarray) -> np.ndarray:
         """The least false negative rate that the claim leaves at each false positive rate."""

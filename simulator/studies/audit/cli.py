@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,16 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.errors import BadInput
+from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.audit.finding import Finding
-from hushfleet.simulator.studies.audit.games import (
-    Effort,
-    device_findings,
-    one_run_finding,
-    record_findings,
-    subject_of,
-)
-from hushfleet.simulator.studies.audit.show import plot, print_findings, to_json
+from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
+from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
 
 VIOLATED = 1
 
@@ -34,8 +27,8 @@ class UnitName(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def audit(
+    @app.command("audit")
+    def audit_command(
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to audit; see `tasks/`.")],
         unit: Annotated[UnitName | None, typer.Option(help="Instead of privacy.unit.")] = None,
         trials: Annotated[int, typer.Option(min=60, max=10_000_000, help="Rounds, or canaries, in each world.")] = 1000,
@@ -45,7 +38,7 @@ def register(app: typer.Typer) -> None:
         one_run: Annotated[bool, typer.Option(help="Unit record: also many canaries in one training on real images.")] = True,
         data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
         settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.noise_multiplier=1.5.")] = None,
-        out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.png, the trade-off curve.")] = None,
+        out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False,
     ) -> None:  # fmt: skip
         """Measure a lower bound on epsilon, beside the one that the ledger claims.
@@ -68,21 +61,22 @@ def register(app: typer.Typer) -> None:
         """
         console = Console(stderr=as_json)
         overrides = [*(settings or []), *([] if unit is None else [f"privacy.unit={unit.value}"])]
-        task = load_task(task_file, overrides)
+        task = load_task(task_file, tuple(overrides))
         with console.status("loading data, exporting and checking the model's graphs"):
             prepared = prepare(task, data_dir=data_dir, run_id="audit")
         effort = Effort(trials, seconds)
-        findings = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
+        found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
         title = f"{task.method.name} on {task.data.name}, {task.privacy.accounting}"
-        text = to_json(task.name, task.method.name, task.privacy.accounting, findings)
+        text = to_json(task.name, task.method.name, task.privacy.accounting, found)
         if as_json:
             print(text)
         else:
-            print_findings(console, title, findings)
+            print_findings(console, title, found)
         if out is not None:
-            _write(out, text, title, findings)
-            console.print(f"figures  {out / 'audit.json'}\nplot     {out / 'audit.png'}", highlight=False)
-        if any(each.verdict == "VIOLATED" for each in findings):
+            write_whole(out / "audit.json", text + "\n")
+            write_whole(out / "audit.html", render_page(title, found))
+            console.print(f"figures  {out / 'audit.json'}\npage     {out / 'audit.html'}", highlight=False)
+        if any(each.verdict == "VIOLATED" for each in found):
             raise typer.Exit(VIOLATED)
 
 
@@ -90,33 +84,17 @@ def _played(
     prepared: PreparedTask, effort: Effort, console: Console, *, seed: int, field_noise: bool, with_run: bool
 ) -> Iterator[Finding]:
     subject = subject_of(prepared, seed=seed, field_noise=field_noise)
-    record = prepared.spec.privacy.unit == "record"
-    with _bar(console, "trials", effort.trials) as shown:
-        yield from (record_findings if record else device_findings)(subject, effort, shown)
-    if record and with_run:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("trials", total=effort.trials)
+
+        def show(done: int) -> bool:
+            progress.update(bar, completed=min(done, effort.trials))
+            return True
+
+        yield from findings(subject, effort, show)
+    if prepared.spec.privacy.unit == "record" and with_run:
         with console.status("one run with many canaries, on real images"):
             found = one_run_finding(prepared, subject, effort)
         if found is not None:
             yield found
-
-
-@contextmanager
-def _bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], bool]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(what, total=total)
-
-        def shown(done: int) -> bool:
-            progress.update(bar, completed=min(done, total))
-            return True
-
-        yield shown
-
-
-def _write(out: Path, text: str, title: str, findings: list[Finding]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "audit.json").write_text(text + "\n", "utf-8")
-        plot(out / "audit.png", title, findings)
-    except OSError as error:
-        raise BadInput(f"--out {out}: {error}") from error

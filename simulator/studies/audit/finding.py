@@ -23,8 +23,8 @@ from hushfleet.simulator.studies.audit.bounds import (
     separation_at_least,
 )
 from hushfleet.simulator.studies.audit.claims import Claim
-from hushfleet.simulator.studies.audit.device import Scores
 from hushfleet.simulator.studies.audit.record import OneRun
+from hushfleet.simulator.studies.audit.subject import Scores
 
 CONFIDENCE = 0.95
 _TUNING_SHARE = 0.2
@@ -32,7 +32,7 @@ _LEAST_TUNING = 12
 _CANDIDATES = 60
 _GUESSES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
-Verdict = Literal["holds", "VIOLATED", "no claim"]
+FindingVerdict = Literal["holds", "VIOLATED", "no claim"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,6 @@ class Finding:
     :param scores: of the trials that are counted.
     """
 
-    unit: str
     adversary: str
     game: str
     trials: int
@@ -64,7 +63,11 @@ class Finding:
     confidence: float = CONFIDENCE
 
     @property
-    def verdict(self) -> Verdict:
+    def unit(self) -> str:
+        return self.claim.charge.unit
+
+    @property
+    def verdict(self) -> FindingVerdict:
         if self.refuted_at is not None:
             return "VIOLATED"
         return "no claim" if math.isinf(self.claimed) else "holds"
@@ -75,7 +78,11 @@ class Finding:
 
     @cached_property
     def claimed(self) -> float:
-        return self._all_rounds(self.claim).epsilon(self.delta)
+        return self.claim.over(self.rounds).epsilon(self.delta)
+
+    @property
+    def noise_claimed(self) -> float:
+        return self.claim.charge.noise_multiplier
 
     @cached_property
     def noise_measured(self) -> float | None:
@@ -91,79 +98,61 @@ class Finding:
     @property
     def measured_round_of_form(self) -> float | None:
         """The same, where the mechanism has the form that is charged and as much noise as the errors allow."""
-        return self._of_form(self.claim) if self.points else None
+        return self._of_form(1) if self.points else None
 
     @property
     def measured(self) -> float:
         """Lower bound for `rounds` rounds: of that form, but for the one-run game, which assumes nothing."""
-        return self._of_form(self._all_rounds(self.claim)) if self.points else self.proven
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an unbounded number is None."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        unbounded = (name for name, value in plain.items() if isinstance(value, float) and math.isinf(value))
-        return {**plain, **dict.fromkeys(unbounded)}
-
-    @property
-    def noise_claimed(self) -> float:
-        return self.claim.charge.noise_multiplier
+        return self._of_form(self.rounds)
 
     @property
     def raw(self) -> list[str]:
         """What leaves without noise, in words."""
         return list(self.claim.charge.raw)
 
-    def _all_rounds(self, claim: Claim) -> Claim:
-        return claim.over(self.rounds)
-
-    def _of_form(self, claim: Claim) -> float:
+    def _of_form(self, rounds: int) -> float:
         noise = self.noise_measured
-        if math.isinf(noise) or claim.charge.mechanism == "none":
+        if noise is None or math.isinf(noise) or self.claim.charge.mechanism == "none":
             return self.proven
-        return max(self.proven, claim.with_noise(noise).epsilon(self.delta))
+        return max(self.proven, self.claim.over(rounds).with_noise(noise).epsilon(self.delta))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an unbounded number is None."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {name: None if value == math.inf else value for name, value in plain.items()}
 
 
 _PLAIN = (
-    "unit",
-    "adversary",
-    "game",
-    "trials",
-    "confidence",
-    "delta",
-    "rounds",
-    "claimed_round",
-    "claimed",
-    "measured_round",
-    "measured_round_of_form",
-    "measured",
-    "noise_claimed",
-    "noise_measured",
-    "refuted_at",
-    "raw",
-    "verdict",
+    *("unit", "adversary", "game", "trials", "confidence", "delta", "rounds", "claimed_round", "claimed"),
+    *("measured_round", "measured_round_of_form", "measured", "noise_claimed", "noise_measured"),
+    *("refuted_at", "raw", "verdict"),
 )
 
 
-def two_worlds(
-    scores: Scores, claim: Claim, *, rounds: int, delta: float, unit: str, adversary: str, game: str
-) -> Finding:
-    """:param claim: of one round, which is what one trial played."""
+def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adversary: str, game: str) -> Finding:
+    """What the scores of the game of two worlds show of a claim, which is of one round: what one trial played."""
     risk = (1 - CONFIDENCE) / 4
     tuning = max(_LEAST_TUNING, round(_TUNING_SHARE * len(scores.inside)))
     tuned, tested = (Scores(*(each[part] for each in scores)) for part in (slice(tuning), slice(tuning, None)))
-    points = tuple(_rates(tested, threshold, risk) for threshold in _thresholds(tuned, len(tested.inside), delta, risk))
-    refuted = [found for point in points if (found := claim.refuted_at(point, delta)) is not None]
+    trials = len(tested.inside)
+    points = tuple(
+        ErrorRates(
+            rate_at_most(int((tested.outside > threshold).sum()), trials, risk=risk),
+            rate_at_most(int((tested.inside <= threshold).sum()), trials, risk=risk),
+        )
+        for threshold in _thresholds(tuned, trials, delta, risk)
+    )
+    refuted = (claim.refuted_at(point, delta) for point in points)
     return Finding(
-        unit=unit,
         adversary=adversary,
         game=game,
-        trials=len(tested.inside),
+        trials=trials,
         delta=delta,
         rounds=rounds,
         claim=claim,
         points=points,
         proven=max(epsilon_at_least(point, delta) for point in points),
-        refuted_at=refuted[0] if refuted else None,
+        refuted_at=next((found for found in refuted if found is not None), None),
         scores=tested,
     )
 
@@ -171,19 +160,16 @@ def two_worlds(
 def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
     """The best of a few numbers of guesses, each at its share of the risk."""
     risk = (1 - CONFIDENCE) / len(_GUESSES)
-    order = np.argsort(-run.scores, kind="stable")
-    correct = run.included[order]
-    bounds = []
+    included = run.included[np.argsort(-run.scores, kind="stable")]
+    canaries, measured = len(included), 0.0
     for share in _GUESSES:
-        half = max(1, int(share * len(order) / 2))
-        right = int(correct[:half].sum() + (~correct[-half:]).sum())
-        bounds.append(one_run_epsilon(len(order), 2 * half, right, delta=delta, risk=risk))
-    measured = max(bounds)
+        half = max(1, int(share * canaries / 2))
+        right = int(included[:half].sum() + (~included[-half:]).sum())
+        measured = max(measured, one_run_epsilon(canaries, 2 * half, right, delta=delta, risk=risk))
     return Finding(
-        unit="record",
         adversary=adversary,
         game=game,
-        trials=len(order),
+        trials=canaries,
         delta=delta,
         rounds=run.rounds,
         claim=claim,
@@ -193,29 +179,17 @@ def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: st
     )
 
 
-def _rates(scores: Scores, threshold: float, risk: float) -> ErrorRates:
-    trials = len(scores.inside)
-    false_positives = int((scores.outside > threshold).sum())
-    false_negatives = int((scores.inside <= threshold).sum())
-    return ErrorRates(
-        rate_at_most(false_positives, trials, risk=risk), rate_at_most(false_negatives, trials, risk=risk)
-    )
-
-
 def _thresholds(scores: Scores, trials: int, delta: float, risk: float) -> tuple[float, float]:
     """By normal distributions with the scores' means and variances: for the separation, and for epsilon at `delta`."""
     inside, outside = (NormalDist(float(s.mean()), max(float(s.std()), 1e-9)) for s in (scores.inside, scores.outside))
     low, high = sorted((outside.mean - 4 * outside.stdev, inside.mean + 4 * inside.stdev))
-    best: dict[str, tuple[float, float]] = {}
-    for threshold in np.linspace(low, high, _CANDIDATES):
-        expected = ErrorRates(
-            rate_at_most(round((1 - outside.cdf(threshold)) * trials), trials, risk=risk),
-            rate_at_most(round(inside.cdf(threshold) * trials), trials, risk=risk),
-        )
-        for name, value in (
-            ("separation", separation_at_least(expected)),
-            ("epsilon", epsilon_at_least(expected, delta)),
-        ):
-            if name not in best or value > best[name][0]:
-                best[name] = (value, float(threshold))
-    return best["separation"][1], best["epsilon"][1]
+
+    def expected(threshold: float) -> ErrorRates:
+        wrong = (1 - outside.cdf(threshold), inside.cdf(threshold))
+        return ErrorRates(*(rate_at_most(round(share * trials), trials, risk=risk) for share in wrong))
+
+    candidates = [(float(each), expected(float(each))) for each in np.linspace(low, high, _CANDIDATES)]
+    return (
+        max(candidates, key=lambda each: separation_at_least(each[1]))[0],
+        max(candidates, key=lambda each: epsilon_at_least(each[1], delta))[0],
+    )

@@ -12,49 +12,32 @@ real network on real images, each by a fair coin (Steinke, Nasr and Jagielski 20
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from hushfleet.simulator.studies.audit.device import (
-    DEVICE,
-    FLOOR,
-    ROUNDS_A_LIFE,
-    FreshNoise,
-    KeepGoing,
-    Moments,
-    Scores,
-    Subject,
-    limits_of,
-)
+from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
 from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
 
+GRADIENTS = "sees every noised gradient"
+UPDATE = "server: update"
 MEASURED = 4  # rounds without a canary that variances are measured in
-_AT_ONCE = 64  # canaries in one round
-_LEAST_WIDTH = 4  # coordinates for each
+_CANARIES_A_ROUND = 64  # canaries in one round
+LEAST_WIDTH = 4  # coordinates for each
 _LARGEST_LOG = 700.0
 
-
-class RecordScores(NamedTuple):
-    """Of whoever sees every noised gradient, and of whoever sees only where the round ended."""
-
-    gradients: Scores
-    update: Scores
-    charge: Charge
+Keep = Callable[[np.ndarray], Any]
+"""What is kept of a noised gradient, float32 `[d]`."""
 
 
 class OneRun(NamedTuple):
@@ -62,36 +45,16 @@ class OneRun(NamedTuple):
 
     scores: np.ndarray
     included: np.ndarray
-    charge: Charge
     rounds: int
 
 
-@dataclass(frozen=True)
-class WatchedMechanism(RecordMechanism):
-    """The device's own mechanism, with an adversary who is handed each noised gradient.
+def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
+    """The scores of whoever sees every noised gradient, and of whoever sees only where the round ended.
 
-    :param batches_seen: of each batch its noised gradients, float32 `[d]`, or what `keep` makes of them.
-    """
-
-    batches_seen: list[list[np.ndarray]] = field(default_factory=list)
-    keep: Any = np.copy
-
-    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        self.batches_seen.append([])
-        return super().sample(count, rng)
-
-    def noised_mean(self, clipped_sum: Any, noise: Any) -> Any:
-        noised = super().noised_mean(clipped_sum, noise)
-        self.batches_seen[-1].append(self.keep(noised))
-        return noised
-
-
-def play(subject: Subject, trials: int, keep_going: KeepGoing) -> RecordScores:
-    """At least `trials` canaries in each world, or fewer where `keep_going`, asked with how many are done, says no.
-
-    Canaries of one round lie on coordinates of their own, half of them among the device's records. Where a record's
-    gradient is clipped by itself and each value has noise of its own, they are as independent as canaries of separate
-    rounds, and cost a fraction. Where a batch is clipped as a whole, each has a round to itself.
+    At least `trials` canaries in each world, or fewer where `keep_going` says no. Canaries of one round lie on
+    coordinates of their own, half of them among the device's records. Where a record's gradient is clipped by itself
+    and each value has noise of its own, they are as independent as canaries of separate rounds, and cost a fraction.
+    Where a batch is clipped as a whole, each has a round to itself.
     """
     game = _TwoWorlds(subject)
     weights, spreads = game.measured()
@@ -103,12 +66,11 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> RecordScores:
         batches, update = game.seen(trainer, round, lambda noised: (noised[game.places] * weights).sum(axis=1))
         ratios = np.broadcast_to(log_ratio(batches, game.rate, spreads, game.shift), included.shape)
         moved = (update[game.places] * -game.directions).sum(axis=1)  # a step goes against the gradient
-        for world in (True, False):
-            scores[world].append(np.stack((ratios, moved))[:, included == world])
-        done = min(sum(each.shape[1] for each in scores[world]) for world in (True, False))
-    both = {world: np.concatenate(scores[world], axis=1)[:, :done] for world in scores}
-    gradients, update = (Scores(both[True][which], both[False][which]) for which in (0, 1))
-    return RecordScores(gradients, update, game.method.charge(game.terms))
+        for world, those in scores.items():
+            those.append(np.stack((ratios, moved))[:, included == world])
+        done = min(sum(each.shape[1] for each in those) for those in scores.values())
+    inside, outside = (np.concatenate(scores[world], axis=1)[:, :done] for world in (True, False))
+    return {name: Scores(inside[at], outside[at]) for at, name in enumerate((GRADIENTS, UPDATE))}
 
 
 def play_one_run(
@@ -121,42 +83,30 @@ def play_one_run(
     rounds: int,
 ) -> OneRun | None:
     """One training of `rounds` rounds on `samples` and about half of `canaries`; None where batches are clipped."""
+    mechanism = subject.method.record_mechanism(subject.terms)
+    if mechanism.clips == "batch":
+        return None
     rng = np.random.default_rng(subject.seed)
     included = rng.random(canaries) < 0.5
-    layout, classes = subject.spec.model.layout, len(subject.spec.model.class_names)
-    blocks = disjoint_blocks(layout, canaries, rng)
-    gradient = CanaryGradient(
-        classes=classes,
-        blocks=blocks,
-        length=LENGTH * finite(subject.spec.privacy.clip_norm),
-        network=network,
-    )
-    inserted = np.flatnonzero(included) + classes
+    directions, places = blocks = disjoint_blocks(subject.spec.model.layout, canaries, rng)
+    length = LENGTH * finite(subject.spec.privacy.clip_norm)
+    gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length, network=network)
+    inserted = np.flatnonzero(included) + subject.classes
     blank = np.zeros((len(inserted), *samples.images.shape[1:]), np.uint8)
-    data = Samples(
-        np.concatenate((samples.images, blank)),
-        np.concatenate((samples.labels, inserted)),
-        samples.mean,
-        samples.std,
-    )
-    directions, places = blocks
-    with _device(subject, 1, gradient, data, logits_of) as trainer:
-        method, controls = trainer.method, subject.controls(trainer.method)
-        terms = RoundTerms(subject.noise_split, controls)
-        mechanism = method.record_mechanism(terms)
-        if mechanism.clips == "batch":
-            return None
-        unit = mechanism.batch_size / mechanism.clip_norm
-        params = subject.initial
-        moved: list[np.ndarray] = []
-        trainer.observer = lambda trained: moved.append(trained.release.values)
-        with _watched(trainer, lambda noised: (noised[places] * directions).sum(axis=1) * unit) as watch:
-            for round in range(1, rounds + 1):
-                trainer.run_round(subject.plan(round, controls), params)
-                params = params + moved.pop()
-        charge = method.charge(terms)
-    scores = log_ratio([np.array(batch) for batch in watch], mechanism.sample_rate, mechanism.noise_multiplier, 1.0)
-    return OneRun(scores, included, charge, rounds)
+    images, labels = np.concatenate((samples.images, blank)), np.concatenate((samples.labels, inserted))
+    data = Samples(images, labels, samples.mean, samples.std)
+    unit, params = mechanism.batch_size / mechanism.clip_norm, subject.initial
+    batches: list[np.ndarray] = []
+
+    def projected(noised: np.ndarray) -> np.ndarray:
+        return (noised[places] * directions).sum(axis=1) * unit
+
+    with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
+        for round in range(1, rounds + 1):
+            seen, moved = _watched(trainer, [subject.plan(round)], params, keep=projected)
+            batches += [np.array(batch) for batch in seen]
+            params = params + moved
+    return OneRun(log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier, 1.0), included, rounds)
 
 
 def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float, shift: float) -> Any:
@@ -178,25 +128,19 @@ def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float
 class _TwoWorlds:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        spec, layout = subject.spec, subject.spec.model.layout
+        layout = subject.spec.model.layout
         self._rng = np.random.default_rng(subject.seed)
-        with _device(subject, 0, None, None, None) as trainer:
-            self.method = trainer.method
-            self.controls = subject.controls(self.method)
-            self.terms = RoundTerms(subject.noise_split, self.controls)
-            self.mechanism = self.method.record_mechanism(self.terms)
+        self.mechanism = subject.method.record_mechanism(subject.terms)
         # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.
         self.turns = self.mechanism.clips == "batch"
-        self.canaries = 1 if self.turns else max(1, min(_AT_ONCE, layout.size // _LEAST_WIDTH))
+        self.canaries = 1 if self.turns else max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
         self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
         self.rate, self.shift = self.mechanism.sample_rate, 2.0 if self.turns else 1.0
-        length = LENGTH * finite(spec.privacy.clip_norm)
+        length = LENGTH * finite(subject.spec.privacy.clip_norm)
         others = np.zeros(layout.size, np.float32)
         if self.turns:
             others[self.places[0]] = -self.directions[0] * length
-        self._gradient = CanaryGradient(
-            classes=len(spec.model.class_names), blocks=blocks, length=length * 3, others=others
-        )
+        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3, others=others)
 
     def measured(self) -> tuple[np.ndarray, np.ndarray]:
         """How each value of a canary's block counts, float64 `[m, b]`, and the standard deviation `[m]` of what they
@@ -215,15 +159,14 @@ class _TwoWorlds:
 
     def rounds(self, trials: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
         """Which canaries are in, the device, and its next round; without end short of `trials` in each world."""
-        lengths, done, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), 0, 0
+        lengths, done, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), 0.0, 0
         while done < trials:
             life += 1
             if self.canaries == 1:
                 included = np.array([life % 2 == 0])
             else:
                 included = self._rng.permutation(self.canaries) < self.canaries // 2
-            labels = np.flatnonzero(included)
-            with self._life(life, labels, others=int(self.turns)) as trainer:
+            with self._life(life, np.flatnonzero(included), others=int(self.turns)) as trainer:
                 for round in range(1, lengths + 1):
                     yield included, trainer, round
                     done += self.canaries / 2
@@ -234,21 +177,17 @@ class _TwoWorlds:
     def _life(self, number: int, inserted: np.ndarray, *, others: int) -> Iterator[Trainer]:
         """A device whose records are the canaries `inserted` and `others` more."""
         model = self.subject.spec.model
-        labels = np.concatenate((np.zeros(others, np.int64), inserted + len(model.class_names)))
-        images = np.zeros((len(labels), *model.input_shape), np.uint8)
-        samples = Samples(images, labels, model.mean, model.std)
-        with _device(self.subject, number, self._gradient, samples, _no_logits, trainer=_Newcomer) as trainer:
+        labels = np.concatenate((np.zeros(others, np.int64), inserted + self.subject.classes))
+        samples = Samples(np.zeros((len(labels), *model.input_shape), np.uint8), labels, model.mean, model.std)
+        with self.subject.device(
+            number, trainer=_Newcomer, gradient=self._gradient, samples=samples, logits_of=_no_logits
+        ) as trainer:
             yield trainer
 
-    def seen(self, trainer: Trainer, round: int, keep: Any) -> tuple[list[np.ndarray], np.ndarray]:
+    def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
         """What is seen of a round that the server asked for twice: all noised gradients, and the last update."""
-        moved: list[np.ndarray] = []
-        trainer.observer = lambda trained: moved.append(trained.release.values)
-        with _watched(trainer, keep) as watch:
-            for _ in range(2):
-                trainer.run_round(self.subject.plan(round, self.controls), self.subject.initial)
-        offset = 1.0 if self.turns else 0.0
-        return [np.array(batch, np.float64) + offset for batch in watch], moved[-1]
+        batches, moved = _watched(trainer, [self.subject.plan(round)] * 2, self.subject.initial, keep=keep)
+        return [np.array(batch, np.float64) + (1.0 if self.turns else 0.0) for batch in batches], moved
 
 
 class _Newcomer(Trainer):
@@ -259,50 +198,48 @@ class _Newcomer(Trainer):
         return self.method.init_state()
 
 
-@contextmanager
-def _device(
-    subject: Subject,
-    life: int,
-    gradient: Any,
-    samples: Samples | None,
-    logits_of: Any,
-    trainer: type[Trainer] = Trainer,
-) -> Iterator[Trainer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="audit-") as folder,
-        DeviceStore(Path(folder) / "store.sqlite", device=DEVICE, durable=False) as store,
-    ):
-        yield trainer(
-            device=DEVICE,
-            store=store,
-            spec=subject.spec,
-            gradient=gradient,
-            logits_of=logits_of,
-            samples=lambda: samples,
-            randomness=FreshNoise(subject.seed, life, subject.field_noise),
-            limits=limits_of(subject.spec),
-        )
+@dataclass(frozen=True)
+class _WatchedMechanism(RecordMechanism):
+    """The device's own mechanism, with an adversary who is handed each noised gradient.
+
+    :param seen: of each batch what `keep` makes of its noised gradients.
+    """
+
+    seen: list[list[Any]] = field(default_factory=list)
+    keep: Keep = np.copy
+
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        self.seen.append([])
+        return super().sample(count, rng)
+
+    def noised_mean(self, clipped_sum: Any, noise: Any) -> Any:
+        noised = super().noised_mean(clipped_sum, noise)
+        self.seen[-1].append(self.keep(noised))
+        return noised
 
 
-@contextmanager
-def _watched(trainer: Trainer, keep: Any) -> Iterator[list[list[Any]]]:
-    """Inside, `keep` is handed each noised gradient of the device; the list is of batches of what it returns."""
-    seen: list[list[Any]] = []
+def _watched(
+    trainer: Trainer, plans: Sequence[RoundPlan], start: np.ndarray, *, keep: Keep
+) -> tuple[list[list[Any]], np.ndarray]:
+    """What rounds let an adversary see: of each batch its gradients, as `keep` has them, and the last update."""
+    batches: list[list[Any]] = []
+    moved: list[np.ndarray] = []
     own = trainer.method.record_mechanism
 
-    def watched(terms: RoundTerms) -> WatchedMechanism:
+    def watched(terms: RoundTerms) -> RecordMechanism:
         mechanism = own(terms)
         values = {each.name: getattr(mechanism, each.name) for each in fields(RecordMechanism)}
-        return WatchedMechanism(**values, batches_seen=seen, keep=keep)
+        return _WatchedMechanism(**values, seen=batches, keep=keep)
 
-    trainer.method.record_mechanism = watched
+    trainer.observer = lambda trained: moved.append(trained.release.values)
+    trainer.method.record_mechanism = watched  # type: ignore[method-assign]
     try:
-        yield seen
+        for plan in plans:
+            trainer.run_round(plan, start)
     finally:
         del trainer.method.record_mechanism
+    return batches, moved[-1]
 
 
 def _no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.zeros((len(x), 1), np.float32)
-
-

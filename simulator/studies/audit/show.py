@@ -1,57 +1,60 @@
-"""A finding for people and for programs: the table, the sentences below it, JSON, and the trade-off curve as a plot."""
+"""A finding for people and for programs: the table, the sentences below it, JSON, and the trade-off curve on a page."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+import plotly.graph_objects as go
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.aggregator.results.report import page
 from hushfleet.simulator.studies.audit.finding import Finding
 
 _COLOURS = {"holds": "green", "VIOLATED": "bold red", "no claim": "yellow"}
+_HEAD = ("the adversary", "game", "trials", "epsilon", "claimed", "measured, at least", "verdict")
 _LEAST_SHOWN = 1e-3
 
 
 def to_json(task: str, method: str, accounting: str, findings: Sequence[Finding]) -> str:
-    return json.dumps(
-        {
-            "task": task,
-            "method": method,
-            "accounting": accounting,
-            "violated": any(each.verdict == "VIOLATED" for each in findings),
-            "findings": [each.to_dict() for each in findings],
-        },
-        indent=2,
-        allow_nan=False,
-    )
+    plain = {
+        "task": task,
+        "method": method,
+        "accounting": accounting,
+        "violated": any(each.verdict == "VIOLATED" for each in findings),
+        "findings": [each.to_dict() for each in findings],
+    }
+    return json.dumps(plain, indent=2, allow_nan=False)
 
 
 def print_findings(console: Console, title: str, findings: Sequence[Finding]) -> None:
     table = Table(title=title)
-    for name in ("the adversary", "game", "trials", "epsilon", "claimed", "measured, at least", "verdict"):
+    for name in _HEAD:
         table.add_column(name, justify="right" if name in ("trials", "claimed", "measured, at least") else "left")
-    for each in findings:
-        verdict = f"[{_COLOURS[each.verdict]}]{each.verdict}[/]"
-        if each.measured_round is not None:
-            table.add_row(
-                each.adversary, each.game, f"{each.trials:,}", "one round", shown(each.claimed_round),
-                f"{shown(each.measured_round)}; {shown(each.measured_round_of_form)} *", verdict,
-            )  # fmt: skip
-            table.add_row("", "", "", f"{each.rounds} rounds", shown(each.claimed), f"{shown(each.measured)} *", "")
-        else:
-            table.add_row(
-                each.adversary, each.game, f"{each.trials:,}", f"{each.rounds} rounds", shown(each.claimed),
-                shown(each.measured), verdict,
-            )  # fmt: skip
+    for line in _lines(findings):
+        table.add_row(*line[:-1], f"[{_COLOURS[line[-1]]}]{line[-1]}[/]" if line[-1] else "")
     console.print(table)
     for sentence in sentences(findings):
         console.print(escape(sentence), highlight=False)
+
+
+def _lines(findings: Sequence[Finding]) -> list[list[str]]:
+    """The table's lines, as `_HEAD`."""
+    lines = []
+    for each in findings:
+        first, rounds = [each.adversary, each.game, f"{each.trials:,}"], f"{each.rounds} rounds"
+        whole = [rounds, shown(each.claimed), shown(each.measured)]
+        if each.measured_round is None:
+            lines.append([*first, *whole, each.verdict])
+            continue
+        measured = f"{shown(each.measured_round)}; {shown(each.measured_round_of_form)} *"
+        lines.append([*first, "one round", shown(each.claimed_round), measured, each.verdict])
+        lines.append(["", "", "", *whole[:2], f"{whole[2]} *", ""])
+    return lines
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
@@ -62,15 +65,14 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         f"unit {first.unit}, delta {first.delta:g}; what is measured holds with confidence {first.confidence:.0%}",
         f"{first.trials:,} trials cannot show an epsilon above about {most:.1f} in one game, whatever the mechanism",
     ]
-    if any(each.measured_round is not None for each in findings):
-        said.append(
-            "* if each round has noise of the form that is charged: its multiplier is then at most "
-            + ", ".join(
-                f"{shown(each.noise_measured)} (charged: {each.noise_claimed:.4g})"
-                for each in findings
-                if each.noise_measured is not None
-            )
-        )
+    noises = [
+        f"{shown(each.noise_measured)} (charged: {each.noise_claimed:.4g})"
+        for each in findings
+        if each.noise_measured is not None
+    ]
+    if noises:
+        form = "* if each round has noise of the form that is charged: its multiplier is then at most "
+        said.append(form + ", ".join(noises))
     for each in findings:
         if each.refuted_at is not None:
             said.append(
@@ -89,31 +91,38 @@ def shown(value: float | None) -> str:
     return "infinite" if math.isinf(value) else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def plot(path: Path, title: str, findings: Sequence[Finding]) -> None:
+def render_page(title: str, findings: Sequence[Finding]) -> str:
+    """The findings as HTML: the table, and for each game of two worlds its trade-off curve."""
+    plots = [_plot(each) for each in findings if each.scores is not None]
+    lead = f"Errors of the adversary's tests at every threshold; dots: rates at most, {findings[0].confidence:.0%}."
+    table = page.Table(_HEAD, _lines(findings), names=2)
+    sections = [
+        page.Section("findings", "Claimed and measured", "Of each adversary.", [table]),
+        page.Section("trade-off", "Trade-off", lead, plots or [page.missing("no game of two worlds was played")]),
+    ]
+    found = list(dict.fromkeys(each.adversary for each in findings if each.verdict == "VIOLATED"))
+    answer = f"VIOLATED, by an adversary that has: {'; '.join(found)}" if found else "No claim was contradicted."
+    return page.page(f"Audit: {title}", sections, answer=[answer, *sentences(findings)])
+
+
+def _plot(found: Finding) -> page.Plot:
     """Errors of the adversary's tests at every threshold, and the curve below which the claim lets none be."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    drawn = [each for each in findings if each.scores is not None]
-    figure, axes = plt.subplots(1, max(len(drawn), 1), figsize=(5 * max(len(drawn), 1), 4.6), squeeze=False)
-    for axis, each in zip(axes[0], drawn, strict=False):
-        inside, outside = np.sort(each.scores.inside), np.sort(each.scores.outside)
-        thresholds = np.unique(np.concatenate((inside, outside)))
-        false_positives = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
-        false_negatives = np.searchsorted(inside, thresholds, side="right") / len(inside)
-        axis.plot(false_positives, false_negatives, label="measured", color="tab:blue")
-        for point in each.points:
-            axis.plot(*point, "o", color="tab:blue", markersize=4)
-        grid = np.geomspace(_LEAST_SHOWN, 1, 200)
-        axis.fill_between(grid, each.claim.curve(grid), color="tab:red", alpha=0.15, label="below the claim")
-        axis.plot([0, 1], [1, 0], ":", color="grey", label="a coin")
-        axis.set(xlabel="false positive rate", ylabel="false negative rate", xlim=(0, 1), ylim=(0, 1))
-        axis.set_title(each.adversary)
-        axis.title.set_fontsize(8)
-        axis.legend(fontsize=8)
-    figure.suptitle(f"{title}; dots: rates at most, {findings[0].confidence:.0%}", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    assert found.scores is not None
+    inside, outside = np.sort(found.scores.inside), np.sort(found.scores.outside)
+    thresholds = np.unique(np.concatenate((inside, outside)))
+    false_positives = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
+    false_negatives = np.searchsorted(inside, thresholds, side="right") / len(inside)
+    grid = np.geomspace(_LEAST_SHOWN, 1, 200)
+    figure = go.Figure()
+    figure.add_scatter(
+        x=grid, y=found.claim.curve(grid), mode="lines", fill="tozeroy", name="below the claim",
+        line={"color": page.ORANGE, "width": 1},
+    )  # fmt: skip
+    figure.add_scatter(x=[0, 1], y=[1, 0], mode="lines", name="a coin", line={"color": page.SOFT, "dash": "dot"})
+    blue = {"color": page.BLUE}
+    figure.add_scatter(x=false_positives, y=false_negatives, mode="lines", name="measured", line=blue)
+    points = {"x": [point[0] for point in found.points], "y": [point[1] for point in found.points]}
+    figure.add_scatter(**points, mode="markers", name="rates at most", marker={"color": page.BLUE, "size": 8})
+    figure.update_xaxes(title="false positive rate", range=[0, 1])
+    figure.update_yaxes(title="false negative rate", range=[0, 1])
+    return page.Plot(figure, found.adversary)

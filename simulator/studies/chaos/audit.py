@@ -15,7 +15,6 @@ from pathlib import Path
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
-from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.studies.chaos.tap import Tap, Transfer
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
@@ -27,22 +26,6 @@ def models_of(simulation: Simulation) -> dict[str, str]:
     """File name -> SHA-256 of every global model that is kept."""
     files = sorted(simulation.folder.aggregator.glob("*.safetensors"))
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def ledger_of(simulation: Simulation, device: str) -> list[LedgerEntry]:
-    with DeviceStore(simulation.folder.device(device).store, device=device, inspect=True) as store:
-        return store.ledger.entries()
-
-
-def logs_of(simulation: Simulation, lines: int = 12) -> str:
-    """The ends of all logs of a live run, for a failure's text."""
-    folder, out = simulation.folder, []
-    paths = [folder.path / "aggregator.log", folder.events, folder.path / "broker" / "broker.log"]
-    for path in [*paths, *(folder.device(device.name).log for device in simulation.fleet.devices)]:
-        if path.exists():
-            out.append(f"--- {path.relative_to(folder.path)}")
-            out += [line[:200] for line in path.read_text(errors="replace").splitlines()[-lines:]]
-    return "\n".join(out)
 
 
 def missing_of(
@@ -92,7 +75,7 @@ def _check_stores(simulation: Simulation, missing: Missing) -> Iterator[str]:
         yield f"stored updates are {sorted(accepted)}, charges {sorted(charges)}, expected were {sorted(expected)}"
     for name in names:
         try:
-            with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
+            with _store_of(simulation, name) as store:
                 entries, digests = store.ledger.entries(), _charged(store, simulation)
         except HushfleetError as error:
             if any(device == name for _, device in expected):
@@ -136,7 +119,7 @@ def check_outboxes(simulation: Simulation, devices: Collection[str]) -> list[str
     """What a device holds as its update of a round is what its ledger has."""
     wrong, task = [], simulation.prepared.spec.task
     for name in devices:
-        with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
+        with _store_of(simulation, name) as store:
             charged = {entry.round: entry.payload_digest for entry in store.ledger.entries(task)}
             for r in _rounds(simulation):
                 held = store.outbox(task, r)
@@ -156,7 +139,7 @@ def check_tap(simulation: Simulation, tap: Tap, *, devices: Collection[str] | No
         wrong.append("no update passed the broker")
     payloads: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
     for name in names:
-        with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
+        with _store_of(simulation, name) as store:
             key, charged = store.identity.public_key, _charged(store, simulation)
         for transfer in tap.transfers:
             if _is_of(transfer, name, key):
@@ -180,6 +163,10 @@ def check_metrics(simulation: Simulation, devices: Collection[str]) -> list[str]
         if len(rounds) != len(set(rounds)):
             wrong.append(f"{name} committed the rounds {rounds}")
     return wrong
+
+
+def _store_of(simulation: Simulation, device: str) -> DeviceStore:
+    return DeviceStore(simulation.folder.device(device).store, device=device, inspect=True)
 
 
 def _rounds(simulation: Simulation) -> list[int]:

@@ -1,20 +1,27 @@
-"""Many seeds, some at a time, with a summary that a broken-off campaign can go on from."""
+"""`hushfleet simulate --chaos`: many seeds, some at a time; a campaign that was broken off can go on."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shlex
 import shutil
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task, parse_task
@@ -22,21 +29,19 @@ from hushfleet.aggregator.observe.events import read_lines
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.studies.chaos.machine import build_library
-from hushfleet.simulator.studies.chaos.trial import Bench, Outcome
+from hushfleet.simulator.studies.chaos.trial import Outcome, TrialRunner
 
 MAX_SEEDS = 100_000
+INTERRUPTED, FAILED = 130, 1
 
 
 def parse_seeds(text: str) -> list[int]:
     """`200` is seeds 0 to 199, `40-59` those from 40 to 59, `3,17,40-59` all of these. Raises `BadInput`."""
+    seeds: list[int] = []
     try:
-        if text.isdecimal():
-            seeds = list(range(int(text)))
-        else:
-            seeds = []
-            for part in text.split(","):
-                first, _, last = part.partition("-")
-                seeds += range(int(first), int(last or first) + 1)
+        for part in [f"0-{int(text) - 1}"] if text.isdecimal() else text.split(","):
+            first, _, last = part.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
     except ValueError:
         seeds = []
     if not seeds or len(seeds) > MAX_SEEDS:
@@ -67,10 +72,6 @@ class Campaign:
     seeds: Sequence[int]
     jobs: int = 0
 
-    @property
-    def summary_path(self) -> Path:
-        return self.folder / "chaos.json"
-
     def prepare(self, task: Task, *, data_dir: Path | None, resume: bool) -> Simulation:
         """Raises `BadInput` for a folder that holds a campaign already, or with `resume` one of another task."""
         prepared = self.folder / "prepared"
@@ -98,29 +99,74 @@ class Campaign:
         """What is not done yet, as it becomes ready; each is noted before it is given."""
         done = {outcome.seed for outcome in self.done()}
         jobs = self.jobs or len(os.sched_getaffinity(0))
-        start = (simulation.folder.path, simulation.data_dir, self.library()[0])
-        executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start, initargs=start)
+        prepared = (simulation.folder.path, simulation.data_dir, self.library()[0])
+        executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
         try:
             left = [seed for seed in self.seeds if seed not in done]
-            runs = [executor.submit(_run, seed, self.folder / f"seed-{seed}") for seed in left]
+            runs = [executor.submit(_run, seed, self.folder / f"seed-{seed}", prepared) for seed in left]
             for run in as_completed(runs):
                 outcome = run.result()
                 with (self.folder / "outcomes.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(outcome.to_plain()) + "\n")
+                    file.write(json.dumps(asdict(outcome)) + "\n")
                 yield outcome
         finally:
             executor.shutdown(cancel_futures=True)
 
-    def save(self, outcomes: Sequence[Outcome], *, seconds: float) -> None:
-        self.summary_path.write_text(json.dumps(summary(outcomes, seconds=seconds), indent=1) + "\n")
+
+def run_campaign(
+    task: Task,
+    campaign: Campaign,
+    console: Console,
+    *,
+    data_dir: Path | None,
+    resume: bool,
+    again: str,
+    replay: list[str],
+) -> None:
+    """Runs it, prints the table and how to replay what failed; exits with 1 if anything did, with 130 on Ctrl-C.
+
+    In a terminal a bar shows how far it is; a pipe or a file gets a line for each seed.
+
+    :param again: what to type to go on; :param replay: what to type for single seeds, without them.
+    """
+    began = time.monotonic()
+    with console.status("loading data, exporting and checking the model's graphs"):
+        simulation = campaign.prepare(task, data_dir=data_dir, resume=resume)
+    if missing := campaign.library()[1]:
+        console.print(missing, style="yellow", highlight=False)
+    outcomes, path = campaign.done(), campaign.folder / "chaos.json"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+        with bar:
+            shown = bar.add_task("", total=len(campaign.seeds), completed=len(outcomes))
+            for outcome in campaign.run(simulation):
+                outcomes.append(outcome)
+                failed = sum(not each.passed for each in outcomes)
+                bar.update(shown, advance=1, description=f"{len(outcomes) - failed} passed, {failed} failed")
+                if not outcome.passed or not console.is_terminal:
+                    style = None if outcome.passed else "red"
+                    console.print(escape(outcome.line), style=style, highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        console.print(f"\n[bold]interrupted[/]; go on with:\n  {escape(again)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        path.write_text(json.dumps(summary(outcomes, seconds=time.monotonic() - began), indent=1) + "\n")
+    console.print(_table(outcomes))
+    console.print(f"summary  {path}", highlight=False)
+    wrong = [outcome.seed for outcome in outcomes if not outcome.passed]
+    for seed in wrong:
+        words = f"seed {seed} failed; its files are in {campaign.folder / f'seed-{seed}'}; replay it with\n  "
+        words += shlex.join([*replay, "--chaos", f"{seed}-{seed}"])
+        console.print(escape(words), highlight=False, soft_wrap=True)
+    if wrong:
+        raise typer.Exit(FAILED)
 
 
 def summary(outcomes: Sequence[Outcome], *, seconds: float) -> dict[str, Any]:
     """For `chaos.json`: totals, how often each trouble happened, and a line for each seed."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.seed)
-    happened: Counter[str] = Counter()
-    for outcome in ordered:
-        happened.update(outcome.played)
+    happened = sum((Counter(outcome.played) for outcome in ordered), Counter[str]())
     return {
         "seeds": len(ordered),
         "passed": sum(outcome.passed for outcome in ordered),
@@ -134,49 +180,46 @@ def summary(outcomes: Sequence[Outcome], *, seconds: float) -> dict[str, Any]:
         "slow_links": sum(outcome.slow_links for outcome in ordered),
         "hostile": sum(outcome.bad_updates > 0 for outcome in ordered),
         "bad_updates": sum(outcome.bad_updates for outcome in ordered),
-        "runs": [outcome.to_plain() for outcome in ordered],
+        "runs": [asdict(outcome) for outcome in ordered],
     }
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def _table(outcomes: Sequence[Outcome]) -> Table:
     """What happened, in how many runs, and how many of them failed."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("trouble", "runs", "times", "failed"):
         shown.add_column(heading, justify="left" if heading == "trouble" else "right")
-    rows = {kind: [each for each in outcomes if kind in each.played] for each in outcomes for kind in each.played}
-    for kind, those in sorted(rows.items()):
-        failed = sum(not each.passed for each in those)
-        shown.add_row(kind, str(len(those)), str(sum(each.played[kind] for each in those)), str(failed))
-    for kind, those in (
+    rows = [(kind, [each for each in outcomes if kind in each.played])
+            for kind in sorted({kind for each in outcomes for kind in each.played})]  # fmt: skip
+    rows += [
         ("slow links", [each for each in outcomes if each.slow_links]),
         ("messages tampered with", [each for each in outcomes if each.tampering]),
         ("hostile member", [each for each in outcomes if each.bad_updates]),
         ("noise as in the field", [each for each in outcomes if each.field_noise]),
         ("all", list(outcomes)),
-    ):
-        shown.add_row(kind, str(len(those)), "", str(sum(not each.passed for each in those)))
+    ]
+    for kind, those in rows:
+        times = sum(each.played.get(kind, 0) for each in those)
+        failed = sum(not each.passed for each in those)
+        shown.add_row(kind, str(len(those)), str(times or ""), str(failed))
     return shown
 
 
-_bench: Bench | None = None
+@cache
+def _runner(prepared: Path, data_dir: Path | None, library: Path | None) -> TrialRunner:
+    return TrialRunner(go_on(prepared, data_dir=data_dir), library=library)
 
 
-def _start(prepared: Path, data_dir: Path | None, library: Path | None) -> None:
-    global _bench
-    _bench = Bench(go_on(prepared, data_dir=data_dir), library=library)
-
-
-def _run(seed: int, folder: Path) -> Outcome:
+def _run(seed: int, folder: Path, prepared: tuple[Path, Path | None, Path | None]) -> Outcome:
     """In a worker. The folder of a run that failed stays."""
-    assert _bench is not None
+    runner = _runner(*prepared)
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        outcome = _bench.run(seed, folder)
+        outcome = runner.run(seed, folder)
     except Exception:
-        plan = _bench.plan(seed)
-        return Outcome(seed, [traceback.format_exc()], 0.0, plan.broker, plan.field_noise, [], 0, 0, 0)
+        return Outcome.of(runner.plan(seed), wrong=[traceback.format_exc()])
     if outcome.passed:
         shutil.rmtree(folder)
     else:
-        (folder / "plan.json").write_text(json.dumps(_bench.plan(seed).to_plain(), indent=1))
+        (folder / "plan.json").write_text(json.dumps(asdict(runner.plan(seed)), indent=1))
     return outcome

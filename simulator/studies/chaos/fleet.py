@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
@@ -23,7 +23,7 @@ class ChaosFleet(LiveFleet):
     :param options: of `LiveFleet`.
     """
 
-    def __init__(self, simulation: Simulation, plan: Plan, *, library: Path | None, **options: Sequence[str]) -> None:
+    def __init__(self, simulation: Simulation, plan: Plan, *, library: Path | None, **options: Any) -> None:
         super().__init__(
             simulation,
             broker_kind=plan.broker,
@@ -47,6 +47,10 @@ class ChaosFleet(LiveFleet):
         return self.simulation.folder.aggregator / "identity.key"
 
     @property
+    def broker_url(self) -> str:
+        return self._broker_url
+
+    @property
     def honest(self) -> list[str]:
         """The devices that are not hostile."""
         return [device.name for device in self.devices if device.name != self._plan.hostile]
@@ -68,7 +72,7 @@ class ChaosFleet(LiveFleet):
 
     def reset_link(self, device: str) -> None:
         """Breaks all connections of the device."""
-        self._cabled.reset(device)
+        self._proxy.reset(device)
 
     def start_twin(self, device: str) -> str:
         """Starts a second client with the device's name and data, and another key; gives the process' name."""

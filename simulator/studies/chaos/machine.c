@@ -14,16 +14,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/types.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -38,13 +35,11 @@ static volatile struct control *control;
 static struct control calm;
 
 #define REAL(name) static __typeof__(&name) real_##name
-REAL(fsync); REAL(fdatasync); REAL(write); REAL(pwrite64); REAL(writev); REAL(fallocate64); REAL(posix_fallocate64);
-REAL(ftruncate64); REAL(clock_gettime);
+REAL(fsync); REAL(fdatasync); REAL(write); REAL(pwrite64); REAL(ftruncate64); REAL(clock_gettime);
 
 static void find_real(void) {
 #define FIND(name) real_##name = (__typeof__(real_##name))dlsym(RTLD_NEXT, #name)
-    FIND(fsync); FIND(fdatasync); FIND(write); FIND(pwrite64); FIND(writev); FIND(fallocate64); FIND(posix_fallocate64);
-    FIND(ftruncate64); FIND(clock_gettime);
+    FIND(fsync); FIND(fdatasync); FIND(write); FIND(pwrite64); FIND(ftruncate64); FIND(clock_gettime);
 }
 
 #define READY() do { if (!control) begin(); } while (0)
@@ -157,33 +152,12 @@ ssize_t pwrite64(int fd, const void *data, size_t length, off64_t at) {
 
 ssize_t pwrite(int fd, const void *data, size_t length, off_t at) { return pwrite64(fd, data, length, at); }
 
-ssize_t writev(int fd, const struct iovec *parts, int count) {
-    size_t length = 0;
-    for (int part = 0; part < count; part++) length += parts[part].iov_len;
-    REFUSE_IF_FULL(fd, -1, length)
-    return real_writev(fd, parts, count);
-}
-
 int ftruncate64(int fd, off64_t size) {
     REFUSE_IF_FULL(fd, size, 0)
     return real_ftruncate64(fd, size);
 }
 
 int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
-
-int fallocate64(int fd, int mode, off64_t at, off64_t length) {
-    REFUSE_IF_FULL(fd, at + length, 0)
-    return real_fallocate64(fd, mode, at, length);
-}
-
-int fallocate(int fd, int mode, off_t at, off_t length) { return fallocate64(fd, mode, at, length); }
-
-int posix_fallocate64(int fd, off64_t at, off64_t length) {
-    READY();
-    return no_room(fd, at + length, 0) ? ENOSPC : real_posix_fallocate64(fd, at, length);
-}
-
-int posix_fallocate(int fd, off_t at, off_t length) { return posix_fallocate64(fd, at, length); }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     READY();
@@ -196,20 +170,4 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
         now->tv_nsec = nanoseconds;
     }
     return result;
-}
-
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    struct timespec exact;
-    (void)zone;
-    clock_gettime(CLOCK_REALTIME, &exact);
-    now->tv_sec = exact.tv_sec;
-    now->tv_usec = exact.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *out) {
-    struct timespec exact;
-    clock_gettime(CLOCK_REALTIME, &exact);
-    if (out) *out = exact.tv_sec;
-    return exact.tv_sec;
 }

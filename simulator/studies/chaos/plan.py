@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.simulator.engines.live.link_model import LinkConditions
@@ -77,10 +77,6 @@ class Plan:
     def needs_proxy(self) -> bool:
         return bool(self.links) or any(trouble.kind in NEEDS_PROXY for trouble in self.troubles)
 
-    def to_plain(self) -> dict[str, Any]:
-        """For the summary."""
-        return asdict(self)
-
 
 def draw_plan(seed: int, names: Sequence[str], *, rounds: int, kinds: Sequence[Kind] = KINDS) -> Plan:
     """:param names: of all devices; :param kinds: what this machine can do."""
@@ -88,7 +84,7 @@ def draw_plan(seed: int, names: Sequence[str], *, rounds: int, kinds: Sequence[K
     hostile = names[-1] if seed % 3 == 1 else None
     honest = [name for name in names if name != hostile]
     field_noise = seed % 5 == 3
-    troubles = []
+    troubles: list[Trouble] = []
     if field_noise:
         troubles += tempting(rng, rng.choice(honest))
     first = kinds[seed % len(kinds)]

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS
@@ -25,7 +26,7 @@ class Storm:
     """One run's trouble.
 
     :param tap: is attached anew where the broker was restarted.
-    :param patience_s: a run that takes longer fails.
+    :param timeout_s: a run that takes longer fails.
     :param clock: monotonic seconds.
     """
 
@@ -35,11 +36,11 @@ class Storm:
         plan: Plan,
         tap: Tap,
         *,
-        patience_s: float,
+        timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet, self._plan, self._tap = fleet, plan, tap
-        self._patience_s, self._clock = patience_s, clock
+        self._timeout_s, self._clock = timeout_s, clock
         self._progress = Progress(fleet.simulation, tap.sent)
         self._rng = random.Random(f"storm {plan.seed}")
         self._waiting = list(plan.troubles)
@@ -53,10 +54,10 @@ class Storm:
 
     def pass_over(self) -> None:
         """Returns when the task is finished. Raises `HushfleetError` where a part dies or declines without a reason."""
-        ends_at = self._clock() + self._patience_s
+        ends_at = self._clock() + self._timeout_s
         while not self._tick():
             if self._clock() > ends_at:
-                raise HushfleetError(f"the run was not finished after {self._patience_s:g} s")
+                raise HushfleetError(f"the run was not finished after {self._timeout_s:g} s")
             time.sleep(_TICK_S)
 
     def may_decline(self, device: str, code: str) -> bool:
@@ -75,14 +76,14 @@ class Storm:
             if self._fleet.has_failed(name) and name not in self._fleet.expected_down:
                 self._fleet.expected_down.add(name)
                 self._down[name] += 1
-                self._at(_RESTART_S, lambda name=name: self._start(name))
+                self._at(_RESTART_S, partial(self._start, name))
         self._fleet.check()
         for round, device, code, reason in self._progress.declines:
             if not self.may_decline(device, code):
                 raise HushfleetError(f"{device} declined round {round} ({code}): {reason}")
         for trouble in [trouble for trouble in self._waiting if self._progress.reached(trouble.moment)]:
             self._waiting.remove(trouble)
-            self._at(trouble.delay_s, lambda trouble=trouble: self._begin(trouble))
+            self._at(trouble.delay_s, partial(self._begin, trouble))
         while self._due and self._due[0][0] <= self._clock():
             heapq.heappop(self._due)[2]()
         return False
@@ -95,10 +96,10 @@ class Storm:
         if trouble.kind == "twin":
             (device,) = trouble.targets
             if not self._progress.has_come(device):  # of two new devices the first is the right one
-                self._at(_TICK_S, lambda: self._begin(trouble))
+                self._at(_TICK_S, partial(self._begin, trouble))
                 return
             twin = fleet.start_twin(device)
-            self._at(trouble.lasts_s, lambda: fleet.kill(twin))
+            self._at(trouble.lasts_s, partial(fleet.kill, twin))
             self.played.append((trouble.kind, device))
             return
         for name in trouble.targets:
@@ -109,15 +110,15 @@ class Storm:
             if trouble.kind == "full-disk":
                 self._was_full.add(name)
                 fleet.machines[name].fill_disk(True)
-                self._at(trouble.lasts_s, lambda name=name: fleet.machines[name].fill_disk(False))
+                self._at(trouble.lasts_s, partial(fleet.machines[name].fill_disk, False))
             elif trouble.kind == "clock-jump":
                 fleet.machines[name].move_clock(trouble.amount)
             elif trouble.kind == "cut-link":
                 fleet.cut(name)
-                self._at(trouble.lasts_s, lambda name=name: fleet.mend(name))
+                self._at(trouble.lasts_s, partial(fleet.mend, name))
             else:
                 for number in range(int(trouble.amount)):
-                    self._at(number * trouble.lasts_s / trouble.amount, lambda name=name: fleet.reset_link(name))
+                    self._at(number * trouble.lasts_s / trouble.amount, partial(fleet.reset_link, name))
 
     def _take_down(self, trouble: Trouble, name: str, *, again_s: tuple[float, ...], away_s: float) -> None:
         if not self._fleet.is_running(name) and not self._down[name]:
@@ -132,12 +133,10 @@ class Storm:
             self._fleet.kill(name)
         if name in self._fleet.honest and (wrong := check_at_death(self._fleet.simulation, name, self._tap)):
             raise HushfleetError(wrong[0])
-        self._at(away_s, lambda: self._start(name))
+        self._at(away_s, partial(self._start, name))
         if again_s:
-            self._at(
-                away_s + again_s[0],
-                lambda: self._take_down(trouble, name, again_s=again_s[1:], away_s=0.0),
-            )
+            again = partial(self._take_down, trouble, name, again_s=again_s[1:], away_s=0.0)
+            self._at(away_s + again_s[0], again)
 
     def _start(self, name: str) -> None:
         """Starts it when nothing keeps it down any more."""
@@ -145,5 +144,5 @@ class Storm:
         if self._down[name]:
             return
         self._fleet.start_again(name)
-        if name == BROKER and self._fleet.broker is not None:
-            self._tap.attach(self._fleet.broker.url)
+        if name == BROKER:
+            self._tap.attach(self._fleet.broker_url)

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 from hushfleet.errors import HushfleetError, WireError
 from hushfleet.simulator.engines.live.engine import FEDERATION
@@ -17,7 +18,52 @@ from hushfleet.wire.format.messages import Offer, decode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import payload_digest, read_header
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
+
+
+class Listener:
+    """A client of the broker with a thread of its own; it connects again by itself."""
+
+    def __init__(self, name: str, filters: list[str]) -> None:
+        self.topics = Topics(FEDERATION)
+        self._filters = filters
+        self._subscribed = threading.Event()
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name)
+        self._client.on_connect = self._on_connect
+        self._client.on_subscribe = lambda *_: self._subscribed.set()
+        self._client.on_message = lambda client, data, message: self.hear(message.topic, bytes(message.payload))
+        self._client.reconnect_delay_set(1, 1)
+
+    def attach(self, url: str) -> None:
+        """Connects; once more where it was connected before. Raises `HushfleetError` if the broker gives no answer."""
+        self._leave()
+        self._subscribed.clear()
+        address = urlsplit(url)
+        self._client.connect(address.hostname or "", address.port or 1883)
+        self._client.loop_start()
+        if not self._subscribed.wait(_TIMEOUT_S):
+            raise HushfleetError("the broker does not answer a subscriber")
+
+    def close(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def hear(self, topic: str, payload: bytes) -> None:
+        """In the client's thread."""
+        raise NotImplementedError
+
+    def greet(self) -> None:
+        """Connected, perhaps again."""
+
+    def say(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self._client.publish(topic, payload, qos=1, retain=retain)
+
+    def _on_connect(self, client: mqtt.Client, *_: Any) -> None:
+        client.subscribe([(each, 1) for each in self._filters])
+        self.greet()
 
 
 @dataclass(frozen=True)
@@ -35,21 +81,20 @@ class Transfer:
     data: bytes
 
 
-class Tap:
-    """After a restart of the broker it must be attached again, for the broker has forgotten it.
+class Tap(Listener):
+    """After a restart of the broker it must be attached before devices come back, so as to miss nothing.
 
     :param is_forged: of messages that this run's own attackers made up; they are passed over.
     """
 
     def __init__(self, is_forged: Callable[[bytes], bool] = lambda payload: False) -> None:
+        topics = Topics(FEDERATION)
+        super().__init__("tap", [topics.all_chunks, topics.all_msgs])
         self.transfers: list[Transfer] = []
-        self.offers: set[tuple[str, bytes]] = set()
         self.errors: list[tuple[str, bytes, Exception]] = []
         self._is_forged = is_forged
         self._open: dict[tuple[str, bytes], Assembler] = {}
         self._messages: set[tuple[str, bytes]] = set()
-        self._client: mqtt.Client | None = None
-        self._topics = Topics(FEDERATION)
         self._lock = threading.Lock()
 
     @property
@@ -75,49 +120,28 @@ class Tap:
                 offers[message.digest] = message
         return offers
 
-    def attach(self, url: str) -> None:
-        """Raises `HushfleetError` where the broker gives no answer."""
-        self.close()
-        subscribed = threading.Event()
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="tap")
-        client.on_message = self._on_message
-        client.on_subscribe = lambda *_: subscribed.set()
-        address = urlsplit(url)
-        client.connect(address.hostname or "", address.port or 1883)
-        client.subscribe([(self._topics.all_chunks, 1), (self._topics.all_msgs, 1)])
-        client.loop_start()
-        self._client = client
-        if not subscribed.wait(_PATIENCE_S):
-            raise HushfleetError("the broker does not answer the tap")
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.disconnect()
-            self._client.loop_stop()
-            self._client = None
-
-    def _on_message(self, client: mqtt.Client, data: Any, message: mqtt.MQTTMessage) -> None:
-        if self._is_forged(message.payload):
+    def hear(self, topic: str, payload: bytes) -> None:
+        if self._is_forged(payload):
             return
         try:
             with self._lock:
-                self._add(message.topic, message.payload)
+                self._add(topic, payload)
         except Exception as error:
-            self.errors.append((message.topic, message.payload[:16], error))
+            self.errors.append((topic, payload[:16], error))
 
     def _add(self, topic: str, payload: bytes) -> None:
-        parsed = self._topics.parse(topic)
-        if parsed.kind == "msg" and parsed.device is not None:
-            self._messages.add((parsed.device, payload))
-        if parsed.kind != "chunk" or parsed.device is None:
+        parsed = self.topics.parse(topic)
+        device = parsed.device
+        if parsed.kind == "msg" and device is not None:
+            self._messages.add((device, payload))
+        if parsed.kind != "chunk" or device is None:
             return  # amqtt hands a new client retained messages that others have subscribed
-        device, chunk = parsed.device, parse_frame(payload)
+        chunk = parse_frame(payload)
         key = (device, chunk.digest)
         assembler = self._open.setdefault(key, Assembler(chunk.digest, chunk.size))
         assembler.add(chunk)
         if assembler.complete:
             blob = self._open.pop(key).blob()
             header = read_header(blob)
-            self.transfers.append(
-                Transfer(device, header.device, header.round, chunk.digest, payload_digest(blob), blob)
-            )
+            transfer = Transfer(device, header.device, header.round, chunk.digest, payload_digest(blob), blob)
+            self.transfers.append(transfer)

@@ -12,17 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
-import paho.mqtt.client as mqtt
 
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import WireError
 from hushfleet.simulator.engines.live.engine import FEDERATION
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.studies.chaos.plan import Tampering
+from hushfleet.simulator.studies.chaos.tap import Listener
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.messages import (
     Birth,
@@ -44,44 +44,12 @@ _HELD = 6
 _PAUSE_S = 0.02
 
 
-class Trespasser:
-    """A client of the broker with a thread of its own that connects again by itself; a context manager."""
+class Trespasser(Listener):
+    """One who makes messages up, and remembers which."""
 
     def __init__(self, name: str, filters: list[str]) -> None:
-        self.topics = Topics(FEDERATION)
+        super().__init__(name, filters)
         self.forged: set[bytes] = set()
-        self._filters = filters
-        self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id=name)
-        self._client.on_connect = self._on_connect
-        self._client.on_message = lambda client, data, message: self.hear(message.topic, message.payload)
-        self._client.reconnect_delay_set(1, 1)
-
-    def start(self, url: str) -> None:
-        address = urlsplit(url)
-        self._client.connect(address.hostname or "", address.port or 1883)
-        self._client.loop_start()
-
-    def stop(self) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
-
-    def is_forged(self, payload: bytes) -> bool:
-        """Whether this one made the message up, so that no honest part ever said it."""
-        return payload in self.forged
-
-    def hear(self, topic: str, payload: bytes) -> None:
-        """In the client's thread."""
-        raise NotImplementedError
-
-    def greet(self) -> None:
-        """Connected, perhaps again."""
-
-    def say(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self._client.publish(topic, payload, qos=1, retain=retain)
-
-    def _on_connect(self, client: mqtt.Client, *_: Any) -> None:
-        client.subscribe([(each, 1) for each in self._filters])
-        self.greet()
 
 
 class Stranger(Trespasser):
@@ -159,32 +127,23 @@ class HostileMember(Trespasser):
         self._server_key: bytes | None = None
         self._heard: dict[bytes, list[bytes]] = {}
         self._others: list[bytes] = []
-        self._plans: list[RoundPlan] = []
-        self._wake = threading.Condition()
+        self._plans: SimpleQueue[RoundPlan | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._answer_plans, name=device, daemon=True)
-        self._ended = False
         self.sent = 0
 
-    def start(self, url: str) -> None:
-        super().start(url)
+    def attach(self, url: str) -> None:
+        super().attach(url)
         self._thread.start()
 
-    def stop(self) -> None:
-        with self._wake:
-            self._ended = True
-            self._wake.notify()
-        super().stop()
+    def close(self) -> None:
+        super().close()
+        self._plans.put(None)
 
     def greet(self) -> None:
         birth = Birth(
-            device=self._device,
-            session=1,
-            state="ready",
-            board="generic-x86",
-            version="0",
-            public_key=self._identity.public_key,
-            memory_mib=1024,
-        )
+            device=self._device, session=1, state="ready", board="generic-x86", version="0",
+            public_key=self._identity.public_key, memory_mib=1024,
+        )  # fmt: skip
         self.say(self.topics.state(self._device), self._signed(birth), retain=True)
 
     def hear(self, topic: str, payload: bytes) -> None:
@@ -198,9 +157,7 @@ class HostileMember(Trespasser):
             elif parsed.kind == "round" and self._server_key is not None:
                 plan = decode_message(payload, federation=FEDERATION, public_key=self._server_key)
                 if isinstance(plan, RoundPlan) and plan.phase == "open" and self._device in plan.cohort:
-                    with self._wake:
-                        self._plans = [plan]
-                        self._wake.notify()
+                    self._plans.put(plan)
         except WireError:
             return
 
@@ -214,12 +171,9 @@ class HostileMember(Trespasser):
             self._others.append(b"".join(bytes(ordered[index]) for index in range(chunk.count)))
 
     def _answer_plans(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._plans or self._ended)
-                if self._ended:
-                    return
-                plan = self._plans.pop()
+        for plan in iter(self._plans.get, None):
+            if not self._plans.empty():
+                continue  # there is a newer one
             for size, data in self._bad_updates(plan):
                 self._send(plan, data, size)
                 time.sleep(_PAUSE_S)
@@ -232,14 +186,15 @@ class HostileMember(Trespasser):
 
     def _bad_updates(self, plan: RoundPlan) -> Iterator[tuple[int, bytes]]:
         """(announced size, bytes): each must be refused."""
+        layers = len(self._spec.model.layout.layers)
         made: list[Callable[[], bytes]] = [
             lambda: self._update(plan, round=plan.round + 1),
             lambda: self._update(plan, round=0),
             lambda: self._update(plan, task="another-task-1"),
             lambda: self._update(plan, multiplier_server=0.0),
             lambda: self._update(plan, noise_split=1 << 20),
-            lambda: self._update(plan, noise_stds=tuple(0.0 for _ in self._stds(plan))),
-            lambda: self._update(plan, clip_norms=tuple(math.inf for _ in self._stds(plan))),
+            lambda: self._update(plan, noise_stds=(0.0,) * layers),
+            lambda: self._update(plan, clip_norms=(math.inf,) * layers),
             lambda: self._update(plan, public_digest=self._rng.randbytes(16)),
             lambda: self._update(plan, loudness=1e6),
             lambda: self._update(plan)[:-1] + b"\0",
@@ -253,22 +208,20 @@ class HostileMember(Trespasser):
             yield len(data), data
         yield 1 << 30, self._rng.randbytes(2000)  # more is announced than a device may send
 
-    def _stds(self, plan: RoundPlan) -> tuple[float, ...]:
-        return tuple(1.0 for _ in self._spec.model.layout.layers)
-
     def _update(self, plan: RoundPlan, *, loudness: float = 50.0, **lies: Any) -> bytes:
         """A well-formed update with a lie in its header, or values that are far above what the header says."""
         layout = self._spec.model.layout
         counts = [span.size for span in layout.layers]
+        ones = (1.0,) * len(counts)
         header = UpdateHeader(
             task=plan.task,
             round=plan.round,
             device=self._device,
             codec=self._spec.wire.codec,
             value_count=layout.size,
-            steps=tuple(1.0 for _ in counts),
-            noise_stds=self._stds(plan),
-            clip_norms=tuple(1.0 for _ in counts),
+            steps=ones,
+            noise_stds=ones,
+            clip_norms=ones,
             public_digest=self._method.init_state().public.digest(),
             rounds_charged=plan.round,
             epsilon_server=1.0,

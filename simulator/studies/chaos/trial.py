@@ -8,7 +8,7 @@ import shutil
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,22 @@ from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.studies.chaos import audit
 from hushfleet.simulator.studies.chaos.fleet import ChaosFleet
-from hushfleet.simulator.studies.chaos.plan import KINDS, NEEDS_MACHINE, Plan, draw_plan
+from hushfleet.simulator.studies.chaos.plan import AGGREGATOR, BROKER, KINDS, NEEDS_MACHINE, Plan, draw_plan
 from hushfleet.simulator.studies.chaos.storm import Storm
 from hushfleet.simulator.studies.chaos.tap import Tap
-from hushfleet.simulator.studies.chaos.trespass import HostileMember, Stranger
+from hushfleet.simulator.studies.chaos.trespass import HostileMember, Stranger, Trespasser
 
-PATIENCE_S = 500.0
+TIMEOUT_S = 500.0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of one seed.
 
-    :param played: `KIND of TARGET` -> how often it happened.
+    :param wrong: what did not hold; empty is a pass.
     :param bad_updates: how many a hostile member sent.
     :param missing: updates that a device with a full disk, or a hostile one, did not send.
-    :param wrong: what did not hold; empty is a pass.
+    :param played: `KIND of TARGET` -> how often it happened.
     """
 
     seed: int
@@ -50,30 +50,37 @@ class Outcome:
     missing: int
     played: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, plan: Plan, *, wrong: list[str], seconds: float = 0.0, bad_updates: int = 0, missing: int = 0,
+           played: list[tuple[str, str]] | None = None) -> Outcome:  # fmt: skip
+        happened = (f"{kind} of {name if name in (AGGREGATOR, BROKER) else 'device'}" for kind, name in played or [])
+        return cls(plan.seed, wrong, round(seconds, 1), plan.broker, plan.field_noise, list(plan.tampering),
+                   len(plan.links), bad_updates, missing, dict(Counter(happened)))  # fmt: skip
+
     @property
     def passed(self) -> bool:
         return not self.wrong
 
-    def to_plain(self) -> dict[str, Any]:
-        """For JSON; `from_plain` reads it."""
-        return asdict(self)
+    @property
+    def line(self) -> str:
+        """For people."""
+        played = ", ".join(f"{kind} ({times})" if times > 1 else kind for kind, times in self.played.items())
+        return f"seed {self.seed}: {f'passed in {self.seconds:g} s; {played}' if self.passed else self.wrong[0]}"
 
 
-class Bench:
+class TrialRunner:
     """Runs seeds of one prepared simulation.
 
     :param prepared: its folder is copied for each run, and never written.
     :param library: of `build_library`; None where there is no compiler.
+    :param timeout_s: a run that takes longer fails.
     :param options: `client` and `aggregator` of `LiveFleet`.
     """
 
     def __init__(
-        self, prepared: Simulation, *, library: Path | None, patience_s: float = PATIENCE_S, **options: Any
+        self, prepared: Simulation, *, library: Path | None, timeout_s: float = TIMEOUT_S, **options: Any
     ) -> None:
-        self._prepared = prepared
-        self._library = library
-        self._patience_s = patience_s
-        self._options = options
+        self._prepared, self._library, self._timeout_s, self._options = prepared, library, timeout_s, options
         self._calm: dict[frozenset[tuple[int, str]], dict[str, str]] = {}
 
     def plan(self, seed: int) -> Plan:
@@ -87,77 +94,51 @@ class Bench:
 
     def play(self, plan: Plan, folder: Path) -> Outcome:
         """Runs a plan; see `run`."""
-        began = time.monotonic()
+        began, wrong, missing = time.monotonic(), list[str](), set[tuple[int, str]]()
         simulation = self._copy(folder)
         fleet = ChaosFleet(simulation, plan, library=self._library, **self._options)
-        wrong: list[str] = []
-        missing: set[tuple[int, str]] = set()
-        stranger = Stranger(plan.tampering, random.Random(f"stranger {plan.seed}")) if plan.tampering else None
-        member = (
-            HostileMember(simulation, plan.hostile, random.Random(f"hostile {plan.seed}")) if plan.hostile else None
-        )
-        trespassers = [each for each in (stranger, member) if each]
-        tap = Tap(lambda payload: any(each.is_forged(payload) for each in trespassers))
-        storm = Storm(fleet, plan, tap, patience_s=self._patience_s)
+        trespassers: list[Trespasser] = []
+        if plan.tampering:
+            trespassers.append(Stranger(plan.tampering, random.Random(f"stranger {plan.seed}")))
+        if plan.hostile:
+            trespassers.append(HostileMember(simulation, plan.hostile, random.Random(f"hostile {plan.seed}")))
+        tap = Tap(lambda payload: any(payload in each.forged for each in trespassers))
+        storm = Storm(fleet, plan, tap, timeout_s=self._timeout_s)
         try:
             with ExitStack() as stack:
                 stack.enter_context(fleet.running())
                 stack.callback(fleet.end)
-                assert fleet.broker is not None
-                for each in trespassers:
-                    each.start(fleet.broker.url)
-                    stack.callback(each.stop)
-                tap.attach(fleet.broker.url)
-                stack.callback(tap.close)
+                for each in (*trespassers, tap):
+                    each.attach(fleet.broker_url)
+                    stack.callback(each.close)
                 storm.pass_over()
+            if not storm.played:
+                wrong.append("no trouble happened")
         except HushfleetError as error:
             wrong.append(str(error))
-        if not storm.played and not wrong:
-            wrong.append("no trouble happened")
-        wrong += self._audit(simulation, fleet, plan, storm, tap, missing, finished=not wrong)
-        return Outcome(
-            seed=plan.seed,
-            wrong=wrong,
-            seconds=round(time.monotonic() - began, 1),
-            broker=plan.broker,
-            field_noise=plan.field_noise,
-            tampering=list(plan.tampering),
-            slow_links=len(plan.links),
-            bad_updates=member.sent if member else 0,
-            missing=len(missing),
-            played=dict(Counter(f"{kind} of {_part(target)}" for kind, target in storm.played)),
-        )
-
-    def _audit(
-        self,
-        simulation: Simulation,
-        fleet: ChaosFleet,
-        plan: Plan,
-        storm: Storm,
-        tap: Tap,
-        missing: set[tuple[int, str]],
-        *,
-        finished: bool,
-    ) -> list[str]:
-        """:param finished: what a run that was broken off still says is about privacy."""
-        honest = fleet.honest
+        finished = not wrong  # what a run that was broken off still says is about privacy
         try:
-            wrong = audit.check_tap(simulation, tap, devices=honest)
-            wrong += audit.check_outboxes(simulation, honest)
-            wrong += audit.check_metrics(simulation, honest)
+            wrong += audit.check_tap(simulation, tap, devices=fleet.honest)
+            wrong += audit.check_outboxes(simulation, fleet.honest)
+            wrong += audit.check_metrics(simulation, fleet.honest)
             if finished:
-                found, unexplained = audit.missing_of(simulation, storm.may_decline)
-                missing |= found
+                missing, unexplained = audit.missing_of(simulation, storm.may_decline)
                 wrong += unexplained + audit.check_stores(simulation, missing=missing)
-                models = audit.models_of(simulation)
-                calm = self.calm(frozenset(missing))
-                if plan.field_noise and models == calm:
+                is_calm = audit.models_of(simulation) == self.calm(frozenset(missing))
+                if plan.field_noise and is_calm:
                     wrong.append("the model is the calm run's, although the noise was drawn")
-                elif not plan.field_noise and models != calm:
+                elif not plan.field_noise and not is_calm:
                     wrong.append("the models are not those of the calm run")
         except HushfleetError as error:
-            return [f"a store cannot be read: {error}"]
-        return wrong
+            wrong.append(f"a store cannot be read: {error}")
+        return Outcome.of(
+            plan,
+            wrong=wrong,
+            seconds=time.monotonic() - began,
+            bad_updates=sum(each.sent for each in trespassers if isinstance(each, HostileMember)),
+            missing=len(missing),
+            played=storm.played,
+        )
 
     def calm(self, missing: frozenset[tuple[int, str]] = frozenset()) -> dict[str, str]:
         """The models of a run without trouble in which these (round, device) send nothing, by the fast engine."""
@@ -185,7 +166,3 @@ class Bench:
     def _copy(self, folder: Path) -> Simulation:
         shutil.copytree(self._prepared.folder.path, folder)
         return replace(self._prepared, folder=RunFolder(folder))
-
-
-def _part(name: str) -> str:
-    return name if name in ("aggregator", "broker") else "device"

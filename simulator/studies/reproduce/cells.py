@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.data.download import ORIGINS, user_data_dir
+from hushfleet.data.sets import is_at_hand, looked_for
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.simulator.studies.reproduce.recipe import (
     LAST_ROUNDS,
     Axis,
-    Change,
-    Column,
-    Entry,
-    Group,
     Metric,
-    Row,
+    Recipe,
+    RowGroup,
     Special,
+    TableColumn,
+    TableRow,
     changed,
 )
 
 ALL_COLUMNS = "all"
+AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """:param column: None where one cell serves all columns.
+    """One run of a table.
+
+    :param column: None where one cell serves all columns.
     :param reading: None where the recipe has no readings.
     """
 
-    entry: Entry
-    group: Group
-    row: Row
-    column: Column | None
+    recipe: Recipe
+    group: RowGroup
+    row: TableRow
+    column: TableColumn | None
     reading: Axis | None
     seed: int
     quick: bool
@@ -48,14 +54,14 @@ class Cell:
     @property
     def key(self) -> str:
         """Its place among the results, without `.json`: `fedglp-adp/table-1/fashion-mnist/dp-fedavg/eps-2/...`."""
-        last = "-".join(
-            part
-            for part in (self.reading.id if self.reading else "", f"seed{self.seed}", "quick" if self.quick else "")
-            if part
-        )
-        return "/".join(
-            (self.entry.paper, self.entry.name, self.group.id, self.row.id, self.column_id, last)
-        )
+        last = [self.reading.id] if self.reading else []
+        last += [f"seed{self.seed}"] + ["quick"] * self.quick
+        return "/".join((self.recipe.paper, self.recipe.name, self.place, "-".join(last)))
+
+    @property
+    def place(self) -> str:
+        """`group/row/column`, as `first` of a recipe names it."""
+        return f"{self.group.id}/{self.row.id}/{self.column_id}"
 
     @property
     def column_id(self) -> str:
@@ -64,36 +70,39 @@ class Cell:
     @property
     def label(self) -> str:
         """For people."""
-        parts = [self.group.title, self.row.title, self.column.title if self.column else ""]
-        parts += [self.reading.title if self.reading else "", f"seed {self.seed}", "quick" if self.quick else ""]
-        return ", ".join(part for part in parts if part)
+        titles = [axis.title for axis in (self.group, self.row, self.column, self.reading) if axis]
+        return ", ".join([*titles, f"seed {self.seed}"] + ["quick"] * self.quick)
 
     @property
     def metric(self) -> Metric:
-        return self.entry.recipe.metric_of(self.group, self.row)
+        return self.recipe.metric_of(self.group, self.row)
+
+    @property
+    def data_set(self) -> str:
+        return str(self.plain["data"]["name"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.plain["round"]["rounds"])
+
+    @cached_property
+    def _specials(self) -> list[Special]:
+        here = {"group": self.group.id, "row": self.row.id, "column": self.column_id}
+        here["reading"] = self.reading.id if self.reading else ""
+        return [
+            special
+            for special in self.recipe.specials
+            if all(getattr(special, name) in (None, id) for name, id in here.items())
+        ]
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The task as a task file has it."""
-        recipe = self.entry.recipe
-        changes: list[Change] = [self.group, *([self.column] if self.column else []), self.row]
-        changes += [self.reading] if self.reading else []
-        changes += [special for special in recipe.specials if self._meets(special)]
-        changes += [recipe.quick] if self.quick and recipe.quick else []
-        plain = changed(recipe.task, changes)
-        plain["name"] = _task_name(self.entry.paper, self.entry.name, self.group.id, self.row.id)
-        plain["seed"] = self.seed
-        return plain
-
-    def _meets(self, special: Special) -> bool:
-        reading = self.reading.id if self.reading else ""
-        wanted = (
-            (special.group, self.group.id),
-            (special.row, self.row.id),
-            (special.column, self.column_id),
-            (special.reading, reading),
-        )
-        return all(name is None or name == here for name, here in wanted)
+        quick = self.recipe.quick if self.quick else None
+        changes = (self.group, self.column, self.row, self.reading, *self._specials, quick)
+        plain = changed(self.recipe.task, (change for change in changes if change))
+        name = "-".join((self.recipe.paper, self.recipe.name, self.group.id, self.row.id))
+        return plain | {"name": name[:63].rstrip("-._"), "seed": self.seed}
 
     @cached_property
     def digest(self) -> str:
@@ -103,7 +112,7 @@ class Cell:
 
     def task(self) -> Task:
         """Raises `BadInput`, also for a method that does not exist yet."""
-        plain = json.loads(json.dumps(self.plain))
+        plain = copy.deepcopy(self.plain)
         # What the committed results were run with: a digest stands for the same run whatever the defaults become.
         plain["wire"] = {"step": 0.5, "downlink": "full", **plain.get("wire", {})}
         # The papers, too, found their noise and print their epsilons by Rényi accountants.
@@ -113,16 +122,14 @@ class Cell:
     @property
     def evaluate_last(self) -> int:
         """In how many rounds at the end the devices' own models are tested."""
-        return LAST_ROUNDS if self.entry.recipe.window == "mean-last-10" else 1
+        return LAST_ROUNDS if self.recipe.window == "mean-last-10" else 1
 
     @cached_property
     def open(self) -> str:
         """Why it cannot be run, whatever data there are; empty if it can."""
-        reasons = [self.group.open, self.row.open, self.column.open if self.column else ""]
-        reasons += [each.open for each in self.entry.recipe.specials if self._meets(each)]
-        given = next((reason for reason in reasons if reason), "")
-        if given:
-            return given
+        for given in (self.group, self.row, self.column, *self._specials):
+            if given and given.open:
+                return given.open
         if self.group.gpu and not torch.cuda.is_available():
             return "its network wants a GPU, and there is none here"
         method = self.plain.get("method", {}).get("name")
@@ -135,12 +142,8 @@ class Cell:
         return ""
 
 
-def _task_name(*parts: str) -> str:
-    return "-".join(parts)[:63].rstrip("-._")
-
-
 def cells_of(
-    entry: Entry,
+    recipe: Recipe,
     *,
     seeds: int,
     quick: bool,
@@ -151,55 +154,50 @@ def cells_of(
 ) -> list[Cell]:
     """The cells in the order in which they are run: seed by seed, the most telling ones first.
 
-    :param datasets, methods, columns, readings: only these; by id or title, empty for all. Raises `BadInput` for one
-        that the recipe does not have.
+    :param datasets: only these groups, by id or title; empty for all. Likewise `methods` (rows), `columns`, `readings`.
+
+    Raises `BadInput` for one that the recipe does not have.
     """
-    recipe = entry.recipe
     groups = _chosen("--dataset", recipe.groups, datasets)
     rows = _chosen("--method", recipe.rows, methods)
     wanted = _chosen("--column", recipe.columns, columns)
-    meant = _chosen("--reading", recipe.readings, readings)
-    cells = list(_all(entry, groups, rows, wanted, meant, seeds=seeds, quick=quick))
-    order = {cell.key: place for place, cell in enumerate(cells)}
-    return sorted(cells, key=lambda cell: (cell.seed, _rank(cell), order[cell.key]))
+    meant: Sequence[Axis | None] = _chosen("--reading", recipe.readings, readings) or [None]
 
+    def columns_of(group: RowGroup, row: TableRow) -> Sequence[TableColumn | None]:
+        own = [column for column in recipe.columns_of(group) if column in wanted]
+        return [None] if own and row.same_in_all_columns else own
 
-def _all(
-    entry: Entry,
-    groups: list[Group],
-    rows: list[Row],
-    columns: list[Column],
-    readings: list[Axis],
-    *,
-    seeds: int,
-    quick: bool,
-) -> Iterator[Cell]:
-    for seed in range(seeds):
-        for reading in readings or [None]:
-            for group in groups:
-                wanted = {column.id for column in columns}
-                own = [column for column in entry.recipe.columns_of(group) if column.id in wanted]
-                for row in rows:
-                    if row.same_in_all_columns:
-                        if own:
-                            yield Cell(entry, group, row, None, reading, seed, quick)
-                    else:
-                        yield from (Cell(entry, group, row, column, reading, seed, quick) for column in own)
+    cells = [
+        Cell(recipe, group, row, column, reading, seed, quick)
+        for seed in range(seeds)
+        for reading in meant
+        for group in groups
+        for row in rows
+        for column in columns_of(group, row)
+    ]
+    return sorted(cells, key=lambda cell: (cell.seed, _rank(cell)))
 
 
 def _rank(cell: Cell) -> int:
-    place = "/".join((cell.group.id, cell.row.id, cell.column_id))
-    patterns = cell.entry.recipe.first
-    return next((at for at, pattern in enumerate(patterns) if fnmatchcase(place, pattern)), len(patterns))
+    patterns = cell.recipe.first
+    return next((at for at, pattern in enumerate(patterns) if fnmatchcase(cell.place, pattern)), len(patterns))
 
 
-def _chosen(option: str, axes: tuple[Any, ...], wanted: Collection[str]) -> list[Any]:
-    if not wanted:
-        return list(axes)
-    by_name = {name.lower(): axis for axis in axes for name in (axis.id, axis.title)}
-    unknown = [name for name in wanted if name.lower() not in by_name]
-    if unknown:
+def _chosen(option: str, axes: tuple[AnyAxis, ...], wanted: Collection[str]) -> list[AnyAxis]:
+    names = {name.lower() for name in wanted}
+    if unknown := names - {name.lower() for axis in axes for name in (axis.id, axis.title)}:
         there = ", ".join(axis.id for axis in axes) or "none"
-        raise BadInput(f"{option} {', '.join(unknown)}: this table has {there}")
-    chosen = [by_name[name.lower()] for name in wanted]
-    return [axis for axis in axes if axis in chosen]
+        raise BadInput(f"{option} {', '.join(sorted(unknown))}: this table has {there}")
+    return [axis for axis in axes if not names or {axis.id.lower(), axis.title.lower()} & names]
+
+
+def missing_data(names: Collection[str], data_dir: Path | None) -> dict[str, str]:
+    """The data sets that are not at hand, and for each: where it comes from, where to put it."""
+    return {name: words for name in sorted(names) if (words := _missing(name, data_dir or user_data_dir()))}
+
+
+@cache
+def _missing(name: str, where: Path) -> str:
+    if is_at_hand(name, data_dir=where):
+        return ""
+    return f"fetch it from {ORIGINS[name]} and put it into {where}: {looked_for(name)}"

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -22,11 +25,9 @@ from hushfleet.data.download import user_cache_dir
 from hushfleet.errors import StoreError
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.simulator.engines.fast.runtimes import make_gradient
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient, unavailable
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
-from hushfleet.simulator.studies.reproduce.run_cell import best_runtime, processor
-from hushfleet.simulator.studies.reproduce.work import work_of
 
 _TRIAL_S = 0.5
 _TESTS_PER_GRADIENT = 3.0  # a test is a forward pass: about a third of a gradient
@@ -43,46 +44,48 @@ SIZES = {
 
 
 def expected_work(task: Task, *, evaluate_last: int) -> tuple[float, float]:
-    """Samples trained on and images tested, as `work_of`, without loading the data."""
+    """Samples that are trained on, epochs counted, and images that models are tested on, in the whole run."""
     train, test = SIZES[task.data.name]
-    share = min(train, task.data.limit or train) / task.data.devices
-    kept_back = task.data.test_fraction
-    own = share * kept_back if kept_back else test / task.data.devices
-    return work_of(task, train=share * (1 - kept_back), test=test, own=own, evaluate_last=evaluate_last)
+    devices, rounds = task.data.devices, task.round.rounds
+    share, kept_back = min(train, task.data.limit or train) / devices, task.data.test_fraction
+    own_test = share * kept_back if kept_back else test / devices
+    share *= 1 - kept_back
+    config = task.method.config()
+    samples = config.local_epochs * share
+    if config.local_steps:
+        batch = task.privacy.sample_rate * share if task.privacy.sample_rate else config.batch_size
+        samples = config.local_steps * min(batch, share)
+    cohort = min(task.round.cohort_size or devices, devices)
+    return rounds * cohort * samples, min(evaluate_last, rounds) * cohort * (test + own_test) + rounds * test
 
 
 class Estimator:
-    """:param finished: cells from which rates are taken.
-    :param trial: samples a second by network and batch size, where there are none.
+    """Seconds of cells, on one core.
+
+    :param finished: cells from which rates are taken.
+    :param trial: samples a second by network and batch size, where there are none; default: `measured_rate`.
     """
 
-    def __init__(
-        self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None
-    ) -> None:
+    def __init__(self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None) -> None:
         self._trial = trial or measured_rate
-        here = processor()
-        rates: dict[tuple[str, str, int], list[float]] = {}
+        here, rates = processor(), defaultdict[tuple[str, str, int], list[float]](list)
         for one in finished:
-            work = one.samples + one.tested / _TESTS_PER_GRADIENT
             if one.processor == here and one.seconds > 1:
                 method = one.task["method"]
-                rates.setdefault((one.task["model"]["name"], method["name"], method.get("batch_size", 16)), []).append(
-                    work / one.seconds
-                )
-        self._rates = {key: median(each) for key, each in rates.items()}
+                kind = one.task["model"]["name"], method["name"], method.get("batch_size", 16)
+                rates[kind].append((one.samples + one.tested / _TESTS_PER_GRADIENT) / one.seconds)
+        self._rates = {kind: median(each) for kind, each in rates.items()}
 
     def seconds(self, cell: Cell) -> float | None:
-        """On one core; None for a cell that cannot be run."""
-        if cell.open or cell.plain["data"]["name"] not in SIZES:
+        """None for a cell that cannot be run."""
+        if cell.open or cell.data_set not in SIZES:
             return None
         task = cell.task()
         trained, tested = expected_work(task, evaluate_last=cell.evaluate_last)
         batch = task.method.config().batch_size
         known = self._rates.get((task.model.name, task.method.name, batch))
-        if known:
-            return (trained + tested / _TESTS_PER_GRADIENT) / known
-        rate = self._trial(task.model.name, batch)
-        return (trained * cell.row.passes + tested / _TESTS_PER_GRADIENT) / rate
+        passes = 1.0 if known else cell.row.passes
+        return (trained * passes + tested / _TESTS_PER_GRADIENT) / (known or self._trial(task.model.name, batch))
 
 
 @cache
@@ -117,3 +120,18 @@ def _measure(name: str, batch: int, runtime: str) -> float:
         gradient(params, x, y, masks, out=out)
         done += batch
     return done / (time.process_time() - began)
+
+
+def best_runtime(model: str) -> str:
+    """Compiled kernels where there are any for this network; else the devices' own graphs."""
+    return ON_DEVICES if unavailable("native", model) else "native"
+
+
+@cache
+def processor() -> str:
+    """This machine's processor, by name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

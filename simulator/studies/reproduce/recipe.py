@@ -8,14 +8,12 @@ reason, and no task.
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -34,14 +32,14 @@ WINDOWS: dict[str, str] = {
     "best": "the best round",
 }
 LAST_ROUNDS = 10
-_Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+_Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
-class _Part(BaseModel):
+class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
 
 
-class Change(_Part):
+class Change(_Frozen):
     """What a row, a column, ... does to the base task.
 
     :param set: values by key, such as `"privacy.epsilon"`.
@@ -59,14 +57,16 @@ class Axis(Change):
     :param open: why it cannot be run, or empty.
     """
 
-    id: _Name
+    id: _Id
     title: str
     note: str = ""
     open: str = ""
 
 
-class Row(Axis):
-    """:param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
+class TableRow(Axis):
+    """A method or a variant.
+
+    :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
     :param passes: gradients that the method takes for each sample and epoch, for the estimate of time.
     :param metric: where it is not the group's, such as for a method without own models.
     """
@@ -76,13 +76,13 @@ class Row(Axis):
     metric: Metric | None = None
 
 
-class Column(Axis):
-    """:param paper_epsilon: what the paper prints, or none."""
+class TableColumn(Axis):
+    """A setting that all rows are run with; `paper_epsilon` is what the paper prints, or none."""
 
     paper_epsilon: Annotated[float, Field(gt=0)] | None = None
 
 
-class Group(Axis):
+class RowGroup(Axis):
     """Rows that share a data set; `metric` where it is not the table's.
 
     :param substitutions: where the task is not the paper's: "Fashion-MNIST instead of SVHN".
@@ -101,10 +101,7 @@ class Group(Axis):
 
 
 class Special(Change):
-    """A change of some cells only; a name that is left out stands for all.
-
-    :param same: rows that have the same in this column.
-    """
+    """A change of some cells only; a name that is left out stands for all."""
 
     group: str | None = None
     row: str | None = None
@@ -119,17 +116,20 @@ class Quick(Change):
     label: str
 
 
-class Recipe(_Part):
+class Recipe(_Frozen):
     """One table or figure.
 
-    :param label: what the paper calls it, where that is not "Table 1".
+    :param paper: of its folder, such as `fedglp-adp`; `name` is its file's, such as `table-1`.
+    :param label: what the paper calls it: "Table 1".
     :param claim: what the paper says about it, in one sentence.
     :param readings_text: what the paper leaves open, and what is taken here.
     :param first: cells in the order in which they are run, as `group/row/column` with `*`; the others follow.
     """
 
+    paper: str
+    name: str
+    label: str
     title: str
-    label: str = ""
     claim: str = ""
     readings_text: str = ""
     open: str = ""
@@ -137,9 +137,9 @@ class Recipe(_Part):
     metric: Metric = "accuracy_global"
     window: Window = "last"
     task: dict[str, Any] = {}
-    groups: Annotated[tuple[Group, ...], Field(alias="group")] = ()
-    rows: Annotated[tuple[Row, ...], Field(alias="row")] = ()
-    columns: Annotated[tuple[Column, ...], Field(alias="column")] = ()
+    groups: Annotated[tuple[RowGroup, ...], Field(alias="group")] = ()
+    rows: Annotated[tuple[TableRow, ...], Field(alias="row")] = ()
+    columns: Annotated[tuple[TableColumn, ...], Field(alias="column")] = ()
     readings: Annotated[tuple[Axis, ...], Field(alias="reading")] = ()
     specials: Annotated[tuple[Special, ...], Field(alias="special")] = ()
     first: tuple[str, ...] = ()
@@ -149,58 +149,39 @@ class Recipe(_Part):
     def _fits_together(self) -> Self:
         if bool(self.open) == bool(self.task):
             raise ValueError("a recipe has either a [task] with rows and columns, or `open`, the reason why not")
-        rows, columns = [row.id for row in self.rows], [column.id for column in self.columns]
-        for name, ids in (
-            ("group", [group.id for group in self.groups]),
-            ("row", rows),
-            ("column", columns),
-            ("reading", [reading.id for reading in self.readings]),
-        ):
-            if len(set(ids)) != len(ids):
-                raise ValueError(f"{name}: an id stands there twice: {ids}")
-            if self.task and not ids and name != "reading":
+        axes: dict[str, tuple[Axis, ...]] = {
+            "group": self.groups, "row": self.rows, "column": self.columns, "reading": self.readings
+        }  # fmt: skip
+        ids = {name: [axis.id for axis in those] for name, those in axes.items()}
+        for name, those in ids.items():
+            if len(set(those)) != len(those):
+                raise ValueError(f"{name}: an id stands there twice: {those}")
+            if self.task and not those and name != "reading":
                 raise ValueError(f"there is no [[{name}]]")
         for group in self.groups:
-            if unknown := set(group.columns) - set(columns):
+            if unknown := set(group.columns) - set(ids["column"]):
                 raise ValueError(f"group {group.id}: there is no column {', '.join(sorted(unknown))}")
             for row, values in group.values.items():
-                if row not in rows:
+                if row not in ids["row"]:
                     raise ValueError(f"group {group.id}: values of {row!r}, which is no row")
-                if len(values) != len(group.columns or columns):
+                if len(values) != len(group.columns or self.columns):
                     raise ValueError(f"group {group.id}, row {row}: {len(values)} values for its columns")
         return self
 
-    def metric_of(self, group: Group, row: Row | None = None) -> Metric:
+    def metric_of(self, group: RowGroup, row: TableRow | None = None) -> Metric:
         return (row.metric if row else None) or group.metric or self.metric
 
-    def columns_of(self, group: Group) -> tuple[Column, ...]:
-        return tuple(column for column in self.columns if not group.columns or column.id in group.columns)
+    def columns_of(self, group: RowGroup) -> list[TableColumn]:
+        return [column for column in self.columns if not group.columns or column.id in group.columns]
 
-    def paper_value(self, group: Group, row: str, column: str) -> float | None:
+    def paper_value(self, group: RowGroup, row: str, column: str) -> float | None:
         """In percent; None where the paper prints none."""
-        values = group.values.get(row)
-        if values is None:
-            return None
-        at = [each.id for each in self.columns_of(group)].index(column)
-        return None if values[at] != values[at] else values[at]
+        by_column = zip((each.id for each in self.columns_of(group)), group.values.get(row, ()), strict=False)
+        value = dict(by_column).get(column)
+        return None if value != value else value
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A recipe and its place: paper `fedglp-adp`, name `table-1`."""
-
-    paper: str
-    name: str
-    recipe: Recipe
-
-    @property
-    def label(self) -> str:
-        """As the paper calls it: "Table 1"."""
-        kind, _, number = self.name.partition("-")
-        return self.recipe.label or f"{kind.capitalize()} {number}"
-
-
-class Paper(_Part):
+class Paper(_Frozen):
     """`paper.toml`: what all its tables share."""
 
     name: str
@@ -208,56 +189,63 @@ class Paper(_Part):
     method: str = ""
 
 
-def recipes_folder() -> Traversable:
-    return resources.files("hushfleet.simulator.studies.reproduce") / "recipes"
+def recipes_folder() -> Path:
+    return Path(__file__).with_name("recipes")
 
 
-def paper_names(folder: Traversable | Path | None = None) -> list[str]:
-    folder = folder or recipes_folder()
-    return sorted(each.name for each in folder.iterdir() if each.is_dir() and (each / "paper.toml").is_file())
+def paper_names() -> list[str]:
+    return sorted(path.parent.name for path in recipes_folder().glob("*/paper.toml"))
 
 
-def load_paper(name: str, folder: Traversable | Path | None = None) -> Paper:
+def load_paper(name: str) -> Paper:
     """Raises `BadInput` for a paper that is not there, and names those that are."""
-    names = paper_names(folder)
+    names = paper_names()
     if name not in names:
         raise BadInput(f"there is no paper {name!r}; there are {', '.join(names)} (`hushfleet reproduce --list`)")
-    path = (folder or recipes_folder()) / name / "paper.toml"
+    path = recipes_folder() / name / "paper.toml"
     return _parsed(Paper, _read(path), path)
 
 
-def load_entries(paper: str, folder: Traversable | Path | None = None) -> list[Entry]:
+def load_recipes(paper: str) -> list[Recipe]:
     """All tables and figures of a paper, tables first. Raises `BadInput`."""
-    load_paper(paper, folder)
-    files = [each for each in ((folder or recipes_folder()) / paper).iterdir() if each.name.endswith(".toml")]
-    names = sorted((each.name.removesuffix(".toml") for each in files if each.name != "paper.toml"), key=_table_order)
-    return [Entry(paper, name, load_recipe((folder or recipes_folder()) / paper, name)) for name in names]
+    load_paper(paper)
+    paths = [path for path in (recipes_folder() / paper).glob("*.toml") if path.name != "paper.toml"]
+    return [load_recipe(path) for path in sorted(paths, key=_table_order)]
 
 
-def load_entry(paper: str, kind: str, number: str, folder: Traversable | Path | None = None) -> Entry:
-    """:param number: as the paper prints it: 1, or II. Raises `BadInput` with what there is."""
-    entries = load_entries(paper, folder)
-    wanted = f"{kind}-{_arabic(number)}"
-    for entry in entries:
-        if entry.name == wanted:
-            return entry
-    there = ", ".join(entry.label for entry in entries)
-    raise BadInput(f"{paper} has no {kind} {number} here; it has {there}")
+def find_recipe(paper: str, *, table: str | None = None, figure: str | None = None) -> Recipe:
+    """A table or a figure by its number as the paper prints it: 1, or II; none of them where there is only one.
+
+    Raises `BadInput` with what there is.
+    """
+    recipes = load_recipes(paper)
+    there = ", ".join(recipe.label for recipe in recipes)
+    if table is None and figure is None and len(recipes) == 1:
+        return recipes[0]
+    if (table is None) == (figure is None):
+        raise BadInput(f"give one of --table and --figure; {paper} has {there}")
+    kind, number = ("table", table) if table else ("figure", figure or "")
+    found = [recipe for recipe in recipes if recipe.name == f"{kind}-{_arabic(number or '')}"]
+    if not found:
+        raise BadInput(f"{paper} has no {kind} {number} here; it has {there}")
+    return found[0]
 
 
-def load_recipe(folder: Traversable | Path, name: str) -> Recipe:
+def load_recipe(path: Path) -> Recipe:
     """A recipe file. With `like`, what it lacks of task, readings, metric and `quick` comes from that one."""
-    path = folder / f"{name}.toml"
     plain = _read(path)
     if like := plain.pop("like", ""):
-        plain = {key: value for key, value in _read(folder / f"{like}.toml").items() if key in _SHARED} | plain
-    return _parsed(Recipe, plain, path)
+        plain = {key: value for key, value in _read(path.with_stem(like)).items() if key in _SHARED} | plain
+    kind, _, number = path.stem.partition("-")
+    named = {"label": f"{kind.capitalize()} {number}"} | plain | {"paper": path.parent.name, "name": path.stem}
+    return _parsed(Recipe, named, path)
 
 
 _SHARED = ("task", "reading", "metric", "window", "quick")
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
-def _read(path: Traversable | Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -266,7 +254,7 @@ def _read(path: Traversable | Path) -> dict[str, Any]:
         raise BadInput(f"{path} does not parse: {error}") from error
 
 
-def _parsed(kind: type[Any], plain: dict[str, Any], path: Traversable | Path) -> Any:
+def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
@@ -274,9 +262,9 @@ def _parsed(kind: type[Any], plain: dict[str, Any], path: Traversable | Path) ->
         raise BadInput(f"{path}: " + "; ".join(lines)) from error
 
 
-def _table_order(name: str) -> tuple[int, int, str]:
-    kind, _, number = name.partition("-")
-    return {"table": 0, "figure": 1}.get(kind, 2), int(number) if number.isdigit() else 0, name
+def _table_order(path: Path) -> tuple[int, int, str]:
+    kind, _, number = path.stem.partition("-")
+    return {"table": 0, "figure": 1}.get(kind, 2), int(number) if number.isdigit() else 0, path.stem
 
 
 _ROMAN = {"i": 1, "ii": 2, "iii": 3, "iv": 4, "v": 5, "vi": 6}
@@ -287,16 +275,16 @@ def _arabic(number: str) -> str:
     return str(_ROMAN.get(number, number))
 
 
-def changed(task: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
+def changed(task: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
     """A deep copy of the base task with each change in turn."""
-    plain = _copy(task)
+    plain = copy.deepcopy(dict(task))
     for change in changes:
         for key in change.unset:
             section, name = _place(plain, key)
             section.pop(name, None)
         for key, value in change.set.items():
             section, name = _place(plain, key)
-            section[name] = _copy(value)
+            section[name] = copy.deepcopy(value)
     return plain
 
 
@@ -305,7 +293,3 @@ def _place(plain: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     for part in path:
         plain = plain.setdefault(part, {})
     return plain, name
-
-
-def _copy(value: Any) -> Any:
-    return {name: _copy(each) for name, each in value.items()} if isinstance(value, Mapping) else value

@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
-from statistics import fmean, stdev
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hushfleet.simulator.studies.reproduce.cells import ALL_COLUMNS, Cell
-from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell
-from hushfleet.simulator.studies.reproduce.recipe import METRICS, WINDOWS, Axis, Column, Entry, Group, Row
+import pandas as pd
 
+from hushfleet.simulator.studies.reproduce.cells import Cell
+from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.recipe import METRICS, WINDOWS, Axis, Recipe, RowGroup, TableColumn
 
-@dataclass(frozen=True)
-class Square:
-    """What stands in one place of the table; accuracies in percent.
-
-    :param paper: None where the paper prints none.
-    :param ours: mean over seeds; None where no cell is finished; :param spread: standard deviation, None for one seed.
-    :param seeds: those that are finished, of `asked`.
-    :param open: why nothing is there, or that it was not run yet.
-    :param raw_values: what the method sends without noise, in words: then both epsilons are infinite, and
-        `noised_server` and `noised_release` are what the noised values alone cost, as papers count.
-    :param estimate_s: of what is not finished, on one core; None where it cannot be run or was not estimated.
-    """
-
-    row: str
-    column: str
-    paper: float | None
-    ours: float | None
-    spread: float | None
-    seeds: tuple[int, ...]
-    asked: int
-    paper_epsilon: float | None
-    epsilon_server: float | None
-    epsilon_release: float | None
-    open: str
-    estimate_s: float | None
-    values: tuple[float, ...] = ()
-    raw_values: tuple[str, ...] = ()
-    noised_server: float | None = None
-    noised_release: float | None = None
-
-    @property
-    def difference(self) -> float | None:
-        return None if self.ours is None or self.paper is None else self.ours - self.paper
+NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
 class Ranking:
     """The rows of one column from best to worst, where both sides have a number.
 
-    :param agreement: Kendall's tau-b between them: 1 is the same order, -1 the reverse; None for fewer than two rows.
+    :param agreement: Kendall's tau-b between them: 1 is the same order, -1 the reverse; None where one has no order.
     """
 
     column: str
@@ -65,14 +31,20 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Block:
-    """The squares of one group under one reading."""
+    """The places of one group under one reading.
 
-    group: Group
+    :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN where there
+        is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, of two seeds or more),
+        `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `paper_epsilon`, `epsilon_server`,
+        `epsilon_release`, `raw_values` (what the method sends without noise, in words: then both epsilons are infinite,
+        and `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why
+        nothing is there), `estimate_s` (of what is not finished, on one core), and the titles `method` and `at`.
+    """
+
+    group: RowGroup
     reading: Axis | None
     metric: str
-    rows: tuple[Row, ...]
-    columns: tuple[Column, ...]
-    squares: Mapping[tuple[str, str], Square]
+    places: pd.DataFrame
     rankings: tuple[Ranking, ...]
 
     @property
@@ -82,33 +54,33 @@ class Block:
     @property
     def begun(self) -> bool:
         """Whether any of its cells is finished."""
-        return any(square.seeds for square in self.squares.values())
+        return bool(self.places.ours.notna().any())
 
 
 @dataclass(frozen=True)
 class PaperTable:
     """All of it, with the labels that have to stand beside it."""
 
-    entry: Entry
+    recipe: Recipe
     quick: bool
     labels: tuple[str, ...]
     blocks: tuple[Block, ...]
 
     @property
+    def places(self) -> pd.DataFrame:
+        """Of all blocks, with the block's title as `block`."""
+        return pd.concat([block.places.assign(block=block.title) for block in self.blocks])
+
+    @property
     def done(self) -> int:
-        return sum(len(square.seeds) for square in self.squares)
+        return sum(len(seeds) for seeds in self.places.seeds)
 
     @property
     def asked(self) -> int:
-        return sum(square.asked for square in self.squares)
-
-    @property
-    def squares(self) -> list[Square]:
-        return [square for block in self.blocks for square in block.squares.values()]
+        return int(self.places.asked.sum())
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON."""
-        recipe = self.entry.recipe
         blocks = [
             {
                 "dataset": block.group.id,
@@ -116,170 +88,154 @@ class PaperTable:
                 "reading": block.reading.id if block.reading else None,
                 "metric": block.metric,
                 "substitutions": list(block.group.substitutions),
-                "cells": [_plain(asdict(each) | {"difference": each.difference}) for each in block.squares.values()],
+                "cells": [
+                    {str(name): _plain(value) for name, value in line.items()}
+                    for line in block.places.drop(columns=["method", "at"]).to_dict("records")
+                ],
                 "rankings": [asdict(ranking) for ranking in block.rankings],
             }
             for block in self.blocks
         ]
         return {
             "schema": 1,
-            "paper": self.entry.paper,
-            "table": self.entry.name,
-            "title": recipe.title,
-            "claim": recipe.claim,
-            "window": recipe.window,
+            "paper": self.recipe.paper,
+            "table": self.recipe.name,
+            "title": self.recipe.title,
+            "claim": self.recipe.claim,
+            "window": self.recipe.window,
             "quick": self.quick,
             "labels": list(self.labels),
-            "readings": recipe.readings_text,
+            "readings": self.recipe.readings_text,
             "blocks": blocks,
         }
 
 
-def make_table(
-    entry: Entry,
-    cells: Sequence[Cell],
-    kept: Kept,
-    *,
-    quick: bool,
-    missing: Mapping[str, str],
-    estimates: Mapping[str, float],
-    failures: Mapping[str, str] | None = None,
-) -> PaperTable:
-    """The table of these cells.
+@dataclass(frozen=True)
+class Progress:
+    """What is known of the cells.
 
     :param missing: why a data set cannot be had, by name.
     :param estimates: seconds on one core, by the digest of cells that are not finished.
     :param failures: the errors of cells that failed, by key.
     """
-    recipe = entry.recipe
-    meant = {cell.reading.id for cell in cells if cell.reading}
-    readings = [each for each in recipe.readings if each.id in meant] or [None]
+
+    kept: Kept
+    missing: Mapping[str, str] = field(default_factory=dict)
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    def why_open(self, cell: Cell) -> str:
+        if error := self.failures.get(cell.key):
+            return f"failed: {error}"
+        return cell.open or self.missing.get(cell.data_set) or NOT_RUN
+
+
+def make_table(recipe: Recipe, cells: Sequence[Cell], progress: Progress, *, quick: bool) -> PaperTable:
+    """The table of these cells."""
     blocks = []
     for group in recipe.groups:
-        for reading in readings:
-            block = _block(entry, group, reading, cells, kept, missing, estimates, failures or {})
-            if block.squares:
-                blocks.append(block)
-    return PaperTable(entry, quick, tuple(_labels(entry, cells, kept, quick=quick)), tuple(blocks))
+        for reading in recipe.readings or (None,):
+            those = [cell for cell in cells if cell.group.id == group.id and cell.reading == reading]
+            if those:
+                blocks.append(_block(recipe, group, reading, those, progress))
+    return PaperTable(recipe, quick, tuple(_labels(recipe, cells, progress.kept, quick=quick)), tuple(blocks))
 
 
-def _block(
-    entry: Entry,
-    group: Group,
-    reading: Axis | None,
-    cells: Sequence[Cell],
-    kept: Kept,
-    missing: Mapping[str, str],
-    estimates: Mapping[str, float],
-    failures: Mapping[str, str],
-) -> Block:
-    squares = {}
-    here = [
-        cell
-        for cell in cells
-        if cell.group.id == group.id and (cell.reading is None or reading is None or cell.reading.id == reading.id)
-    ]
-    shown = {cell.column_id for cell in here if cell.column}
-    for row in entry.recipe.rows:
-        for column in entry.recipe.columns_of(group):
-            these = [cell for cell in here if cell.row.id == row.id and cell.column_id in (column.id, ALL_COLUMNS)]
-            if these and (column.id in shown or not shown):
-                squares[row.id, column.id] = _square(
-                    entry, group, row, column, these, kept, missing, estimates, failures
-                )
-    rows = tuple(row for row in entry.recipe.rows if any(key[0] == row.id for key in squares))
-    columns = tuple(column for column in entry.recipe.columns if any(key[1] == column.id for key in squares))
-    metric = entry.recipe.metric_of(group)
-    rankings = tuple(ranking for column in columns if (ranking := _ranking(rows, column, squares)))
-    return Block(group, reading, metric, rows, columns, squares, rankings)
+def _block(recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequence[Cell], progress: Progress) -> Block:
+    asked = [column for column in recipe.columns_of(group) if any(cell.column == column for cell in cells)]
+    columns = asked or recipe.columns_of(group)
+    runs = pd.DataFrame([line for cell in cells for line in _runs(cell, columns, progress)])
+    order = {"row": [row.id for row in recipe.rows], "column": [column.id for column in columns]}
+    for name, ids in order.items():
+        runs[name] = pd.Categorical(runs[name], ids)
+    places = runs.groupby(["row", "column"], observed=True).agg(**_COMBINED).reset_index()
+    places["difference"] = places.ours - places.paper
+    raw = places.raw_values.map(bool)
+    for view in ("server", "release"):
+        places[f"epsilon_{view}"] = places[f"noised_{view}"].mask(raw, math.inf)
+        places[f"noised_{view}"] = places[f"noised_{view}"].where(raw)
+    rankings = [_ranking(column, places[places.column == column.id]) for column in columns]
+    return Block(group, reading, recipe.metric_of(group), places, tuple(each for each in rankings if each))
 
 
-def _square(
-    entry: Entry,
-    group: Group,
-    row: Row,
-    column: Column,
-    cells: Sequence[Cell],
-    kept: Kept,
-    missing: Mapping[str, str],
-    estimates: Mapping[str, float],
-    failures: Mapping[str, str],
-) -> Square:
-    found: list[tuple[int, KeptCell]] = [(cell.seed, one) for cell in cells if (one := kept.of(cell))]
-    values = tuple(
-        100 * value for _, one in found if (value := one.value(cells[0].metric, entry.recipe.window)) is not None
-    )
-    waiting = [cell for cell in cells if kept.of(cell) is None]
-    reason = ""
-    if waiting:
-        failed = next((failures[cell.key] for cell in waiting if cell.key in failures), "")
-        data = missing.get(waiting[0].plain["data"]["name"], "")
-        reason = f"failed: {failed}" if failed else waiting[0].open or data or "not run yet"
-    can_run = [cell for cell in waiting if not cell.open and cell.digest in estimates]
-    raw = tuple(dict.fromkeys(words for _, one in found for words in one.raw_values))
-    server = max((one.epsilon_server for _, one in found), default=None)
-    release = max((one.epsilon_release for _, one in found), default=None)
-    return Square(
-        row=row.id,
-        column=column.id,
-        paper=entry.recipe.paper_value(group, row.id, column.id),
-        ours=fmean(values) if values else None,
-        spread=stdev(values) if len(values) > 1 else None,
-        seeds=tuple(seed for seed, _ in found),
-        asked=len(cells),
-        paper_epsilon=None if row.same_in_all_columns else column.paper_epsilon,
-        epsilon_server=math.inf if raw else server,
-        epsilon_release=math.inf if raw else release,
-        open=reason,
-        estimate_s=math.fsum(estimates[cell.digest] for cell in can_run) if can_run else None,
-        values=values,
-        raw_values=raw,
-        noised_server=server if raw else None,
-        noised_release=release if raw else None,
-    )
+def _runs(cell: Cell, columns: Sequence[TableColumn], progress: Progress) -> Iterator[dict[str, Any]]:
+    """A cell, in each column that it stands in."""
+    recipe, one = cell.recipe, progress.kept.of(cell)
+    value = one.value(cell.metric, recipe.window) if one else None
+    for column in columns if cell.column is None else (cell.column,):
+        yield {
+            "row": cell.row.id,
+            "column": column.id,
+            "method": cell.row.title,
+            "at": column.title,
+            "paper": recipe.paper_value(cell.group, cell.row.id, column.id),
+            "paper_epsilon": None if cell.row.same_in_all_columns else column.paper_epsilon,
+            "seed": cell.seed if one else None,
+            "value": None if value is None else 100 * value,
+            "server": one.epsilon_server if one else None,
+            "release": one.epsilon_release if one else None,
+            "raw": one.raw_values if one else (),
+            "open": "" if one else progress.why_open(cell),
+            "estimate_s": None if one or cell.open else progress.estimates.get(cell.digest),
+        }
 
 
-def _ranking(rows: Sequence[Row], column: Column, squares: Mapping[tuple[str, str], Square]) -> Ranking | None:
-    both = [
-        (row.title, square.paper, square.ours)
-        for row in rows
-        if (square := squares.get((row.id, column.id))) and square.paper is not None and square.ours is not None
-    ]
+def _first(values: pd.Series) -> Any:
+    return values.iloc[0]
+
+
+def _why(reasons: pd.Series) -> str:
+    """A failure says more than that another seed was not run."""
+    return max((reason for reason in reasons if reason), key=lambda reason: reason.startswith("failed"), default="")
+
+
+_COMBINED: dict[str, tuple[str, Any]] = {
+    "method": ("method", _first),
+    "at": ("at", _first),
+    "paper": ("paper", _first),
+    "ours": ("value", "mean"),
+    "spread": ("value", "std"),
+    "values": ("value", lambda values: tuple(values.dropna())),
+    "seeds": ("seed", lambda seeds: tuple(int(seed) for seed in seeds.dropna())),
+    "asked": ("seed", "size"),
+    "paper_epsilon": ("paper_epsilon", _first),
+    "noised_server": ("server", "max"),
+    "noised_release": ("release", "max"),
+    "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
+    "open": ("open", _why),
+    "estimate_s": ("estimate_s", lambda seconds: seconds.sum(min_count=1)),
+}
+
+
+def _ranking(column: TableColumn, places: pd.DataFrame) -> Ranking | None:
+    both = places.dropna(subset=["paper", "ours"])
     if len(both) < 2:
         return None
-    paper = tuple(name for name, _, _ in sorted(both, key=lambda each: -(each[1] or 0)))
-    ours = tuple(name for name, _, _ in sorted(both, key=lambda each: -(each[2] or 0)))
-    return Ranking(column.id, paper, ours, kendall([p for _, p, _ in both if p], [o for _, _, o in both if o]))
+    paper, ours = (
+        tuple(both.sort_values(name, ascending=False, kind="stable").method) for name in ("paper", "ours")
+    )
+    tau = both.paper.corr(both.ours, method="kendall")
+    return Ranking(column.id, paper, ours, None if math.isnan(tau) else float(tau))
 
 
-def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Kendall's tau-b; None where one side has no order at all."""
-    pairs = [(a2 - a1, b2 - b1) for (a1, b1), (a2, b2) in combinations(zip(first, second, strict=True), 2)]
-    agree = sum((x * y > 0) - (x * y < 0) for x, y in pairs)
-    scale = math.sqrt(sum(x != 0 for x, _ in pairs) * sum(y != 0 for _, y in pairs))
-    return agree / scale if scale else None
-
-
-def _labels(entry: Entry, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> list[str]:
+def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> Iterator[str]:
     """What differs from the paper, in the order of weight."""
-    recipe = entry.recipe
-    labels = [recipe.quick.label] if quick and recipe.quick else []
+    if quick and recipe.quick:
+        yield recipe.quick.label
     for group in recipe.groups:
         if any(cell.group.id == group.id for cell in cells):
-            labels += [f"{group.title}: {words}" for words in group.substitutions]
-    seeds = Counter(cell.seed for cell in cells if kept.of(cell))
-    if seeds:
-        labels.append("one seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds")
-    return labels
+            yield from (f"{group.title}: {words}" for words in group.substitutions)
+    if seeds := {cell.seed for cell in cells if kept.of(cell)}:
+        yield "one seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds"
 
 
-def measured_as(entry: Entry, metric: str) -> str:
-    return f"{METRICS[metric]}, {WINDOWS[entry.recipe.window]}"
+def measured_as(recipe: Recipe, metric: str) -> str:
+    return f"{METRICS[metric]}, {WINDOWS[recipe.window]}"
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "inf" if value > 0 else None
     return value

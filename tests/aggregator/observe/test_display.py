@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
-from hushfleet.aggregator.observe.fleet_state import FleetState
+from hushfleet.aggregator.observe.fleet_state import RunState
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from support import report_samples
 
@@ -48,8 +48,8 @@ def events(devices: int, *, rounds: int = 3, closed: int = 1) -> list[dict[str, 
     return told
 
 
-def fed(told: list[dict[str, Any]]) -> FleetState:
-    state = FleetState()
+def fed(told: list[dict[str, Any]]) -> RunState:
+    state = RunState()
     for event in told:
         state.apply(event)
     return state
@@ -58,18 +58,15 @@ def fed(told: list[dict[str, Any]]) -> FleetState:
 def test_the_state_counts_rounds_bytes_and_devices() -> None:
     state = fed(events(8))
     assert (state.rounds_closed, state.round, state.rounds) == (1, 2, 3)
-    assert list(state.states().values()) == ["done"] * 4 + ["training"] * 4
+    assert list(state.states().values()) == ["accepted"] * 4 + ["training"] * 4
     assert state.progress == 1.5
     assert (state.uplink_bytes, state.round_bytes, state.downlink_bytes) == (8000, 4000, 32000)
     assert state.epsilon_server == 10.0
     assert state.epsilon_release == epsilon([Step(3.975, 1.0, 1)], delta=0.1)
-    assert state.seconds_left(20.0) == 16.0  # two rounds of 8 s, the second just opened
-    assert state.seconds_left(23.0) == 13.0
-    assert state.seconds_left(500.0) == 8.0
 
 
 def test_an_epsilon_that_is_stated_is_not_computed() -> None:
-    state = FleetState(delta=0.1)
+    state = RunState(delta=0.1)
     state.apply({"event": "round_close", "round": 1, "multiplier_release": 1.0, "epsilon_release": 7.5})
     assert state.epsilon_release == 7.5
 
@@ -80,7 +77,7 @@ def test_answers_end_with_the_round_and_duplicates_count_once() -> None:
     state.apply({"event": "update", "round": 2, "device": "pi-000", "bytes": 9, "code": "late", "reason": "closed"})
     state.apply({"event": "decline", "round": 2, "device": "pi-003", "code": "budget", "reason": "spent"})
     state.apply({"event": "presence", "device": "pi-002", "state": "lost"})
-    assert list(state.states().values()) == ["done", "done", "lost", "declined"]
+    assert list(state.states().values()) == ["accepted", "accepted", "lost", "declined"]
     assert state.round_bytes == 2000
     assert dict(state.counted) == {"refused": 1, "declined": 1, "lost": 1}
     assert state.warnings[-2] == "round 2: pi-003 declined: budget (spent)"
@@ -107,7 +104,7 @@ def test_what_happens_to_many_devices_in_a_round_is_one_calm_line() -> None:
 
 
 def test_a_device_that_is_away_when_the_run_begins_is_not_reported_as_lost() -> None:
-    state = FleetState()
+    state = RunState()
     state.apply({"event": "presence", "device": "a", "state": "lost"})
     state.apply({"event": "presence", "device": "b", "state": "ready"})
     state.apply({"event": "presence", "device": "b", "state": "lost"})
@@ -116,7 +113,7 @@ def test_a_device_that_is_away_when_the_run_begins_is_not_reported_as_lost() -> 
 
 
 def test_unknown_events_and_missing_fields_are_passed_over() -> None:
-    state = FleetState()
+    state = RunState()
     for kind in ("run", "presence", "round_open", "update", "decline", "refused", "round_close", "finished", "new"):
         state.apply({"event": kind})
     state.apply({})
@@ -125,7 +122,7 @@ def test_unknown_events_and_missing_fields_are_passed_over() -> None:
 
 
 def test_means_over_devices_use_each_ones_newest_values() -> None:
-    state = FleetState()
+    state = RunState()
     state.apply_metrics("a", {"round": 1, "accuracy_own_common": 0.1})
     state.apply_metrics("a", {"round": 2, "accuracy_own_common": 0.5, "epsilon_server": 3.0})
     state.apply_metrics("b", {"round": 1, "accuracy_own_common": 0.7, "loss": None})
@@ -138,7 +135,7 @@ def test_means_over_devices_use_each_ones_newest_values() -> None:
 @pytest.mark.parametrize("devices", [0, 2, 8, 200, 500, 5000])
 def test_the_panel_fits_the_terminal(width: int, devices: int) -> None:
     screen, raw = console(width)
-    display = FleetDisplay(console=screen, clock=lambda: 20.0)
+    display = FleetDisplay(console=screen)
     for event in events(devices):
         display.apply(event)
     display.apply_metrics("pi-000", {"accuracy_own_common": 0.713, "accuracy_own_local": 0.82})
@@ -147,41 +144,36 @@ def test_the_panel_fits_the_terminal(width: int, devices: int) -> None:
     text = "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
     assert max(len(line) for line in lines) <= width
     assert len(lines) <= 22
-    for words in ("fedglp-adp", "1/3", "71.3 %", "82.0 %", "61.0 %", "about 0:16 left", "epsilon_server", "t-1"):
+    for words in ("fedglp-adp", "1/3", "71.3 %", "82.0 %", "61.0 %", "epsilon_server", "t-1"):
         assert words in text
     assert ("pi-001" in text) == (devices in {2, 8})
 
 
-def test_five_hundred_devices_have_a_cell_each() -> None:
+def test_devices_are_counted_by_state_and_named_in_a_small_fleet() -> None:
+    for devices, named in ((16, True), (17, False), (10_000, False)):
+        screen, raw = console(80)
+        display = FleetDisplay(console=screen)
+        for event in events(devices):
+            display.apply(event)
+        display.apply_metrics("pi-000", {"accuracy_own_common": 0.82})
+        screen.print(display)
+        text = raw.getvalue().decode().replace("\N{NO-BREAK SPACE}", " ")
+        half = devices // 2
+        assert f"{devices} of {devices} present, {half} accepted, {devices - half} training" in text
+        assert ("pi-000 accepted 82 %" in text, "pi-015 training" in text) == (named, named)
+
+
+def test_the_time_left_follows_the_rounds() -> None:
     screen, raw = console(80)
-    display = FleetDisplay(console=screen)
-    for event in events(500):
+    display, now = FleetDisplay(console=screen), 0.0
+    display._progress.get_time = lambda: now
+    for event in events(4, rounds=5, closed=4):
         display.apply(event)
-    screen.print(display)
-    text = raw.getvalue().decode()
-    assert text.count("●") == 250 + 1  # and one in the legend
-    assert text.count("◐") == 250 + 1
-    assert "500 of 500 present, 250 done, 250 training" in text
-    assert "one sign" not in text
-
-
-def test_ten_thousand_devices_share_their_signs_and_that_is_said() -> None:
-    screen, raw = console(80)
-    display = FleetDisplay(console=screen)
-    for event in events(10_000):
-        display.apply(event)
-    screen.print(display)
-    assert "one sign: 19 devices" in raw.getvalue().decode()  # 8 rows of 66
-
-
-def test_a_terminal_without_unicode_gets_plain_signs() -> None:
-    screen, raw = console(80, encoding="ascii")
-    display = FleetDisplay(console=screen)
-    for event in events(20):
-        display.apply(event)
-    cells = display._cells(screen, 60)
-    assert cells.renderables[0].plain == "#" * 10 + "~" * 10
-    assert raw.getvalue() == b""
+        if event["event"] == "round_close":
+            now += 10.0
+            screen.print(display)
+    assert "4/5" in raw.getvalue().decode()
+    assert "0:00:10" in raw.getvalue().decode()
 
 
 def test_meaningless_privacy_is_said_while_the_run_goes_on() -> None:

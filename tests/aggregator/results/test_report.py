@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from hushfleet.aggregator.results.report import render_report, write_report
-from hushfleet.aggregator.results.report.charts import Series, lines
-from hushfleet.aggregator.results.report.svg import Scale, linear_ticks, log_ticks, whole_ticks
+from hushfleet.aggregator.results.report.charts import line, log_axis
+from hushfleet.aggregator.results.report.page import Cell, Section, Table, label, page
 from hushfleet.aggregator.results.report.verdict import (
     answer,
     guess_rate,
     judge,
-    number,
-    percent_up,
-    points,
     privacy_answer,
     received,
-    size,
     trade_answer,
 )
+from hushfleet.aggregator.results.report.words import number, percent_up, points, size
 from hushfleet.aggregator.results.result import WireInfo
 from support import report_samples
 
@@ -31,19 +33,18 @@ samples = vars(report_samples)
 sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED"]
 
 SECTIONS = ["accuracy", "devices-alone", "bytes", "privacy", "sweep", "layers", "labels", "fleet", "run", "meaning"]
-VOID = {"meta", "line", "path", "rect", "circle", "polygon"}
 
 
 class Page(HTMLParser):
-    """Collects text by section and every attribute, and checks that tags are closed in order."""
+    """Collects text, plots and attributes by section, and checks that tags are closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.sections: dict[str, str] = {}
-        self.charts: dict[str, int] = {}
+        self.plots: dict[str, list[dict[str, Any]]] = {}
         self.attributes: list[tuple[str, str, str]] = []
-        self.tags: set[str] = set()
+        self.scripts: list[str] = []
         self.missing = 0
         self._here = ""
         self.feed(html)
@@ -51,26 +52,28 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
-        self.tags.add(tag)
         self.attributes += [(tag, name, value) for name, value in values.items()]
         if tag == "section":
             self._here = values["id"]
-        if tag == "svg":
-            self.charts[self._here] = self.charts.get(self._here, 0) + 1
         self.missing += values.get("class") == "missing"
-        if tag not in VOID or tag in {"rect", "circle", "polygon"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag != "meta":
+            self.open.append(f"{tag} {values.get('type', '')}".strip())
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.open.pop().split()[0] == tag
 
     def handle_data(self, data: str) -> None:
-        text = data.replace("\N{NO-BREAK SPACE}", " ")
-        self.sections[self._here] = self.sections.get(self._here, "") + text + "\n"
+        where = self.open[-1] if self.open else ""
+        if where == "script application/json":
+            self.plots.setdefault(self._here, []).append(json.loads(data))
+        elif where == "script":
+            self.scripts.append(data)
+        elif where != "style":
+            text = data.replace("\N{NO-BREAK SPACE}", " ")
+            self.sections[self._here] = self.sections.get(self._here, "") + text + "\n"
+
+    def traces(self, section: str) -> list[dict[str, Any]]:
+        return [trace for plot in self.plots[section] for trace in plot["data"]]
 
 
 @pytest.mark.parametrize("result", [sample(), sample(200, 60, layers=9), sample(1, 1), bare(sample(2, 2))])
@@ -83,16 +86,27 @@ def test_every_report_has_every_section_and_is_well_formed(result) -> None:
 
 
 @pytest.mark.parametrize("result", [sample(), sample(200, 60, layers=9), bare(sample())])
-def test_a_report_needs_nothing_from_outside(result) -> None:
+def test_a_report_needs_nothing_from_outside_and_runs_no_script_but_its_own(result) -> None:
     html = render_report(result)
     page = Page(html)
-    assert not page.tags & {"script", "link", "img", "iframe", "object", "base"}
+    assert not {tag for tag, _, _ in page.attributes} & {"link", "img", "iframe", "object", "base"}
     assert not [a for a in page.attributes if a[1] in {"src", "srcset", "xlink:href"} or a[1].startswith("on")]
     assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
-    assert "://" not in html
-    assert "url(" not in html
-    assert "@import" not in html
-    assert "prefers-color-scheme: dark" in html
+    rest = html.replace(get_plotlyjs(), "")
+    assert len(rest) < len(html) - 1_000_000, "Plotly is inside, once"
+    assert not re.search(r"://|url\(|@import|fetch\(|XMLHttpRequest", rest)
+    assert "prefers-color-scheme: dark" in rest
+    (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
+    assert len(hashes) == 2
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    assert f"default-src 'none'; script-src {allowed};" in policy
+
+
+def test_every_colour_of_a_plot_is_in_the_style_sheet_for_light_and_dark() -> None:
+    html = render_report(sample(12, 6)).replace(get_plotlyjs(), "")
+    for name in set(re.findall(r"var\((--[a-z0-9]+)\)", html)):
+        assert html.count(f"{name}:") == 2, name
 
 
 @pytest.mark.parametrize(
@@ -164,7 +178,7 @@ def test_other_forms_are_drawn_by_their_bytes_and_the_runs_own_is_marked() -> No
     one_bit = WireInfo(codec="one-bit", step_unit="noise")
     page = Page(render_report(sample(wire_sweep=((QUANTIZED, 6000), (one_bit, 750)))))
     words = page.sections["wire-sweep"]
-    assert page.charts["wire-sweep"] == 1
+    assert len(page.plots["wire-sweep"]) == 1
     assert words.index("one-bit") < words.index("quantized, step 0.5 (this run)")
     assert "one-bit (this run)" not in words
     assert "\n1\n750 B\n1.96\n72.0 %" in words
@@ -173,29 +187,71 @@ def test_other_forms_are_drawn_by_their_bytes_and_the_runs_own_is_marked() -> No
 
 
 def test_text_from_outside_is_escaped() -> None:
-    result = sample().model_copy(update={"dataset": "<script>alert(1)</script>", "method": "a&b"})
-    page = Page(render_report(result))
-    assert "script" not in page.tags
-    assert "a&b on <script>alert(1)</script>" in page.sections[""]
-    assert "<owl & co>" in page.sections["labels"]
+    evil = "</script><script>alert(1)</script>"
+    result = sample().model_copy(update={"dataset": evil, "method": "a&b"})
+    details = result.details.model_copy(update={"devices": [evil, "<b>bold</b>"]})
+    html = render_report(result.model_copy(update={"details": details}))
+    page = Page(html)
+    assert "alert(1)</script>" not in html
+    assert len(page.scripts) == 2
+    assert f"a&b on {evil}" in page.sections[""].replace("\n", "")
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page.plots["labels"][0]["layout"]["yaxis"]["ticktext"], "Plotly reads markup"
+    assert "&lt;owl &amp; co&gt;" in page.plots["labels"][0]["layout"]["xaxis"]["ticktext"]
 
 
 def test_small_fleets_have_a_line_a_device_and_large_ones_a_band() -> None:
-    small, large = render_report(sample(12)), render_report(sample(13))
-    assert small.count("faint") > 24
-    assert 'class="band' not in small
-    assert 'class="band' in large
-    assert len(render_report(sample(500, 20))) < 3_000_000
+    small, large = (Page(render_report(sample(devices))).plots["accuracy"][2]["data"] for devices in (12, 13))
+    assert [trace["name"] for trace in small] == ["a device", *(f"board-{n:03d}" for n in range(12))]
+    assert all(len(trace["x"]) == 3 for trace in small[1:])
+    assert [trace.get("fill") for trace in large] == [None, "tonexty", None]
+    assert len(render_report(sample(500, 20))) - len(get_plotlyjs()) < 1_000_000
 
 
 def test_missing_data_is_said_and_not_drawn() -> None:
     full, field = Page(render_report(sample(sweep=((3.0, 0.1),)))), Page(render_report(bare(sample())))
     assert full.missing == 0
-    assert set(full.charts) == {"accuracy", "devices-alone", "bytes", "privacy", "sweep", "layers", "labels"}
-    assert set(field.charts) == {"bytes"}
+    assert set(full.plots) == {"accuracy", "devices-alone", "bytes", "privacy", "sweep", "layers", "labels"}
+    assert set(field.plots) == {"bytes"}
     assert field.missing >= 8
     assert "cannot say whether federating was worth it" in field.sections[""]
     assert "no privacy ledger" in field.sections[""]
+
+
+def test_the_plots_have_the_numbers_of_the_result() -> None:
+    page = Page(render_report(sample(3, 4, sweep=((3.0, 0.012), (50.0, 0.04)))))
+    by_name = {trace["name"]: trace for trace in page.plots["accuracy"][0]["data"]}
+    assert by_name["own models, common test"]["y"] == [0.75 * n / 4 for n in range(1, 5)]
+    assert by_name["alone, own data"]["y"] == [0.88] * 4
+    assert by_name["alone, own data"]["line"]["dash"] == "dash"
+    alone, federated = page.plots["devices-alone"][0]["data"][1:]
+    assert (alone["x"], federated["x"]) == ([0.7] * 3, [0.75] * 3)
+    assert page.plots["bytes"][0]["data"][0]["y"] == [3000] * 4
+    assert page.plots["bytes"][0]["data"][2]["y"] == [12000.0] * 4
+    assert page.plots["sweep"][0]["data"][0]["x"] == [3.0, 50.0]
+    assert page.plots["sweep"][0]["layout"]["shapes"][0]["x0"] == 8, "where protection ends to be meaningful"
+    discs = page.plots["labels"][0]["data"][0]
+    assert sum(discs["marker"]["size"]) == 3 * 30 + 0 + 1 + 2
+    (ratio,) = page.plots["privacy"][1]["data"]
+    assert ratio["y"] == [-20.0] * 4
+
+
+def test_a_device_that_is_worse_off_is_a_square_of_its_own() -> None:
+    result = sample(2)
+    details = result.details.model_copy(update={"local_only_common": [0.9, None]})
+    traces = Page(render_report(result.model_copy(update={"details": details}))).plots["devices-alone"][0]["data"]
+    shown = {trace["name"]: trace["x"] for trace in traces if "name" in trace}
+    assert shown == {"alone": [0.9, None], "federated": [None, 0.75], "worse": [0.75, None]}
+
+
+def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
+    result = sample(50, layers=9)
+    details = result.details.model_copy(update={"local_only_common": [n / 50 for n in range(50)]})
+    page = Page(render_report(result.model_copy(update={"details": details})))
+    (bars,) = page.plots["devices-alone"][0]["data"]
+    assert bars["y"] == sorted(0.75 - n / 50 for n in range(50))
+    assert bars["hovertext"][0] == "board-049"
+    assert [page.plots[name][0]["data"][0]["type"] for name in ("labels", "layers")] == ["heatmap", "heatmap"]
+    assert page.plots["labels"][0]["data"][0]["z"][49] == [10, 20, 49]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +298,7 @@ def test_a_large_delta_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epsilon_server": 5.0}, "this run has both"),
+        ({"epsilon_server": 5.0}, "This run has both"),
         ({"epsilon_server": 500.0}, "none worth the name"),
         ({"epsilon_server": 5.0, "own": 0.6}, "no gain on the common test set"),
         ({"epsilon_server": 500.0, "own": 0.6}, "neither a gain on the common test set nor"),
@@ -274,13 +330,13 @@ def test_a_run_without_noise_says_so() -> None:
 
 
 def test_lines_pass_over_what_was_not_measured_and_end_at_infinity() -> None:
-    def paths(*values: float | None) -> list[int]:
-        chart = lines(range(1, len(values) + 1), [Series("a", values, 1)], label="a")
-        return [path.count("L") + 1 for path in re.findall(r'd="(M[^"]*)"', chart)]
+    def drawn(*values: float | None) -> list[tuple[float, float | None]]:
+        trace = line("a", range(1, len(values) + 1), values, 0)
+        return list(zip(trace.x, trace.y, strict=True))
 
-    assert paths(0.1, None, None, 0.4, 0.5) == [3]
-    assert paths(0.1, 0.2, math.inf, 0.4, 0.5, 0.6) == [2, 3]
-    assert paths(None, None, 0.5) == []
+    assert drawn(0.1, None, None, 0.4, 0.5) == [(1, 0.1), (4, 0.4), (5, 0.5)]
+    assert drawn(0.1, math.inf, 0.3) == [(1, 0.1), (2, None), (3, 0.3)]
+    assert drawn(None, None) == []
 
 
 def test_guessing_by_hand() -> None:
@@ -305,13 +361,25 @@ def test_numbers_as_people_write_them() -> None:
     ]  # fmt: skip
 
 
-def test_ticks_are_round_and_inside() -> None:
-    assert linear_ticks(0.0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert log_ticks(3.0, 300.0, 5) == pytest.approx([5, 10, 20, 50, 100, 200])
-    assert whole_ticks(1, 10, 11) == list(range(1, 11))
-    assert whole_ticks(1, 60, 11) == [10, 20, 30, 40, 50, 60]
-    assert Scale(1, 100, 0, 200, log=True)(10) == pytest.approx(100)
-    assert Scale(0, 10, 100, 0)(2.5) == pytest.approx(75)
+def test_a_logarithmic_axis_has_round_ticks() -> None:
+    assert log_axis("xaxis", [3.0, 60.0])["xaxis_tickvals"] == [1, 2, 5, 10, 20, 50, 100, 200, 500]
+    assert log_axis("xaxis", [0.001, 900.0])["xaxis_tickvals"] == [0.001, 0.01, 0.1, 1, 10, 100, 1000]
+
+
+def test_a_page_of_ones_own() -> None:
+    cells = [("a", Cell("+1", "better")), ("b", "2")]
+    section = Section("one", "One", "lead", [Table(("x", "y"), cells, folded="more")])
+    html = page("A & b", [section], tiles=[("3", "of 4")])
+    assert '<td class="better">+1</td>' in html
+    assert "<td>2</td>" in html
+    assert "<details><summary>more</summary>" in html
+    assert "A &amp; b - Hushfleet" in html
+    assert Page(html).open == []
+
+
+def test_long_names_lose_their_middle() -> None:
+    assert label("board-of-the-third-floor-000017", longest=16) == "board-o\N{HORIZONTAL ELLIPSIS}r-000017"
+    assert label("a<b") == "a&lt;b"
 
 
 def test_the_report_is_written_whole(tmp_path: Path) -> None:

@@ -6,30 +6,37 @@ import re
 from collections import Counter
 from functools import cache
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from hushfleet.aggregator.observe.timeline import make_timeline
 from hushfleet.aggregator.results.report import render_report
-from hushfleet.aggregator.results.report.timeline_axes import LEFT, RIGHT, WIDE, time_unit
-from hushfleet.aggregator.results.report.timeline_gantt import MOST_BARS, gantt, rows_by_board
-from hushfleet.aggregator.results.report.timeline_matrix import MOST_ROWS, accepted_share, matrix, matrix_rows
-from hushfleet.aggregator.results.report.timeline_section import (
+from hushfleet.aggregator.results.report.page import Plot, Section
+from hushfleet.aggregator.results.report.timeline import (
+    MOST_BARS,
+    MOST_ROWS,
+    OUTCOME_STATES,
+    WORDS,
+    accepted_share,
+    binned_letters,
+    gantt,
     in_words,
     is_long_away,
+    matrix,
     mean_round,
+    rows_by_board,
+    states_by_round,
+    time_by_board,
+    time_unit,
     timeline_section,
     worst_round,
 )
-from hushfleet.aggregator.results.report.timeline_stacks import states_over_rounds, states_over_time
-from hushfleet.aggregator.results.report.timeline_style import OUTCOME_STATES, WORDS
 from hushfleet.aggregator.results.result import DEVICE_STATES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
 from support import timeline_samples
 from support.report_samples import sample
 
 samples = vars(timeline_samples)
-SPAN = (WIDE - RIGHT) - LEFT
 
 
 @cache
@@ -59,142 +66,134 @@ def with_timeline(timeline: FleetTimeline | None, boards: dict[str, str] | None 
     return result.model_copy(update={"details": details, "boards": boards or {}})
 
 
-def section_of(timeline: FleetTimeline, boards: dict[str, str] | None = None) -> str:
+def section_of(timeline: FleetTimeline, boards: dict[str, str] | None = None) -> Section:
     section = timeline_section(with_timeline(timeline, boards))
     assert section is not None
-    return section.lead + section.body
+    return section
 
 
-def charts(html: str) -> list[ElementTree.Element]:
-    """Every SVG, parsed: so it is well-formed."""
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+def titles(timeline: FleetTimeline, boards: dict[str, str] | None = None) -> list[str]:
+    return [part.title for part in section_of(timeline, boards).parts if isinstance(part, Plot)]
 
 
-def rects(chart: ElementTree.Element, css: str) -> list[ElementTree.Element]:
-    return [rect for rect in chart.iter("rect") if rect.get("class") == css]
+def bars(plot: Plot) -> dict[str, Any]:
+    return {trace.name: trace for trace in plot.figure.data if trace.type == "bar"}
+
+
+DID, CAME, HOW_MANY, WHERE = (
+    "What each device did",
+    "What came of each round, device by device",
+    "How many devices were in which state",
+    "Where the time of a round goes",
+)
 
 
 def test_a_small_fleet_is_a_gantt_chart_and_a_large_one_or_a_long_run_a_matrix() -> None:
     small, boards = made(8, 6, outage_round=3)
-    body = section_of(small, boards)
-    assert "What each device did" in body
-    assert "What came of each round" not in body
-    for device in small.devices:
-        assert device in body
-    for board in samples["BOARDS"]:
-        assert board in body
-    long = section_of(*made(8, 60))
-    assert "What came of each round" in long
-    assert "around the worst of the run" in long
-    large = section_of(*made(60, 8))
-    assert "What came of each round" in large
-    assert "What each device did" not in large
+    assert titles(small, boards) == [DID, WHERE]
+    axis = gantt(small, boards).figure.layout
+    assert set(axis.yaxis.ticktext) == {*small.devices, "round", "broker"}
+    assert {words.text.rpartition(" ")[0] for words in axis.annotations} == set(samples["BOARDS"])
+    assert titles(*made(8, 60)) == [CAME, HOW_MANY, DID, WHERE]
+    assert "around the worst of the run" in gantt(*made(8, 60)).note
+    assert titles(*made(60, 8)) == [CAME, HOW_MANY, WHERE]
 
 
 def test_bars_are_as_long_as_their_states_lasted() -> None:
     timeline, boards = made(30, 6, outage_round=3)
-    rows = rows_by_board(timeline, boards)
-    svg, merged = gantt(timeline, rows, start_s=0.0, end_s=timeline.end_s, label="all")
-    (chart,) = charts(svg)
-    tips = [tip.text or "" for tip in chart.iter("title")]
-    per_second = SPAN / timeline.end_s
-    late = sum(letters.count("l") for letters in timeline.outcomes)
-    assert sum("late in round" in tip for tip in tips) == late > 0
+    drawn = bars(gantt(timeline, boards))
     for state in DEVICE_STATES:
         lasted = sum(end - start for spans in timeline.spans for start, end, own in spans if own == state)
-        drawn = [r for r in rects(chart, f"sf s-{state}") if "late in round" not in (r.findtext("title") or "")]
-        width = sum(float(rect.get("width", 0)) for rect in drawn) / per_second
-        if state == "absent":
-            assert not drawn
+        if state == "absent" or not lasted:
+            assert WORDS[state] not in drawn
         else:
-            assert width == pytest.approx(lasted, abs=0.1 * len(drawn) / per_second + merged / per_second), state
-    assert any("device-000, round 1: training" in tip for tip in tips)
+            assert sum(drawn[WORDS[state]].x) == pytest.approx(lasted), state
+            assert drawn[WORDS[state]].marker.color == f"var(--{state})"
+    late = drawn["its round closed without it"]
+    assert len(late.x) == sum(letters.count("l") for letters in timeline.outcomes) > 0
+    (place,) = [n for n, tip in enumerate(drawn["training"].hovertext) if "device-000, round 1: training" in tip]
+    begin, end, _ = next(span for span in timeline.spans[0] if span[2] == "training")
+    assert drawn["training"].base[place] == begin
+    assert drawn["training"].x[place] == pytest.approx(end - begin)
+    rows = rows_by_board(timeline, boards).devices
+    assert rows[drawn["training"].y[place]] == 0
 
 
-def test_a_part_of_the_run_is_drawn_to_its_edges() -> None:
+def test_a_long_run_opens_at_its_worst_rounds() -> None:
     timeline, boards = made(8, 60)
-    first, last = timeline.rounds[20].opened_s, timeline.rounds[24].opened_s
-    svg, _ = gantt(timeline, rows_by_board(timeline, boards), start_s=first, end_s=last, label="some")
-    (chart,) = charts(svg)
-    bars = [rect for rect in chart.iter("rect") if (rect.get("class") or "").startswith("sf")]
-    assert min(float(bar.get("x", 0)) for bar in bars) == pytest.approx(LEFT, abs=0.1)
-    ends = [float(bar.get("x", 0)) + float(bar.get("width", 0)) for bar in bars]
-    assert max(ends) == pytest.approx(WIDE - RIGHT, abs=0.2)
-    numbers = [text.text for text in chart.iter("text")]
-    assert [number for number in numbers if number in ("20", "21", "22", "23", "24", "25")] == ["21", "22", "23", "24"]
+    first = max(0, worst_round(timeline) - 4)
+    left, right = gantt(timeline, boards).figure.layout.xaxis.range
+    start_s, end_s = timeline.rounds[first].opened_s, timeline.rounds[first + 8].opened_s
+    assert (left, right) == pytest.approx((start_s, end_s), abs=0.011 * (end_s - start_s))
+    assert (left < start_s, right > end_s) == (True, True)
 
 
-def test_many_short_spans_become_few_bars_and_that_is_said() -> None:
-    spans = [(n / 100, (n + 1) / 100, "training" if n % 3 else "sending") for n in range(3_000)]
+def test_many_spans_are_few_bars_and_that_is_said() -> None:
+    spans = [(n / 100, (n + 1 - n % 2 / 2) / 100, "training" if n % 2 else "sending") for n in range(300)]
     timeline = plain(["a" * 3] * 40, timed=True).model_copy(
-        update={"end_s": 30.0, "spans": [spans] * 40, "seconds": [{"training": 20.0, "sending": 10.0}] * 40}
+        update={"end_s": 3.0, "spans": [spans] * 40, "seconds": [{"training": 2.0, "sending": 1.0}] * 40}
     )
-    svg, merged = gantt(timeline, rows_by_board(timeline, {}), start_s=0.0, end_s=30.0, label="dense")
-    (chart,) = charts(svg)
-    assert len(list(chart.iter("rect"))) <= MOST_BARS
-    assert merged == 40 * 3_000
-    assert "120,000 spans too short to be drawn" in section_of(timeline)
-    assert {rect.get("class") for rect in chart.iter("rect")} == {"sf s-training"}, "two thirds of the time"
+    plot = gantt(timeline, {})
+    drawn = bars(plot)
+    assert sum(len(trace.x) for trace in drawn.values()) == MOST_BARS
+    assert len(drawn["sending"].x) > 4_900, "the longest ones"
+    assert "the longest of the 12,000 bars" in plot.note
 
 
 def test_crashes_are_columns_and_what_the_scenario_did_to_a_device_is_a_mark_in_its_row() -> None:
     timeline, boards = made(8, 6, outage_round=3, away=0.2)
     assert {mark.target for mark in timeline.marks} > {"broker"}
-    (chart, *_) = charts(section_of(timeline, boards))
-    (column,) = rects(chart, "down")
+    figure = gantt(timeline, boards).figure
+    (column,) = figure.layout.shapes
     crash = next(mark for mark in timeline.marks if mark.target == "broker")
-    lasted = (crash.end_s - crash.start_s) * SPAN / timeline.end_s
-    assert float(column.get("width", 0)) == pytest.approx(lasted, abs=0.1)
-    assert "broker: crash" in (column.findtext("title") or "")
-    triangles = [p for p in chart.iter("polygon") if p.get("class") == "event"]
-    assert len(triangles) == len(timeline.marks) - 1
-    assert len([line for line in chart.iter("line") if line.get("class") == "undone"]) == len(triangles)
-    assert all("power cut" in (triangle.findtext("title") or "") for triangle in triangles)
+    assert (column.x0, column.x1) == (crash.start_s, crash.end_s)
+    (triangles,) = [trace for trace in figure.data if trace.name == "cut off or switched"]
+    rows = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    drawn = [(x, rows[y]) for x, y in zip(triangles.x, triangles.y, strict=True)]
+    assert drawn == [(mark.start_s, mark.target) for mark in timeline.marks]
+    tips = dict(zip((mark.target for mark in timeline.marks), triangles.hovertext, strict=True))
+    assert tips.pop("broker").startswith("broker: crash at ")
+    assert all("power cut" in tip for tip in tips.values())
 
 
 @pytest.mark.parametrize(("devices", "rounds"), [(12, 30), (90, 25)])
-def test_the_strokes_of_the_matrix_are_the_outcomes(devices: int, rounds: int) -> None:
+def test_the_cells_of_the_matrix_are_the_outcomes(devices: int, rounds: int) -> None:
     timeline, boards = made(devices, rounds, away=0.05)
-    drawn = matrix(timeline, boards, label="matrix")
-    (chart,) = charts(drawn.svg)
-    counts = Counter("".join(timeline.outcomes))
-    ground = counts.most_common(1)[0][0]
-    seen = {}
-    for path in chart.iter("path"):
-        css = path.get("class") or ""
-        letter = "-" if css == "hole" else next(k for k, (s, _) in OUTCOME_STATES.items() if css == f"ss s-{s}")
-        seen[letter] = sum(int(part) for part in re.findall(r"h([0-9]+)", path.get("d") or ""))
-    assert seen.keys() == counts.keys() - {ground}
-    for letter, cells in seen.items():
-        assert cells == counts[letter], letter
-    grounds = rects(chart, f"sf s-{OUTCOME_STATES[ground][0]}")
-    assert len(grounds) == 4, "one for each board"
+    heat, *rest = matrix(timeline, boards).figure.data
+    letter_of = {words: letter for letter, (_, words) in OUTCOME_STATES.items()}
+    rows = ["".join(letter_of[words] for words in line) for line in heat.text if line[0] is not None]
+    assert Counter(rows) == Counter(timeline.outcomes)
+    legend = [trace.name for trace in rest if trace.marker.symbol == "square"]
+    assert {letter_of[words] for words in legend} == set("".join(timeline.outcomes))
+    for line, words in zip(heat.z, heat.text, strict=True):
+        assert all(word is None or legend[value] == word for value, word in zip(line, words, strict=True))
+    colors = [color for _, color in heat.colorscale[::2]]
+    assert colors == [f"var(--{OUTCOME_STATES[letter_of[words]][0]})" for words in legend]
+    heads = matrix(timeline, boards).figure.layout.annotations
+    assert len(heads) == 4, "one for each board"
 
 
 def test_crashes_are_marked_above_the_round_in_which_they_were() -> None:
     timeline, boards = made(60, 8, outage_round=5)
-    (chart,) = charts(matrix(timeline, boards, label="matrix").svg)
-    (triangle,) = [p for p in chart.iter("polygon") if p.get("class") == "event"]
-    assert "broker: crash" in (triangle.findtext("title") or "")
-    x = float((triangle.get("points") or "").split(",")[0])
-    assert (x - LEFT) / (SPAN / 8) == pytest.approx(4.5, abs=0.01), "in the middle of the fifth of eight columns"
-    assert "Triangles above" in section_of(timeline, boards)
+    figure = matrix(timeline, boards).figure
+    (triangle,) = [trace for trace in figure.data if trace.name == "cut off or switched"]
+    assert list(triangle.x) == [5]
+    assert "broker: crash" in triangle.hovertext[0]
+    assert "broker" in [words.text for words in figure.layout.annotations]
 
 
 def test_the_last_column_of_a_long_run_is_as_narrow_as_its_rounds() -> None:
-    drawn = matrix(plain(["a" * 398 + "lll", "a" * 401]), {}, label="odd")
-    assert drawn.rounds_a_column == 3
-    (path,) = [path.get("d") for path in charts(drawn.svg)[0].iter("path")]
-    assert path is not None
-    assert path.endswith("h2"), "133 columns of 3 rounds, and one of 2"
+    heat = matrix(plain(["a" * 398 + "lll", "a" * 401]), {}).figure.data[0]
+    assert len(heat.z[0]) == 134
+    assert list(heat.x[-3:]) == [396.5, 399.5, 401.5], "133 columns of 3 rounds, and one of 2"
 
 
 def test_rows_are_by_board_and_by_how_often_their_updates_came() -> None:
     timeline = plain(["la", "aa", "--", ".."])
-    rows = matrix_rows(timeline, dict(zip(timeline.devices, "bbaa", strict=True)))
-    assert [(row.board, row.index, row.share) for row in rows] == [
-        ("a", 3, 1.0), ("a", 2, 0.0), ("b", 1, 1.0), ("b", 0, 0.5),
-    ]  # fmt: skip
+    boards = dict(zip(timeline.devices, "bbaa", strict=True))
+    tips = [list(line) for line in matrix(timeline, boards).figure.data[0].text if line[0]]
+    assert tips == [["not asked"] * 2, ["away"] * 2, ["accepted"] * 2, ["late", "accepted"]]
+    assert rows_by_board(timeline, boards).devices == [None, 2, 3, None, 0, 1]
     assert accepted_share("aald-.") == 0.4
 
 
@@ -204,78 +203,31 @@ def test_a_huge_fleet_and_a_long_run_stay_small_and_no_board_vanishes() -> None:
     timeline = plain([letters[n % 4] for n in range(devices)])
     boards = dict.fromkeys(timeline.devices, "common")
     boards[timeline.devices[77]] = "rare"
-    drawn = matrix(timeline, boards, label="huge")
-    (chart,) = charts(drawn.svg)
-    assert len(drawn.svg) < 450_000
-    assert len(rects(chart, "hit")) <= MOST_ROWS + 1
-    assert (drawn.rounds_a_column, drawn.devices_a_row) == (5, 20)
-    names = [text.text for text in chart.iter("text")]
-    assert "common (9,999)" in names
-    assert "rare (1)" in names
-    body = section_of(timeline, boards)
-    assert "A cell is 5 rounds" in body
-    assert "Of 10,000 devices in this order, one in 20 is drawn." in body
+    plot = matrix(timeline, boards)
+    assert len(plot.json()) < 2_500_000
+    assert sum(line[0] is not None for line in plot.figure.data[0].z) <= MOST_ROWS + 1
+    names = [words.text for words in plot.figure.layout.annotations]
+    assert names == ["common (9,999)", "rare (1)"]
+    assert "A cell is 5 rounds" in plot.note
+    assert "Of 10,000 devices in this order, one in 20 is drawn." in plot.note
 
 
 def test_a_cell_of_several_rounds_has_the_commonest_outcome_and_of_two_the_worse() -> None:
-    drawn = matrix(plain(["aal" * 67 + "aaa" * 67, "xxa" * 67 + "aaa" * 67]), {}, label="binned")
-    assert (drawn.rounds_a_column, drawn.letters) == (3, "ax")
-    tie = matrix(plain(["al" * 150 + "aa" * 50]), {}, label="tie")
-    assert (tie.rounds_a_column, tie.letters) == (2, "al")
+    assert binned_letters("aalxxaa", 3) == "axa"
+    assert binned_letters("alaa", 2) == "la"
+    assert binned_letters("alx", 1) == "alx"
 
 
-def stack_heights(svg: str, *, height: float) -> dict[str, list[float]]:
-    """How high each state's area is in each step, as a share of the chart's height."""
-    (chart,) = charts(svg)
-    found = {}
-    for path in chart.iter("path"):
-        numbers = [float(n) for n in re.findall(r"[0-9.]+", path.get("d") or "")]
-        points = list(zip(numbers[::2], numbers[1::2], strict=True))
-        there, back = points[: len(points) // 2], points[len(points) // 2 :][::-1]
-        assert [x for x, _ in there] == [x for x, _ in back] == sorted(x for x, _ in there), "no area crosses itself"
-        state = (path.get("class") or "").removeprefix("sf s-")
-        found[state] = [(low[1] - high[1]) / height for high, low in zip(there[::2], back[::2], strict=True)]
-    return found
-
-
-def test_stacks_over_rounds_and_over_time_show_the_share_of_the_devices() -> None:
+def test_stacks_show_the_share_of_the_devices() -> None:
     rounds = [
         FleetRound(round=1, opened_s=0.0, closed_s=9.0, device_seconds={"training": 30.0, "lost": 10.0}),
         FleetRound(round=2, opened_s=10.0, closed_s=19.0, device_seconds={"training": 10.0, "accepted": 30.0}),
     ]
-    timeline = plain(["aa"] * 4, timed=True).model_copy(
-        update={
-            "end_s": 20.0,
-            "rounds": rounds,
-            "spans": [[(0.0, 10.05, "training"), (10.05, 20.0, "accepted")]] * 3
-            + [[(0.0, 10.05, "lost"), (10.05, 20.0, "training")]],
-        }
-    )
-    svg, binned = states_over_rounds(timeline, label="rounds")
-    assert binned == 1
-    by_round = stack_heights(svg, height=204.0)
-    assert {state: [round(h, 2) for h in heights] for state, heights in by_round.items()} == {
-        "training": [0.75, 0.25], "accepted": [0.0, 0.75], "lost": [0.25, 0.0],
+    timeline = plain(["aa"] * 4, timed=True).model_copy(update={"end_s": 20.0, "rounds": rounds})
+    areas = {trace.name: list(trace.y) for trace in states_by_round(timeline).figure.data}
+    assert areas == {
+        "training": [3.0, 1.0], "accepted, waiting for others": [0.0, 3.0], "lost": [1.0, 0.0],
     }  # fmt: skip
-    by_time = stack_heights(states_over_time(timeline, label="time"), height=204.0)
-    for state, heights in by_time.items():
-        assert len(heights) == 200
-        first, second = by_round[state]
-        assert heights[50] == pytest.approx(first, abs=0.01)
-        assert heights[150] == pytest.approx(second, abs=0.01)
-        assert heights[100] == pytest.approx((first + second) / 2, abs=0.01), (
-            "a step of 0.1 s, half before and half after"
-        )
-
-
-def test_steps_of_a_long_run_hold_several_rounds() -> None:
-    rounds = [
-        FleetRound(round=n + 1, opened_s=n, closed_s=n, device_seconds={"training": 1.0 + n % 2, "lost": 1.0 - n % 2})
-        for n in range(400)
-    ]
-    svg, binned = states_over_rounds(plain(["a" * 400] * 2).model_copy(update={"rounds": rounds}), label="long")
-    assert binned == 2
-    assert stack_heights(svg, height=204.0)["training"] == pytest.approx([0.75] * 200, abs=0.01)
 
 
 def test_the_time_of_a_round_by_board() -> None:
@@ -283,12 +235,13 @@ def test_the_time_of_a_round_by_board() -> None:
         update={"seconds": [{"training": 8.0}, {"training": 4.0, "lost": 4.0}, {"sending": 2.0, "training": 6.0}]}
     )
     assert mean_round(timeline, [0, 1])["training"] == 3.0
-    boards = dict(zip(timeline.devices, ("fast-board", "fast-board", "slow-board"), strict=True))
-    body = section_of(timeline, boards)
-    assert "fast-board (2): training 3 s of a mean round (75 %)" in body
-    assert "fast-board (2): lost 1 s of a mean round (25 %)" in body
-    assert "slow-board (1): sending 1 s of a mean round (25 %)" in body
-    assert "all devices (3): training 3 s of a mean round (75 %)" in body
+    plot = time_by_board(timeline, dict(zip(timeline.devices, ("fast-board", "fast-board", "slow-board"), strict=True)))
+    assert plot.figure.layout.yaxis.ticktext == ("all devices (3)", "fast-board (2)", "slow-board (1)")
+    assert {name: list(trace.x) for name, trace in bars(plot).items()} == {
+        "training": [3.0, 3.0, 3.0],
+        "sending": [pytest.approx(1 / 3), 0.0, 1.0],
+        "lost": [pytest.approx(2 / 3), 1.0, 0.0],
+    }  # fmt: skip
 
 
 def test_in_words() -> None:
@@ -318,23 +271,20 @@ def test_where_nothing_is_to_be_seen_there_is_no_section() -> None:
     assert timeline_section(with_timeline(None)) is None
     assert timeline_section(with_timeline(plain(["aaa", "aaa"]))) is None
     assert 'id="timeline"' not in render_report(with_timeline(plain(["aaa"])))
-    body = section_of(plain(["aa.", "a.a"]))
-    assert "What came of each round" in body
-    assert len(charts(body)) == 1, "without times, the matrix only"
+    assert titles(plain(["aa.", "a.a"])) == [CAME], "without times, the matrix only"
 
 
-def test_the_whole_report_still_needs_nothing_from_outside() -> None:
+def test_names_from_outside_are_words_and_no_markup() -> None:
     timeline, _ = made(8, 6, outage_round=3)
-    evil = "<script>alert(1)</script>"
+    evil = "</script><script>alert(1)</script>"
     marks = [*timeline.marks, TimelineMark(start_s=1.0, end_s=2.0, what=evil, target=evil)]
     timeline = timeline.model_copy(update={"marks": marks, "devices": [evil, *timeline.devices[1:]]})
     html = render_report(with_timeline(timeline, dict.fromkeys(timeline.devices, evil)))
-    assert '<section id="timeline">' in html
-    assert not re.search(r"<script|url\(|://|@import|<img", html)
-    charts(html)
-    for state in WORDS:
-        assert f".s-{state} {{" in html
-        assert html.count(f"--s-{state}:") == 3, "light, dark and paper"
+    rest = html.replace(get_plotlyjs(), "")
+    assert '<section id="timeline">' in rest
+    assert "<script>alert" not in rest
+    assert not re.search(r"://|url\(|@import|<img", rest)
+    assert all(rest.count(f"--{state}:") == 2 for state in WORDS), "light and dark"
 
 
 def test_every_state_and_outcome_has_words_and_a_colour() -> None:
@@ -344,6 +294,10 @@ def test_every_state_and_outcome_has_words_and_a_colour() -> None:
 
 
 def test_long_runs_count_in_minutes_or_hours() -> None:
-    assert [time_unit(seconds).name for seconds in (600, 601, 3 * 3600, 3 * 3600 + 1)] == [
+    assert [time_unit(seconds)[1].split()[0] for seconds in (600, 601, 3 * 3600, 3 * 3600 + 1)] == [
         "seconds", "minutes", "minutes", "hours",
     ]  # fmt: skip
+    timeline, boards = made(8, 6, outage_round=3)
+    assert sum(bars(gantt(timeline, boards))["training"].x) > 1
+    longer = timeline.model_copy(update={"end_s": 7200.0})
+    assert gantt(longer, boards).figure.layout.xaxis.range == pytest.approx((-1.2, 121.2))

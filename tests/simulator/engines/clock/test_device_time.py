@@ -21,7 +21,7 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.simulator.boards import BoardKind
-from hushfleet.simulator.engines.clock.broadcast import Broadcasts
+from hushfleet.simulator.engines.clock.device import Broadcasts
 from hushfleet.simulator.engines.clock.device_time import Costs, device_times
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import Sizes, sizes_of
@@ -103,7 +103,7 @@ def test_a_device_looks_at_its_link_between_batches() -> None:
 @pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
 def test_costs_are_seconds(value: float) -> None:
     with pytest.raises(BadInput, match=r"costs: accept_s = .*: must be seconds"):
-        Costs(**(COSTS.to_plain() | {"accept_s": value}))
+        Costs(**(vars(COSTS) | {"accept_s": value}))
 
 
 def test_broadcasts_gather_for_a_moment_and_are_counted() -> None:

@@ -20,10 +20,11 @@ from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.device import Device
 from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
 from hushfleet.simulator.engines.clock.engine import FleetClock
+from hushfleet.simulator.engines.clock.events import ClosedRound
 from hushfleet.simulator.engines.clock.links import LinkOptions
-from hushfleet.simulator.engines.clock.outcome import RoundOutcome
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.schedule import make_schedule
+from hushfleet.wire.format.messages import Ack, Ask, Birth, Known, Want
 
 SIZES = Sizes(
     parameters=1000,
@@ -66,7 +67,7 @@ def clock(
     costs: Costs = FREE,
     scenario: dict[str, Any] | None = None,
     options: LinkOptions = KILLED,
-    noting: bool = False,
+    logging: bool = False,
     sizes: Sizes = SIZES,
     **rules: Any,
 ) -> FleetClock:
@@ -74,15 +75,15 @@ def clock(
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
     return FleetClock(
-        section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, noting=noting
+        section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, logging=logging
     )
 
 
-def run(fleet: FleetClock) -> list[RoundOutcome]:
+def run(fleet: FleetClock) -> list[ClosedRound]:
     return list(fleet.rounds())
 
 
-def arrivals(outcome: RoundOutcome) -> dict[str, float]:
+def arrivals(outcome: ClosedRound) -> dict[str, float]:
     return {arrival.device: round(arrival.at_s, 6) for arrival in outcome.arrivals}
 
 
@@ -206,15 +207,15 @@ def test_who_is_too_slow_gives_up_or_is_late(slow: DeviceTimes, fate: str) -> No
 
 def test_a_late_device_begins_the_next_round_after_its_commit_and_sends_its_mask() -> None:
     slow = replace(PLAIN, step_s=3.0)  # last batch from 7.35, committed at 10.85, while round 1 closes at 7.95
-    fleet = clock([PLAIN, slow], quorum=0.5, rounds=2, noting=True)
+    fleet = clock([PLAIN, slow], quorum=0.5, rounds=2, logging=True)
     first, second = run(fleet)
     assert first.late == ("b",)
     (ready,) = [
-        note.at_s
+        event.at_s
         for outcome in (first, second)
-        for note in outcome.notes
-        if note.event == "presence" and note.fields["device"] == "b" and note.fields["state"] == "ready"
-        if note.at_s > BORN + 1
+        for event in outcome.events
+        if event.event == "presence" and event.fields["device"] == "b" and event.fields["state"] == "ready"
+        if event.at_s > BORN + 1
     ]
     assert round(ready, 6) == round(BORN + 10.85 + 0.1, 6)
     # while the other one is away in the second round, it is used, and sends along what the aggregator lacks
@@ -240,12 +241,12 @@ def test_the_deadline_closes_a_round_without_the_slow() -> None:
 def test_a_round_with_too_few_updates_is_put_off_and_its_trainers_begin_anew() -> None:
     # trains from 10.35 on, and looks at the link at 15.35 and 20.35: then its own deadline, at 20.1, has passed
     slow = replace(PLAIN, model_s=10.0, step_s=5.0)
-    fleet = clock([slow], deadline_s=20, noting=True)
+    fleet = clock([slow], deadline_s=20, logging=True)
     (only,) = run(fleet)
     assert only.extensions == 1
     # it holds the model now: 15.5 s, and 0.1 to the aggregator
     assert arrivals(only) == {"a": round(BORN + 20.35 + 15.5 + 0.1, 6)}
-    kinds = [note.event for note in only.notes if note.event in ("round_extended", "decline", "offer", "update")]
+    kinds = [event.event for event in only.events if event.event in ("round_extended", "decline", "offer", "update")]
     assert kinds == ["round_extended", "decline", "offer", "update"]
     assert rounded(fleet.fleet[0].spent.compute_s) == rounded(10 + 15.5)
     # who needs more than the time that is added does not make it, and is not waited for: it has declined
@@ -265,10 +266,10 @@ def test_a_deadline_that_has_passed_counts_even_if_the_round_ends_a_moment_later
 
 def test_a_task_that_does_not_fit_is_declined() -> None:
     small = replace(PLAIN, enough_memory=False)
-    fleet = clock([PLAIN, small], noting=True)
+    fleet = clock([PLAIN, small], logging=True)
     (only,) = run(fleet)
     assert (only.declined, tuple(arrivals(only))) == (("b",), ("a",))
-    assert [note.fields["code"] for note in only.notes if note.event == "decline"] == ["memory"]
+    assert [event.fields["code"] for event in only.events if event.event == "decline"] == ["memory"]
 
 
 # what a scenario does
@@ -320,7 +321,7 @@ def test_a_cut_network_stops_what_travels_and_not_the_work() -> None:
         fleet = clock([sending], scenario=cut, deadline_s=400, options=PROMPT)
         bytes_more = fleet.fleet[0].spent
         later = run(fleet)[0].arrivals[0].at_s - calm
-        again = SIZES.birth + SIZES.ask  # what each new link begins with
+        again = SIZES.packet[Birth] + SIZES.packet[Ask]  # what each new link begins with
         return round(later, 2), round(bytes_more.up_bytes - quiet.fleet[0].spent.up_bytes - again, 2)
 
     # a link that is up again since `ends` takes three round trips: 0.6 s
@@ -337,9 +338,9 @@ def test_a_cut_network_stops_what_travels_and_not_the_work() -> None:
 def test_waits_for_a_new_link_grow_up_to_a_longest() -> None:
     cut = {"outage": [{"devices": "all", "at_s": 2.0, "for_s": 3000.0}]}
     options = LinkOptions(lost_noticed_s=0.0, first_backoff_s=1.0, longest_backoff_s=120.0)
-    fleet = clock([PLAIN] * 20, scenario=cut, options=options, deadline_s=10_000, min_updates=20, noting=True)
+    fleet = clock([PLAIN] * 20, scenario=cut, options=options, deadline_s=10_000, min_updates=20, logging=True)
     (only,) = run(fleet)
-    back = [note.at_s - 3002 for note in only.notes if note.event == "presence" and note.at_s > 3000]
+    back = [event.at_s - 3002 for event in only.events if event.event == "presence" and event.at_s > 3000]
     assert len([each for each in back if each > 20]) > 10
     assert max(back) <= 120.8
 
@@ -363,24 +364,25 @@ def test_every_byte_is_on_the_bill() -> None:
     second = SIZES.update(1, with_public=False).wire
     # born once, and asks what is known of it; package and graph asked for; in each round the model asked for, and two
     # births around the training
-    assert spent.up_bytes == pytest.approx(SIZES.birth * 5 + SIZES.ask + SIZES.want * 4 + WIRE + second)
+    packet = SIZES.packet
+    assert spent.up_bytes == pytest.approx(packet[Birth] * 5 + packet[Ask] + packet[Want] * 4 + WIRE + second)
     blobs = sum(SIZES.blob_wire_bytes(size, down=True) for size in (100, 200, 4000, 4000))
     # that no round is open when it comes, two plans that name it, and that all is over
     plans = 2 * SIZES.plan_wire_bytes(0) + 2 * SIZES.plan_wire_bytes(1)
-    assert spent.down_bytes == pytest.approx(blobs + plans + SIZES.known + 2 * SIZES.ack)
+    assert spent.down_bytes == pytest.approx(blobs + plans + SIZES.packet[Known] + 2 * SIZES.packet[Ack])
 
 
 def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> None:
     down = {"crash": [{"process": "aggregator", "at_s": BORN + 7.0, "for_s": 2.0}]}
-    fleet = clock([PLAIN], scenario=down, noting=True)
+    fleet = clock([PLAIN], scenario=down, logging=True)
     (only,) = run(fleet)
     # back at 9 + 3 to start: the device offers, is told that all is missing, and sends: 0.3 s
     assert arrivals(only) == {"a": round(BORN + 12 + 0.3, 6)}
-    assert [note.event for note in only.notes].count("run") == 1
+    assert [event.event for event in only.events].count("run") == 1
     cut = {"crash": [{"process": "broker", "at_s": BORN + 7.0, "for_s": 2.0}]}
-    fleet = clock([PLAIN], scenario=cut, noting=True)
+    fleet = clock([PLAIN], scenario=cut, logging=True)
     (only,) = run(fleet)
-    links = [(note.fields["state"], note.at_s) for note in only.notes if note.event == "link"]
+    links = [(event.fields["state"], event.at_s) for event in only.events if event.event == "link"]
     assert [state for state, _ in links] == ["down", "up"]
     assert links[0][1] == pytest.approx(BORN + 7)
     assert BORN + 9 <= links[1][1] <= BORN + 9 + 8
@@ -390,9 +392,9 @@ def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> N
 
 def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> None:
     night = {"day": [{"devices": "all", "period_s": 100.0, "share": 0.5}]}
-    fleet = clock([PLAIN], scenario=night, rounds=12, deadline_s=400, noting=True)
+    fleet = clock([PLAIN], scenario=night, rounds=12, deadline_s=400, logging=True)
     outcomes = run(fleet)
-    states = {note.fields["state"] for each in outcomes for note in each.notes if note.event == "presence"}
+    states = {event.fields["state"] for each in outcomes for event in each.events if event.event == "presence"}
     assert states == {"ready", "training", "sleeping"}
     spent, end = fleet.fleet[0].spent, outcomes[-1].closed_s
     assert len(outcomes) == 12
@@ -496,7 +498,7 @@ def test_everybody_is_counted_once_and_charged_rightly(
         assert spent.unused.total() == spent.late
         # whole updates left the device, at most a part of one for each late round, and small messages
         whole = sum(SIZES.update(count, with_public=True).wire for count in range(spent.used + spent.late))
-        small = 20 * SIZES.birth + 6 * SIZES.want
+        small = 20 * SIZES.packet[Birth] + 6 * SIZES.packet[Want]
         assert spent.used * WIRE <= spent.up_bytes + 1e-6 <= whole + small
 
 
@@ -535,10 +537,10 @@ def test_whatever_happens_the_books_are_balanced(times: list[DeviceTimes], drops
         "outage": [{"devices": 1, "at_s": at, "for_s": length} for at, length in cuts],
         "crash": [{"process": process, "at_s": at, "for_s": 2.0} for process, at in crashes],
     }
-    fleet = clock(times, scenario=scenario, rounds=3, deadline_s=60, noting=True)
+    fleet = clock(times, scenario=scenario, rounds=3, deadline_s=60, logging=True)
     outcomes = run(fleet)
     assert [outcome.round for outcome in outcomes] == [1, 2, 3]
-    moments = [note.at_s for outcome in outcomes for note in outcome.notes]
+    moments = [event.at_s for outcome in outcomes for event in outcome.events]
     assert moments == sorted(moments)
     for each in fleet.fleet:
         spent = each.spent
@@ -547,5 +549,5 @@ def test_whatever_happens_the_books_are_balanced(times: list[DeviceTimes], drops
         assert each.participations == spent.charged.total()
         assert min(spent.up_bytes, spent.down_bytes, spent.compute_s) >= 0
         assert 0 < spent.on_s <= outcomes[-1].closed_s + 1e-9
-    again = run(clock(times, scenario=scenario, rounds=3, deadline_s=60, noting=True))
+    again = run(clock(times, scenario=scenario, rounds=3, deadline_s=60, logging=True))
     assert again == outcomes

@@ -21,14 +21,13 @@ from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix, parse_mix
-from hushfleet.simulator.engines.clock.cli import print_forecasts, register, shown_bytes, shown_time
+from hushfleet.simulator.engines.clock.cli import print_forecasts, register, sample_counts
 from hushfleet.simulator.engines.clock.device import Spent
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.fleet import device_names, sample_counts
-from hushfleet.simulator.engines.clock.forecast import Forecast, epsilon_unused, forecast
-from hushfleet.simulator.engines.clock.policies import AS_IN_TASK, read_policies
+from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
 from hushfleet.simulator.engines.clock.sizes import sizes_of
-from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.fleet import device_names, make_fleet
+from hushfleet.simulator.units import shown_bytes, shown_time
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)
@@ -162,7 +161,7 @@ def test_a_policy_that_is_none_is_explained(text: str, said: str) -> None:
 def test_names_and_samples_are_those_of_a_simulation(prepared: PreparedTask) -> None:
     fleet = make_fleet(prepared.task, prepared.dataset)
     assert device_names(8) == [device.name for device in fleet.devices]
-    assert sample_counts(prepared.task, prepared.dataset) == [len(device.train) for device in fleet.devices]
+    assert sample_counts(prepared.task, prepared) == [len(device.train) for device in fleet.devices]
     assert device_names(1001)[7] == "device-0007"
 
 

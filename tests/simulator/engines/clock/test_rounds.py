@@ -22,7 +22,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.outcome import RoundOutcome
+from hushfleet.simulator.engines.clock.events import ClosedRound
 from hushfleet.simulator.engines.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds, train_cohort
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -137,7 +137,7 @@ def test_who_was_late_is_taken_again(make: MakeSimulation) -> None:
     assert min(sizes[name] for name in SLOW) > max(size for name, size in sizes.items() if name not in SLOW)
 
 
-def play(simulation: Simulation, outcomes: list[RoundOutcome], *, stop_in: int = 0) -> None:
+def play(simulation: Simulation, outcomes: list[ClosedRound], *, stop_in: int = 0) -> None:
     """Leads the engine through these outcomes; stopped after a few updates of round `stop_in`."""
     time = VirtualTime()
     with (
@@ -147,7 +147,7 @@ def play(simulation: Simulation, outcomes: list[RoundOutcome], *, stop_in: int =
         AggregatorStore(simulation.folder.aggregator, durable=False) as store,
     ):
         engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time)
-        rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, at_once=3)
+        rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=3)
         rounds.begin()
 
         def train(plan: Any, devices: Any) -> Any:

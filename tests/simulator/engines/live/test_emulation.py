@@ -65,7 +65,7 @@ def test_every_profile_can_be_emulated_and_shown() -> None:
         assert f"{of_this.slowdown:.1f} times" in line
         assert f"{of_this.memory_mib} MiB" in line
     text = "\n".join(lines)
-    for told in ("modelled", "RLIMIT_AS", "TCP proxy", "memory cgroup", "measured"):
+    for told in ("modelled", "RLIMIT_AS", "TCP proxy", "measured"):
         assert told in text
 
 
@@ -93,14 +93,6 @@ def test_speed_is_operations_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert machine_speed() == pytest.approx(1.0, rel=1e-4)
     finally:
         machine_speed.cache_clear()
-
-
-def test_cgroups_are_found_in_both_versions(tmp_path: Path) -> None:
-    assert emulation._cgroup_folder("memory", tmp_path) is None
-    (tmp_path / "memory").mkdir()
-    assert emulation._cgroup_folder("memory", tmp_path) == tmp_path / "memory"
-    (tmp_path / "cgroup.subtree_control").write_text("cpu io\n")
-    assert emulation._cgroup_folder("cpu", tmp_path) == tmp_path
 
 
 def test_the_limit_is_the_memory_and_what_address_space_takes_beyond_it() -> None:

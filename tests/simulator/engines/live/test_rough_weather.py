@@ -11,7 +11,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.observe.events import read_events
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import begin
 from hushfleet.simulator.schedule import schedule_of
 
@@ -29,7 +29,7 @@ STORM = {
 
 
 def test_twelve_boards_through_an_outage_and_two_crashes(
-    short_task: Any, runs: Any, audit: Any, direct: Any, tmp_path: Path
+    short_task: Any, runs: Any, audit: Any, play_scenario: Any, tmp_path: Path
 ) -> None:
     calm_task = short_task(
         data={"devices": DEVICES, "limit": 720, "min_samples": 10},
@@ -39,10 +39,10 @@ def test_twelve_boards_through_an_outage_and_two_crashes(
     stormy_task = parse_task({**calm_task.model_dump(mode="json", exclude_none=True), "scenario": STORM})
     calm = runs.fast(begin(calm_task, tmp_path / "calm", data_dir=None))
     live = begin(stormy_task, tmp_path / "live", data_dir=None, mix=FleetMix.in_turn(BOARDS, DEVICES))
-    director = Director(live, schedule_of(live.task, [device.name for device in live.fleet.devices]))
+    player = ScenarioPlayer(live, schedule_of(live.task, [device.name for device in live.fleet.devices]))
     fleet = LiveFleet(live, emulate=True)
     with fleet.running():
-        direct(fleet, director)
+        play_scenario(fleet, player)
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)

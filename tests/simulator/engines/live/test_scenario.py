@@ -1,4 +1,4 @@
-"""The director: on a stage that writes down what it is told, and with a real fleet, which ends as if all was calm."""
+"""Playing a scenario: on a stage that writes down what it is told, and with a real fleet, which ends as if calm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import Director
+from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
-from hushfleet.simulator.schedule import Day, Schedule, make_schedule, schedule_of
+from hushfleet.simulator.schedule import Schedule, Window, make_schedule, schedule_of
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ Told = list[tuple[str, str]]
 
 
 class Stage:
-    """What a director needs of a fleet. A process that is told to stop ends when the test says so."""
+    """What a player needs of a fleet. A process that is told to stop ends when the test says so."""
 
     def __init__(self, absent: frozenset[str]) -> None:
         self.told: Told = []
@@ -56,18 +56,18 @@ class Stage:
 
 
 class Play:
-    """A director and its stage, with a clock that the test turns."""
+    """A player and its stage, with a clock that the test turns."""
 
     def __init__(self, simulation: Simulation, schedule: Schedule) -> None:
         self.simulation = simulation
         self._now = 1000.0
-        self.director = Director(simulation, schedule, clock=lambda: self._now)
-        self.stage = Stage(self.director.absent)
+        self.player = ScenarioPlayer(simulation, schedule, clock=lambda: self._now)
+        self.stage = Stage(self.player.absent)
 
     def at(self, seconds: float) -> Told:
         """What the fleet is told so many seconds after the start."""
         self._now, before = 1000.0 + seconds, len(self.stage.told)
-        self.director.tick(self.stage)  # type: ignore[arg-type]
+        self.player.tick(self.stage)  # type: ignore[arg-type]
         return self.stage.told[before:]
 
     def happened(self, kind: str, **fields: Any) -> None:
@@ -87,14 +87,14 @@ class Play:
 @pytest.fixture
 def play(calm: Simulation, tmp_path: Path) -> Callable[..., Play]:
     def play(
-        scenario: dict[str, Any], *, days: tuple[Day, ...] = (), history: tuple[tuple[str, int], ...] = ()
+        scenario: dict[str, Any], *, nights: tuple[Window, ...] = (), history: tuple[tuple[str, int], ...] = ()
     ) -> Play:
         simulation = replace(calm, folder=RunFolder(tmp_path / "run"))
         for kind, round in history:
             with EventLog(simulation.folder.events) as log:
                 log.write(kind, round=round)
         schedule = make_schedule(ScenarioSection.model_validate(scenario), NAMES, seed=1)
-        return Play(simulation, replace(schedule, days=days))
+        return Play(simulation, replace(schedule, windows=(*schedule.windows, *nights)))
 
     return play
 
@@ -111,8 +111,8 @@ def test_everything_is_done_when_its_time_comes_and_written_down(play: Callable[
             "outage": [{"devices": ["device-0", "device-1"], "at_s": 6, "for_s": 2}],
         }
     )
-    assert on.director.absent == {"device-5"}
-    assert on.director.note is None
+    assert on.player.absent == {"device-5"}
+    assert on.player.note is None
     assert on.at(0) == []
     on.happened("round_open", round=1)
     assert on.at(1) == [("kill", "device-1")]
@@ -135,7 +135,7 @@ def test_everything_is_done_when_its_time_comes_and_written_down(play: Callable[
 
 
 def test_a_device_that_is_still_stopping_is_started_once_it_has_ended(play: Callable[..., Play]) -> None:
-    on = play({}, days=(Day("device-2", 10.0, 5.0, 0.0),))
+    on = play({}, nights=(Window("device-2", "stop", 0, 5.0, 10.0, every_s=10.0),))
     assert on.at(0) == []
     assert on.at(5) == [("stop", "device-2")]
     assert on.at(11) == []
@@ -149,7 +149,7 @@ def test_a_device_that_is_still_stopping_is_started_once_it_has_ended(play: Call
 
 def test_a_power_cut_ends_a_device_that_is_still_stopping(play: Callable[..., Play]) -> None:
     drop_out = {"devices": ["device-2"], "at_s": 12, "for_s": 6}
-    on = play({"drop_out": [drop_out]}, days=(Day("device-2", 10.0, 5.0, 0.0),))
+    on = play({"drop_out": [drop_out]}, nights=(Window("device-2", "stop", 0, 5.0, 10.0, every_s=10.0),))
     assert on.at(0) == []
     assert on.at(5) == [("stop", "device-2")]
     assert on.at(11) == []  # the sun is up, but it has not ended yet
@@ -174,7 +174,7 @@ def test_after_the_end_servers_and_networks_come_back_and_devices_rest(play: Cal
             ],
             "outage": [{"devices": ["device-4"], "at_s": 1, "for_s": 60}],
         },
-        days=(Day("device-7", 10.0, 5.0, 0.0),),
+        nights=(Window("device-7", "stop", 0, 5.0, 10.0, every_s=10.0),),
     )
     on.at(0)
     assert len(on.at(1)) == 5
@@ -182,7 +182,7 @@ def test_after_the_end_servers_and_networks_come_back_and_devices_rest(play: Cal
     assert on.at(2) == [("mend", "device-4"), ("start", "broker"), ("start", "aggregator")]
     assert on.at(99) == []
     assert on.stage.expected_down == {"device-1", "device-5"}
-    on.director.end(on.stage)  # type: ignore[arg-type]
+    on.player.end(on.stage)  # type: ignore[arg-type]
     assert on.at(100) == []
     reason = "the run was over before"
     assert on.not_played == [
@@ -239,8 +239,8 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
 ) -> None:
     history = [("run", 0), ("round_open", 1), ("round_close", 1), ("round_open", 2), ("round_close", 2)]
     on = play(STORY, history=(*history, *([("round_open", 3)] if round_is_open else [])))
-    assert on.director.absent == {"device-1"}
-    assert on.director.note == (
+    assert on.player.absent == {"device-1"}
+    assert on.player.note == (
         "the scenario goes on in round 3, and its seconds count anew from now; what belongs to earlier rounds is "
         "left out (2 events)"
     )
@@ -260,7 +260,7 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
 
 
 def test_a_stormy_live_run_ends_in_the_calm_runs_model(
-    short_task: Callable[..., Task], runs: Any, audit: Any, direct: Any, tmp_path: Path
+    short_task: Callable[..., Task], runs: Any, audit: Any, play_scenario: Any, tmp_path: Path
 ) -> None:
     # Enough training for the network to be cut while it lasts.
     calm_task = short_task(data={"devices": 3, "limit": 240}, round={"min_updates": 3}, method={"local_epochs": 40})
@@ -276,10 +276,10 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
     live = begin(stormy_task, tmp_path / "live", data_dir=None)
 
     schedule = schedule_of(live.task, [device.name for device in live.fleet.devices])
-    director = Director(live, schedule)
-    fleet = LiveFleet(live, absent=director.absent, proxied=schedule.needs_cables)
+    player = ScenarioPlayer(live, schedule)
+    fleet = LiveFleet(live, absent=player.absent, proxied=schedule.needs_proxy)
     with fleet.running():
-        direct(fleet, director)
+        play_scenario(fleet, player)
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)

@@ -5,20 +5,25 @@ The long form is `hushfleet simulate tasks/digits-chaos.toml --chaos 200`.
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import typer
+from rich.console import Console
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.studies.chaos.campaign import Campaign, chaos_task, parse_seeds, summary
+from hushfleet.simulator.studies.chaos.campaign import Campaign, chaos_task, parse_seeds, run_campaign, summary
 from hushfleet.simulator.studies.chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, draw_plan, tempting
-from hushfleet.simulator.studies.chaos.trial import Bench
+from hushfleet.simulator.studies.chaos.trial import Outcome, TrialRunner
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +47,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def bench(prepared: Simulation, library: Path | None) -> Bench:
-    return Bench(prepared, library=library)
+def runner(prepared: Simulation, library: Path | None) -> TrialRunner:
+    return TrialRunner(prepared, library=library)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_fleet_comes_through_a_storm(bench: Bench, seed: int, tmp_path: Path) -> None:
-    outcome = bench.run(seed, tmp_path / "run")
+def test_a_fleet_comes_through_a_storm(runner: TrialRunner, seed: int, tmp_path: Path) -> None:
+    outcome = runner.run(seed, tmp_path / "run")
     assert outcome.wrong == []
     assert outcome.played
 
@@ -95,8 +100,8 @@ def mutant(fault: str) -> tuple[str, ...]:
 def test_noise_that_is_drawn_again_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     """By what left the device, and never by a time limit: what the ledger has is not what was offered."""
     rng = random.Random(1)
-    bench = Bench(pair, library=library, client=mutant("noises-again"))
-    outcome = bench.play(plan_of(1, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
+    runner = TrialRunner(pair, library=library, client=mutant("noises-again"))
+    outcome = runner.play(plan_of(1, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
     assert any("ledger" in wrong for wrong in outcome.wrong), outcome.wrong
     assert not any("not finished" in wrong for wrong in outcome.wrong)
 
@@ -105,16 +110,16 @@ def test_noise_that_the_ledger_kept_from_leaving_is_found(
     pair: Simulation, library: Path | None, tmp_path: Path
 ) -> None:
     rng = random.Random(1)
-    bench = Bench(pair, library=library, client=mutant("noises-again-in-vain"))
-    outcome = bench.play(plan_of(2, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
+    runner = TrialRunner(pair, library=library, client=mutant("noises-again-in-vain"))
+    outcome = runner.play(plan_of(2, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
     assert any("declined round 1" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
 def test_a_ledger_that_is_written_late_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     deaf = Trouble("kill", Moment("training", 1, "device-1"), 0.0, ("aggregator",), 1.0)
     dead = Trouble("kill", Moment("sent", 1, "device-1"), 0.0, ("device-1",), 0.0)
-    bench = Bench(pair, library=library, client=mutant("charges-late"))
-    outcome = bench.play(plan_of(3, deaf, dead, field_noise=False), tmp_path / "run")
+    runner = TrialRunner(pair, library=library, client=mutant("charges-late"))
+    outcome = runner.play(plan_of(3, deaf, dead, field_noise=False), tmp_path / "run")
     assert any("its ledger did not have" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
@@ -122,15 +127,15 @@ def test_a_store_that_does_not_sync_is_found(pair: Simulation, library: Path | N
     if library is None:
         pytest.skip("there is no C compiler")
     cut = Trouble("power-cut", Moment("round_close", 1), 0.0, ("device-1",), 0.0)
-    bench = Bench(pair, library=library, client=mutant("does-not-sync"))
-    outcome = bench.play(plan_of(4, cut, field_noise=True), tmp_path / "run")
+    runner = TrialRunner(pair, library=library, client=mutant("does-not-sync"))
+    outcome = runner.play(plan_of(4, cut, field_noise=True), tmp_path / "run")
     assert any("its ledger did not have" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
 def test_an_update_that_is_added_twice_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     kill = Trouble("kill", Moment("update", 1), 0.0, ("device-1",), 0.0)
-    bench = Bench(pair, library=library, aggregator=mutant("adds-twice"))
-    outcome = bench.play(plan_of(5, kill, field_noise=False), tmp_path / "run")
+    runner = TrialRunner(pair, library=library, aggregator=mutant("adds-twice"))
+    outcome = runner.play(plan_of(5, kill, field_noise=False), tmp_path / "run")
     assert outcome.wrong == ["the models are not those of the calm run"]
 
 
@@ -163,3 +168,34 @@ def test_a_campaign_notes_what_was_run_and_goes_on(prepared: Simulation, tmp_pat
     assert (plain["seeds"], plain["passed"], plain["failed"]) == (1, 1, [])
     with pytest.raises(BadInput, match="another task"):
         campaign.prepare(load_task(TASK, ("seed=8",)), data_dir=None, resume=True)
+
+
+class Pretended(Campaign):
+    """A campaign whose runs are over at once; seed 2 fails."""
+
+    def prepare(self, task: object, **_: object) -> None:
+        self.folder.mkdir()
+
+    def library(self) -> tuple[None, str]:
+        return None, ""
+
+    def run(self, simulation: object) -> Iterator[Outcome]:
+        for seed in self.seeds:
+            plan = plan_of(seed, field_noise=False)
+            wrong = ["two [noisings] of round 1"] if seed == 2 else []
+            yield Outcome.of(plan, wrong=wrong, seconds=3.25, played=[("kill", "device-1"), ("kill", "aggregator")])
+
+
+def test_a_pipe_gets_a_line_for_each_seed_and_what_failed_can_be_replayed(tmp_path: Path) -> None:
+    said, campaign = io.StringIO(), Pretended(tmp_path / "campaign", [1, 2, 3])
+    typed = {"again": "", "replay": ["hushfleet", "x"]}
+    with pytest.raises(typer.Exit) as ended:
+        run_campaign(load_task(TASK), campaign, Console(file=said), data_dir=None, resume=False, **typed)
+    assert ended.value.exit_code == 1
+    lines = said.getvalue().splitlines()
+    assert lines[0] == "seed 1: passed in 3.2 s; kill of device, kill of aggregator"
+    assert lines[1] == "seed 2: two [noisings] of round 1"
+    assert lines[2].startswith("seed 3: passed")
+    assert lines[-1].strip() == "hushfleet x --chaos 2-2"
+    plain = json.loads((campaign.folder / "chaos.json").read_text())
+    assert (plain["passed"], plain["failed"], plain["happened"]["kill of device"]) == (2, [2], 3)

@@ -13,18 +13,20 @@ from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.studies.reproduce.at_hand import missing_data
-from hushfleet.simulator.studies.reproduce.cells import cells_of
-from hushfleet.simulator.studies.reproduce.recipe import Entry, load_entries, load_entry, load_recipe, paper_names
+from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
+from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.recipe import Recipe, find_recipe, load_recipe, load_recipes, paper_names
 
+PUBLISHED = Path(__file__).parents[4] / "docs" / "results"
+RAW = {("fedglp-adp", "as-published")}
 PAPERS = ["acdp-pfsd", "apdp-fl", "dp-fedsim", "fedglp-adp", "perfreezeclip"]
-ENTRIES = [entry for paper in paper_names() for entry in load_entries(paper)]
-RUNNABLE = [entry for entry in ENTRIES if not entry.recipe.open]
+RECIPES = [recipe for paper in paper_names() for recipe in load_recipes(paper)]
+RUNNABLE = [recipe for recipe in RECIPES if not recipe.open]
 
 
 def test_every_table_and_figure_is_listed() -> None:
     assert paper_names() == sorted([*PAPERS, "equal-privacy"])
-    listed = {(entry.paper, entry.name) for entry in ENTRIES}
+    listed = {(recipe.paper, recipe.name) for recipe in RECIPES}
     # as the papers number them; FedGLP-ADP's first figure and the others' first ones draw the method
     tables = {"fedglp-adp": 6, "dp-fedsim": 2, "apdp-fl": 3, "acdp-pfsd": 3, "perfreezeclip": 4}
     figures = {"fedglp-adp": (2, 3), "dp-fedsim": (3, 7), "apdp-fl": (4, 11), "acdp-pfsd": (3, 4)}
@@ -35,10 +37,10 @@ def test_every_table_and_figure_is_listed() -> None:
         assert {(paper, f"figure-{n}") for n in range(first, last + 1)} <= listed
 
 
-@pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: f"{entry.paper}-{entry.name}")
-def test_every_cell_whose_method_exists_is_a_task(entry: Entry) -> None:
+@pytest.mark.parametrize("recipe", RUNNABLE, ids=lambda recipe: f"{recipe.paper}-{recipe.name}")
+def test_every_cell_whose_method_exists_is_a_task(recipe: Recipe) -> None:
     for quick in (False, True):
-        for cell in cells_of(entry, seeds=1, quick=quick):
+        for cell in cells_of(recipe, seeds=1, quick=quick):
             if cell.plain["method"].get("name") not in METHODS or cell.row.open:
                 assert cell.open
                 continue
@@ -53,8 +55,8 @@ def test_every_cell_whose_method_exists_is_a_task(entry: Entry) -> None:
             grey = task.data.name in ("mnist", "fashion-mnist", "emnist")
             assert model.input_shape == ((1, 28, 28) if grey else (3, 32, 32))
             if quick:
-                assert entry.recipe.quick is not None
-                assert entry.recipe.quick.label.startswith("quick: ")
+                assert recipe.quick is not None
+                assert recipe.quick.label.startswith("quick: ")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_every_cell_whose_method_exists_is_a_task(entry: Entry) -> None:
 def test_numbers_as_the_papers_print_them(
     paper: str, table: str, group: str, row: str, column: str, printed: float, epsilon: float | None
 ) -> None:
-    recipe = load_entry(paper, "table", table).recipe
+    recipe = find_recipe(paper, table=table)
     (its,) = [each for each in recipe.groups if each.id == group]
     assert recipe.paper_value(its, row, column) == printed
     (place,) = [each for each in recipe.columns if each.id == column]
@@ -88,7 +90,7 @@ def test_numbers_as_the_papers_print_them(
 
 def test_multipliers_are_those_that_the_printed_budgets_stand_for() -> None:
     def multipliers(paper: str, table: str, **only: list[str]) -> list[float]:
-        asked = cells_of(load_entry(paper, "table", table), seeds=1, quick=False, **only)
+        asked = cells_of(find_recipe(paper, table=table), seeds=1, quick=False, **only)
         return sorted(cell.task().privacy_spec(train_samples=60_000).noise_multiplier for cell in asked)
 
     fedglp = multipliers("fedglp-adp", "3", datasets=["fashion-mnist"], methods=["fixed"], readings=["user-level"])
@@ -100,10 +102,9 @@ def test_multipliers_are_those_that_the_printed_budgets_stand_for() -> None:
 
 def test_tables_share_the_cells_that_are_the_same_run() -> None:
     def digest(table: str, row: str, column: str, reading: str) -> str:
-        entry = load_entry("fedglp-adp", "table", table)
-        (cell,) = cells_of(
-            entry, seeds=1, quick=False, datasets=["fashion-mnist"], methods=[row], columns=[column], readings=[reading]
-        )
+        recipe = find_recipe("fedglp-adp", table=table)
+        only = {"methods": [row], "columns": [column], "readings": [reading]}
+        (cell,) = cells_of(recipe, seeds=1, quick=False, datasets=["fashion-mnist"], **only)
         return cell.digest
 
     for reading in ("user-level", "pooled-sampling"):
@@ -117,6 +118,19 @@ def test_tables_share_the_cells_that_are_the_same_run() -> None:
         assert digest("3", "fixed", "eps-16", reading) not in same
         assert digest("1", "dp-fedavg", "eps-2", reading) == digest("5", "dp-fedavg", "eps-2", reading)
     assert len({digest("1", "fedglp-adp", "eps-2", r) for r in ("user-level", "user-level-alpha-100")}) == 2
+
+
+def test_every_published_cell_is_found_and_says_what_left_without_noise() -> None:
+    kept = Kept(PUBLISHED)
+    cells = {cell.digest: cell for recipe in RUNNABLE for cell in cells_of(recipe, seeds=1, quick=False)}
+    published = list(kept)
+    assert len(published) == len(list(PUBLISHED.glob("cells/**/*.json"))) > 30
+    for one in published:
+        found = kept.of(cells[one.digest])
+        assert found is not None
+        assert found.accuracies == one.accuracies
+    raw = [one.task for one in published if one.raw_values]
+    assert {(task["method"]["name"], task["privacy"]["accounting"]) for task in raw} == RAW
 
 
 def test_data_that_is_not_at_hand_is_named_with_its_origin_and_its_place(tmp_path: Path) -> None:
@@ -135,7 +149,7 @@ def test_svhn_and_its_recipe_fit_together(tmp_path: Path) -> None:
         savemat(tmp_path / f"{part}_32x32.mat", {"X": images, "y": labels})
     assert not missing_data({"svhn"}, tmp_path)
     (cell,) = cells_of(
-        load_entry("fedglp-adp", "table", "1"),
+        find_recipe("fedglp-adp", table="1"),
         seeds=1,
         quick=False,
         datasets=["SVHN"],
@@ -155,7 +169,7 @@ def test_svhn_and_its_recipe_fit_together(tmp_path: Path) -> None:
 def test_a_recipe_with_a_mistake_says_where(tmp_path: Path) -> None:
     (tmp_path / "table-1.toml").write_text('title = "x"\n[task]\nname = "a"\n[[row]]\nid = "a"\nsett = {}\n')
     with pytest.raises(BadInput, match=r"table-1\.toml: row\.0\.title: .*row\.0\.sett: Extra inputs"):
-        load_recipe(tmp_path, "table-1")
+        load_recipe(tmp_path / "table-1.toml")
     (tmp_path / "table-2.toml").write_text('title = "x"\n')
     with pytest.raises(BadInput, match="a recipe has either a"):
-        load_recipe(tmp_path, "table-2")
+        load_recipe(tmp_path / "table-2.toml")

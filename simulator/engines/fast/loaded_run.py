@@ -1,4 +1,4 @@
-"""What a worker needs of a run folder, loaded when it is first used and kept."""
+"""What a worker needs of a run folder, loaded at its first use and kept."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from hushfleet.wire.format.messages import RoundPlan
 KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew when their turn comes
 
 
-class Bench:
-    """:param runtime: what computes gradients, one of `hushfleet.simulator.engines.fast.runtimes.RUNTIMES`."""
+class LoadedRun:
+    """What a worker needs of a run folder.
+
+    :param runtime: what computes gradients, one of `hushfleet.simulator.engines.fast.runtimes.RUNTIMES`.
+    """
 
     def __init__(self, path: Path, runtime: str) -> None:
         self.folder = RunFolder(path)
@@ -88,6 +91,6 @@ class Bench:
 
 
 @lru_cache(maxsize=2)
-def bench(path: Path, runtime: str) -> Bench:
-    """This process's bench for a run folder."""
-    return Bench(path, runtime)
+def loaded_run(path: Path, runtime: str) -> LoadedRun:
+    """What this process has loaded of a run folder."""
+    return LoadedRun(path, runtime)

@@ -1,4 +1,4 @@
-"""What a machine would have to share with another one for both to compute the same bits.
+"""What two machines must have in common for both to compute the same bits.
 
 Versions alone do not tell: an editable installation has one version and many states, so the code itself is digested.
 """
@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 from hushfleet.errors import HushfleetError
 
-PACKAGES = ("hushfleet", "models", "edge_client", "aggregator", "simulator")
-ARITHMETIC = ("numpy", "onnxruntime", "torch")
+PACKAGES = tuple(f"hushfleet{name}" for name in ("", ".models", ".edge_client", ".aggregator", ".simulator"))
+_ARITHMETIC = ("numpy", "onnxruntime", "torch")
 _SOURCES = frozenset({".py", ".c", ".h", ".toml"})
 
 
-@lru_cache(maxsize=4)
-def fingerprint(*, compiled: bool = False) -> Mapping[str, str]:
-    """Part -> its version here, of this process's Python, code, arithmetic and processor.
+@lru_cache(maxsize=2)
+def fingerprint(*, compiled: bool = False) -> dict[str, str]:
+    """Part -> its version here: of this process's Python, code, arithmetic and processor.
 
     :param compiled: gradients are computed by code that is compiled here, so the compiler counts too.
     """
-    import torch  # slow to load, and the one who only compares has no need of it
+    import torch
 
     parts = {"python": platform.python_version(), "hushfleet": f"{version('hushfleet')}, code {code_digest()[:12]}"}
-    parts |= {name: version(name) for name in ARITHMETIC}
+    parts |= {name: version(name) for name in _ARITHMETIC}
     # Kernels are chosen by it, and another one sums in another order.
     parts["processor"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if compiled:
@@ -50,18 +49,17 @@ def _compiler() -> str:
 @lru_cache(maxsize=1)
 def code_digest() -> str:
     """SHA-256 of all source files of the project's packages, hexadecimal."""
-    digest = hashlib.sha256()
+    files = {}  # by name, since a package lies inside `hushfleet` or, in a checkout, beside it
     for package in PACKAGES:
-        spec = find_spec(package)
-        for root in sorted(spec.submodule_search_locations or ()) if spec else ():
-            for path in sorted(file for file in Path(root).rglob("*") if file.suffix in _SOURCES):
-                name = f"{package}/{path.relative_to(root).as_posix()}"
-                content = hashlib.sha256(path.read_bytes()).hexdigest()
-                digest.update(f"{name} {content}\n".encode())
-    return digest.hexdigest()
+        root = Path(str(import_module(package).__file__)).parent
+        for path in root.rglob("*"):
+            if path.suffix in _SOURCES:
+                name = f"{package.replace('.', '/')}/{path.relative_to(root).as_posix()}"
+                files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
 
 
-def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+def differences(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
     """What the other one has otherwise, as `part: theirs instead of mine`."""
     return [
         f"{part}: {theirs.get(part, 'none')} instead of {mine.get(part, 'none')}"

@@ -1,0 +1,71 @@
+"""Numbers as people read them. What was not measured is said so, never shown as 0."""
+
+from __future__ import annotations
+
+import math
+
+from hushfleet.aggregator.results.result import WireInfo
+
+NOT_MEASURED = "not measured"
+NARROW = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float | None) -> str:
+    """Three figures, thousands grouped, infinity as its sign."""
+    if value is None:
+        return NOT_MEASURED
+    if math.isinf(value):
+        return "\N{INFINITY}" if value > 0 else f"{MINUS}\N{INFINITY}"
+    size = abs(value)
+    form = ",.0f" if size >= 100 else ".1f" if size >= 10 else ".3g" if size >= 0.01 or size == 0 else ".2g"
+    return f"{value:{form}}".replace("-", MINUS, 1) if value < 0 else f"{value:{form}}"
+
+
+def percent(value: float | None) -> str:
+    """An accuracy or share: `87.3 %`."""
+    return NOT_MEASURED if value is None else f"{100 * value:.1f}{NARROW}%"
+
+
+def percent_up(value: float) -> str:
+    """A bound that must not be rounded down, and that says 100 % only when it is."""
+    if value < 0.999:
+        return f"{math.ceil(1000 * value) / 10:.1f}{NARROW}%"
+    if value >= 1:
+        return f"100{NARROW}%"
+    nines = min(12, math.ceil(-math.log10(1 - value)))
+    return f"{100 * (1 - 10**-nines):.{nines - 2}f}{NARROW}%"
+
+
+def points(gain: float | None, unit: str = " points") -> str:
+    """A difference of accuracies in percentage points, with its sign: `+3.2 points`."""
+    if gain is None:
+        return NOT_MEASURED
+    return f"{round(100 * gain, 1) + 0.0:+.1f}".replace("-", MINUS).replace("+0.0", "0.0") + unit
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units: `1.2 MB`."""
+    if count is None:
+        return NOT_MEASURED
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 0.9995 * scale:
+            amount = count / scale
+            return (f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}") + NARROW + unit
+    return f"{count:.0f}{NARROW}B"
+
+
+def from_to(values: list[int]) -> str:
+    """`160`, or `100 to 200`."""
+    if not values:
+        return "none"
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def codec(wire: WireInfo, *, whole: bool = True) -> str:
+    """The form of updates: `quantized, step 0.5 of the noise`; without `whole`, not what the step is relative to."""
+    if wire.step is None:
+        return wire.codec
+    unit = "the noise" if wire.step_unit == "noise" else "a layer's root mean square"
+    return f"{wire.codec}, step {number(wire.step)}" + (f" of {unit}" if whole else "")

@@ -1,0 +1,125 @@
+"""What happens when on a virtual clock, the events of it for a log, and what a round came to."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+
+class LogEvent(NamedTuple):
+    """An event as the coordinator writes it; of `update` and `run`, what only a trained run knows is missing.
+
+    `scenario` is what the schedule did, as the live engine writes it: `action` and `target`.
+    """
+
+    at_s: float
+    event: str
+    fields: dict[str, Any]
+
+
+class EventQueue:
+    """Calls handlers in the order of their time; what falls on one moment, in the order in which it was entered.
+
+    `now` is in virtual seconds since the run's start, and never goes back.
+
+    :param logging: whether events for a log are kept; a forecast has no use for them.
+    """
+
+    def __init__(self, *, logging: bool = False) -> None:
+        self.now = 0.0
+        self._logging = logging
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._log: list[tuple[float, int, LogEvent]] = []
+        self._order = count()
+
+    @property
+    def next_s(self) -> float:
+        """When something happens next; infinite if nothing does."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def at(self, moment: float, handler: Callable[..., None], *arguments: Any) -> None:
+        """Calls the handler then, or next where that is past."""
+        heapq.heappush(self._heap, (moment, next(self._order), handler, arguments))
+
+    def advance(self) -> None:
+        """Lets the next thing happen."""
+        moment, _, handler, arguments = heapq.heappop(self._heap)
+        self.now = max(self.now, moment)
+        handler(*arguments)
+
+    def log(self, event: str, *, at: float | None = None, **fields: Any) -> None:
+        """An event of now, or of another moment."""
+        if self._logging:
+            moment = self.now if at is None else at
+            heapq.heappush(self._log, (moment, next(self._order), LogEvent(moment, event, fields)))
+
+    def logged(self) -> Iterator[LogEvent]:
+        """Takes the events of all that has happened by now, in order of time."""
+        while self._log and self._log[0][0] <= self.now:
+            yield heapq.heappop(self._log)[2]
+
+
+class Arrival(NamedTuple):
+    """An update that was accepted.
+
+    :param at_s: when.
+    :param update_bytes: its predicted size.
+    """
+
+    device: str
+    at_s: float
+    update_bytes: int
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """What a round came to; times in virtual seconds since the run's start.
+
+    Every member of the cohort is in one of `arrivals` (accepted in time, in this order), `late` (committed and
+    charged, but not accepted), `given_up` (ended by the close before anything was spent), `declined`, or `lost`
+    (absent, or gone before it had committed).
+
+    :param used: whether there were enough updates for a new global model.
+    :param events: up to the close, in order of time; empty where nobody asked for them.
+    """
+
+    round: int
+    opened_s: float
+    closed_s: float
+    cohort: tuple[str, ...]
+    arrivals: tuple[Arrival, ...]
+    late: tuple[str, ...]
+    given_up: tuple[str, ...]
+    declined: tuple[str, ...]
+    lost: tuple[str, ...]
+    extensions: int
+    used: bool
+    events: tuple[LogEvent, ...]
+
+    @property
+    def wall_s(self) -> float:
+        return self.closed_s - self.opened_s
+
+
+@dataclass
+class OpenRound:
+    """A round that is going on.
+
+    :param declined: names, in the order in which they did.
+    :param closing: it has been decided that it is over; what comes now is late.
+    """
+
+    number: int
+    opened_s: float
+    cohort: list[str]
+    arrivals: dict[str, Arrival] = field(default_factory=dict)
+    declined: dict[str, None] = field(default_factory=dict)
+    closing: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.cohort)

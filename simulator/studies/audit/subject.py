@@ -1,0 +1,167 @@
+"""The device that is audited: what a board runs, with an empty store, and with what the audit puts into it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hushfleet.config.spec import TaskSpec
+from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import Trainer
+from hushfleet.methods import make_method
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
+from hushfleet.model.evaluation import LogitsOf
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from hushfleet.training.batch import GradientFunction
+from hushfleet.wire.format.messages import RoundPlan
+
+DEVICE = "audited"
+ROUNDS_A_LIFE = 32  # a ledger is read as a whole for each entry
+FLOOR = 1e-12
+
+KeepGoing = Callable[[int], bool]
+"""Asked with how many trials are done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is audited.
+
+    :param spec: the task package; the audit needs none of its graphs.
+    :param initial: float32 `[d]`, a global model.
+    :param cohort: how many devices a round has, among whom noise may be divided.
+    :param field_noise: noise as in the field, which no seed repeats.
+    """
+
+    spec: TaskSpec
+    initial: np.ndarray
+    cohort: int
+    seed: int = 0
+    field_noise: bool = False
+
+    @cached_property
+    def method(self) -> TaskMethod:
+        spec = self.spec
+        return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+
+    @cached_property
+    def terms(self) -> RoundTerms:
+        """Of a round, as the aggregator's plans have them."""
+        controls = self.method.server.controls(self.method.server.initial(self.seed), 1)
+        return RoundTerms(min(self.spec.privacy.noise_split, self.cohort), controls)
+
+    @property
+    def charge(self) -> Charge:
+        """What the ledger takes for one round."""
+        return self.method.charge(self.terms)
+
+    @property
+    def classes(self) -> int:
+        return len(self.spec.model.class_names)
+
+    def plan(self, round: int) -> RoundPlan:
+        return RoundPlan(
+            task=self.spec.task,
+            round=round,
+            rounds=self.spec.rounds,
+            phase="open",
+            global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
+            global_bytes=self.initial.nbytes,
+            cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
+            noise_split=self.terms.noise_split,
+            deadline_s=0.0,
+            controls=dict(self.terms.controls),
+        )
+
+    @contextmanager
+    def device(
+        self,
+        life: int,
+        *,
+        trainer: type[Trainer] = Trainer,
+        gradient: GradientFunction | None = None,
+        logits_of: LogitsOf | None = None,
+        samples: Samples | None = None,
+    ) -> Iterator[Trainer]:
+        """A device with an empty store; each `life` has noise of its own.
+
+        It takes what its task asks for: what that is worth is what the audit finds.
+        """
+        privacy = self.spec.privacy
+        with (
+            tempfile.TemporaryDirectory(prefix="audit-") as folder,
+            DeviceStore(Path(folder) / "store.sqlite", device=DEVICE, durable=False) as store,
+        ):
+            yield trainer(
+                device=DEVICE,
+                store=store,
+                spec=self.spec,
+                gradient=_not_asked if gradient is None else gradient,
+                logits_of=_not_asked if logits_of is None else logits_of,
+                samples=_not_asked if samples is None else lambda: samples,
+                randomness=FreshNoise(self.seed, life, self.field_noise),
+                limits=LimitsSection(math.inf, privacy.delta, accounting=privacy.accounting),
+            )
+
+
+def _not_asked(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("this game needs no data and no network")
+
+
+class Scores(NamedTuple):
+    """The adversary's scores, float64 `[trials]` in each world; higher says "in"."""
+
+    inside: np.ndarray
+    outside: np.ndarray
+
+
+@dataclass
+class FreshNoise:
+    """A device's `Randomness` of which no two draws are alike, as in the field; but for `field`, repeatable."""
+
+    seed: int
+    life: int
+    field: bool
+    drawn: int = 0
+
+    def noise(self, round: int) -> NoiseSource:
+        self.drawn += 1
+        return SecureNoise() if self.field else SeededNoise(self.seed, self.life, self.drawn)
+
+    def order(self, round: int) -> np.random.Generator:
+        self.drawn += 1
+        if self.field:
+            return np.random.default_rng()
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.life, self.drawn)))
+
+
+@dataclass
+class Moments:
+    """Running sums of vectors, for their variances."""
+
+    count: int = 0
+    total: Any = 0.0
+    squares: Any = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        self.count += 1
+        self.total = self.total + values
+        self.squares = self.squares + values * values
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Sum of squared deviations from the mean."""
+        return np.maximum(self.squares - self.total**2 / self.count, 0.0)

@@ -1,0 +1,180 @@
+"""Cells are run here, each in a process of its own: one may be interrupted, fail or die, and the others go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing import connection
+from pathlib import Path
+
+import psutil
+import torch
+
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers
+from hushfleet.simulator.results import assemble
+from hushfleet.simulator.run_folder import RunFolder, begin, go_on
+from hushfleet.simulator.studies.reproduce.cells import Cell
+from hushfleet.simulator.studies.reproduce.estimate import best_runtime, expected_work, processor
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell
+
+MEMORY_EACH = 2 << 30
+"""Bytes that a cell may take: the data set, a worker's images, a cohort's updates."""
+RUN = "run"
+_LOG = "log.txt"
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result; its folder stays."""
+
+    error: str
+
+
+def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = "") -> KeptCell:
+    """Runs it in this process, or goes on in `folder` where an earlier part stopped. Raises `HushfleetError`."""
+    task, run = cell.task(), RunFolder(folder / RUN)
+    if run.path.exists() and not (run.task.exists() and load_task(run.task) == task):
+        shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
+    simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
+    runtime = runtime or best_runtime(task.model.name)
+    with Workers(1) as workers, EventLog(run.events) as events:
+        # Own models are tested only where a table needs it: that can take longer than training.
+        every, last = task.round.rounds, cell.evaluate_last
+        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
+    result = assemble(simulation, engine="fast")
+    samples, tested = expected_work(task, evaluate_last=last)
+    return kept_cell(
+        cell,
+        result,
+        seconds=_computing_s(run.events),
+        samples=samples,
+        tested=tested,
+        runtime=runtime,
+        processor=processor(),
+    )
+
+
+def _computing_s(events: Path) -> float:
+    """From the event log: seconds of all parts of an interrupted run, without the pauses between them."""
+    times = [(event["at"], event["event"]) for event in read_events(events)[0]]
+    return sum(at - before for (before, _), (at, kind) in pairwise(times) if kind != "run")
+
+
+def jobs_here(asked: int = 0) -> int:
+    """How many cells run at a time: one a core, within the memory that is free."""
+    fitting = psutil.virtual_memory().available // MEMORY_EACH
+    return asked or max(1, min(len(os.sched_getaffinity(0)), fitting))
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    kept: Kept,
+    *,
+    runs: Path,
+    jobs: int,
+    data_dir: Path | None,
+    runtime: str = "",
+    watch: Callable[[Sequence[tuple[Cell, int]]], None] = lambda _: None,
+) -> Iterator[tuple[Cell, KeptCell | Failure]]:
+    """Runs cells that are not finished yet; each finished one is kept at once, and its run folder is deleted.
+
+    :param runs: where run folders are while cells are under way, also after an interruption.
+    :param watch: called several times a second with the cells under way and how many of their rounds are closed.
+    """
+    waiting, under_way = deque(cells), dict[object, _Process]()
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                started = _Process(waiting.popleft(), runs, data_dir, runtime)
+                under_way[started.receiver] = started
+            for ready in connection.wait([each.receiver for each in under_way.values()], timeout=_POLL_S):
+                ended = under_way.pop(ready)
+                yield ended.cell, ended.outcome(kept)
+            watch([(each.cell, each.rounds_done) for each in under_way.values()])
+    finally:
+        for each in under_way.values():
+            each.process.kill()  # every round is a checkpoint, and a run survives a kill
+            each.process.join()
+
+
+class _Process:
+    """A cell in its process."""
+
+    def __init__(self, cell: Cell, runs: Path, data_dir: Path | None, runtime: str) -> None:
+        self.cell, self.folder = cell, runs / cell.key
+        context = multiprocessing.get_context("spawn")
+        self.receiver, sender = context.Pipe(duplex=False)
+        self.process = context.Process(target=_run_apart, args=(sender, cell, self.folder, data_dir, runtime))
+        os.environ.update(ENVIRONMENT)  # is read when a process starts
+        # Inherited: Ctrl-C reaches this process only, which ends the others in order.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sender.close()
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that are closed, those before an interruption included."""
+        events = RunFolder(self.folder / RUN).events
+        return events.read_bytes().count(b'"event":"round_close"') if events.exists() else 0
+
+    def outcome(self, kept: Kept) -> KeptCell | Failure:
+        try:
+            outcome: KeptCell | Failure = self.receiver.recv()
+        except (EOFError, OSError):
+            outcome = Failure(self._why())
+        self.process.join()
+        if isinstance(outcome, KeptCell):
+            try:
+                outcome.save(kept.out)
+            except HushfleetError as error:
+                return Failure(str(error))
+            kept.add(outcome)
+            shutil.rmtree(self.folder)
+        return outcome
+
+    def _why(self) -> str:
+        self.process.join()
+        code, log = self.process.exitcode or 0, self.folder / _LOG
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"its process {how}: {last} (all of it: {log})"
+
+
+def _run_apart(
+    sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str
+) -> None:
+    """In the cell's process."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOG).open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    torch.set_num_threads(1)
+    try:
+        sender.send(run_cell(cell, folder, data_dir=data_dir, runtime=runtime))
+    except HushfleetError as error:
+        sender.send(Failure(str(error)))
+
+
+def _end_with_parent() -> None:
+    """A cell must not run on when nobody waits for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
