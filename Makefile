@@ -10,17 +10,20 @@ DEMO ?=
 PYTEST ?=
 CHAOS ?=
 
+NESTED := aggregator edge_client firmware_profiles models simulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test test-fast chaos lint clean
+.PHONY: help demo test test-fast coverage chaos lint format types links docs clean
 
 help:
 	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
+	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet   (CHAOS='--resume')"
-	@echo "make lint    check the style"
+	@echo "make lint    check style and types (ruff, mypy);   make format  mend what ruff can mend"
+	@echo "make docs    the documents and the API reference as a site, in site/"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(STAMP)
@@ -32,17 +35,36 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(PYTEST)
 
-chaos: $(STAMP)
-	$(BIN)/hushfleet simulate tasks/digits-chaos.toml --chaos 200 --out runs/chaos $(CHAOS)
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)
 
-lint: $(STAMP)
+chaos: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
+
+lint: types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) links
+	$(BIN)/mypy
+
+# The folders beside hushfleet/ as the packages below it that they are once installed, for tools that read source text.
+links:
+	rm -rf build/links && mkdir -p build/links/hushfleet
+	for path in hushfleet/* $(NESTED); do ln -s "../../../$$path" build/links/hushfleet/; done
+
+docs: $(STAMP) links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs,test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov site build *.egg-info

@@ -73,7 +73,7 @@ def client(folder: Path, runtime: str) -> None:
     digest = hashlib.sha256(package).digest()
     store = DeviceStore(folder / f"{runtime}.sqlite", device=DEVICE)
     task = TaskRuntime(digest=digest, spec=spec, gradient=gradient, inference=inference, config=config, store=store)
-    trainer = task.trainer()
+    trainer = task.trainer
     if runtime != "onnx":
         from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
 

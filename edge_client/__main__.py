@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
@@ -100,20 +99,18 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.agent import Agent
-    from hushfleet.edge_client.board import freed_memory
     from hushfleet.edge_client.board.pacing import Pacer, open_store
-    from hushfleet.edge_client.board.supervisor import Supervisor
+    from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
+    from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
-    from hushfleet.wire.link.mqtt import MqttLink, Timing
+    from hushfleet.wire.link.mqtt import MqttLink
 
-    freed_memory.give_back()
+    return_freed_memory()
     config = load_config(options.config)
-    password = config.broker.password
-    simulation = config.simulation
+    broker, password, simulation = config.broker, config.broker.password, config.simulation
+    reconnect_s = simulation.reconnect_s if simulation else None
 
     def connect(store: DeviceStore, will: Will) -> MqttLink:
-        broker = config.broker
-        hurried = simulation is not None and simulation.reconnect_s is not None
         return MqttLink(
             broker.url,
             client_id=store.identity.client_id(config.device.id),
@@ -123,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
             key_file=broker.key_file,
             username=broker.username,
             password=password,
-            timing=Timing(backoff_base_s=simulation.reconnect_s) if hurried else None,
+            timing=None if reconnect_s is None else Timing(backoff_base_s=reconnect_s),
         )
 
     stop = threading.Event()
@@ -160,57 +157,49 @@ def _predict(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     config = load_config(options.config)
-    limits = config.limits
+    delta, limit = config.limits.delta, config.limits.epsilon_server
     with _inspected(config) as store:
-        entries = store.ledger.entries()
-        tasks = {entry.task: None for entry in entries}
-        report: dict[str, Any] = {
-            "device": config.device.id,
-            "public_key": store.identity.public_key.hex(),
-            "stopped_because": store.stopped_because,
-            "epsilon_server": _json_number(store.ledger.epsilon_server(delta=limits.delta)),
-            "epsilon_limit": _json_number(limits.epsilon_server),
-            "delta": limits.delta,
-            "unit": store.ledger.unit(),
-            "raw_values": list(store.ledger.raw_values()),
-            "epsilon_noised": _json_number(store.ledger.epsilon_noised(delta=limits.delta)),
-            "tasks": [
-                {
-                    "task": task,
-                    "rounds": store.ledger.rounds_charged(task),
-                    "epsilon_server": _json_number(store.ledger.epsilon_server(delta=limits.delta, task=task)),
-                }
-                for task in tasks
-            ],
-            "waiting": [{"task": task, "round": number} for task, number in store.waiting()],
-        }
+        ledger = store.ledger
+        rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
+        spent = {task: ledger.epsilon_server(delta=delta, task=task) for task in rounds}
+        total, noised = ledger.epsilon_server(delta=delta), ledger.epsilon_noised(delta=delta)
+        raw, unit, key = ledger.raw_values(), ledger.unit(), store.identity.public_key.hex()
+        stopped, waiting = store.stopped_because, store.waiting()
     if options.json:
+        report = {
+            "device": config.device.id,
+            "public_key": key,
+            "stopped_because": stopped,
+            "epsilon_server": _json_number(total),
+            "epsilon_limit": _json_number(limit),
+            "delta": delta,
+            "unit": unit,
+            "raw_values": list(raw),
+            "epsilon_noised": _json_number(noised),
+            "tasks": [
+                {"task": task, "rounds": rounds[task], "epsilon_server": _json_number(spent[task])} for task in spent
+            ],
+            "waiting": [{"task": task, "round": number} for task, number in waiting],
+        }
         print(json.dumps(report))
         return 0
-    print(f"device     {report['device']}   key {report['public_key']}")
+    print(f"device     {config.device.id}   key {key}")
     print(
-        f"spent      epsilon_server {_shown(report['epsilon_server'])} of {_shown(report['epsilon_limit'])} "
-        f"at delta {limits.delta:g}, per {report['unit']}, against whoever sees this device's updates"
+        f"spent      epsilon_server {total:.3f} of {limit:.3f} at delta {delta:g}, per {unit}, "
+        "against whoever sees this device's updates"
     )
-    if report["raw_values"]:
-        print(
-            f"infinite   without noise have left: {', '.join(report['raw_values'])}; "
-            f"the noised values alone: {_shown(report['epsilon_noised'])}"
-        )
-    for task in report["tasks"]:
-        print(f"task       {task['task']}: {task['rounds']} rounds, epsilon_server {_shown(task['epsilon_server'])}")
-    if report["stopped_because"] is not None:
-        print(f"stopped    {report['stopped_because']}")
-    for entry in report["waiting"]:
-        print(f"waiting    the update of round {entry['round']} of {entry['task']} is not acknowledged yet")
+    if raw:
+        print(f"infinite   without noise have left: {', '.join(raw)}; the noised values alone: {noised:.3f}")
+    for task in spent:
+        print(f"task       {task}: {rounds[task]} rounds, epsilon_server {spent[task]:.3f}")
+    if stopped is not None:
+        print(f"stopped    {stopped}")
+    for task, number in waiting:
+        print(f"waiting    the update of round {number} of {task} is not acknowledged yet")
     return 0
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": _run,
-    "predict": _predict,
-    "status": _status,
-}
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"run": _run, "predict": _predict, "status": _status}
 
 
 def _inspected(config: DeviceConfig) -> DeviceStore:
@@ -218,11 +207,8 @@ def _inspected(config: DeviceConfig) -> DeviceStore:
 
 
 def _json_number(value: float) -> float | str:
+    """Standard JSON has no infinity."""
     return value if math.isfinite(value) else "inf"
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3f}"
 
 
 if __name__ == "__main__":

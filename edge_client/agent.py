@@ -1,8 +1,8 @@
 """The device's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
 
 `step` takes one event, then does whatever can be done now: fetch the task, answer the open round, train,
-send. What is in progress is a few fields of the desks (`tasks`, `rounds`); what must survive is in the
-store. A lost link stops nothing but sending, and after `LinkUp` everything goes on where it was.
+send. What is in progress is in the fields of `tasks` and `rounds`; what must survive is in the
+store. A lost link stops nothing but sending, and after `LinkUp` everything continues where it was.
 
 Nothing that is derived from the device's data leaves it except the update: the reasons of a `Decline` are
 constant texts or speak of budgets and memory, and metrics go to a local file, in simulations only.
@@ -17,22 +17,18 @@ from collections import deque
 from collections.abc import Callable
 
 import hushfleet
-from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.pacing import Pacer
-from hushfleet.edge_client.board.supervisor import Supervisor
-from hushfleet.edge_client.net.aggregator_identity import Trust
-from hushfleet.edge_client.net.fetch import BlobSource
-from hushfleet.edge_client.net.not_enrolled import Knocking
-from hushfleet.edge_client.net.rejected_messages import Quarantine
-from hushfleet.edge_client.net.store_copies import Standing
-from hushfleet.edge_client.refusals import refusal_of
-from hushfleet.edge_client.rounds import RoundDesk, Stopped, Superseded, same_round
-from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.declines import decline_reason
+from hushfleet.edge_client.net.download import BlobSource
+from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
+from hushfleet.edge_client.net.store_check import StoreCheck
+from hushfleet.edge_client.net.upload import Upload
+from hushfleet.edge_client.net.verifier import MessageVerifier
+from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded, same_round
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.tasks import TaskDesk
-from hushfleet.edge_client.trainer import TrainedRound
+from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.wire.format.messages import (
     Birth,
@@ -77,26 +73,22 @@ class Agent:
         self.store = store
         self.device = config.device.id
         self.topics = Topics(config.device.federation)
-        self.quarantine = Quarantine(clock)
+        self.rejected = RejectedMessages(clock)
+        self.store_check = StoreCheck(store, now=clock())
         self._clock = clock
         self._supervisor = supervisor or Supervisor(None, None)
         self._pacer = pacer or Pacer()
         self._memory_mib = config.memory_mib
-        self._metrics = MetricsFile.of(config)
-        self._trust = Trust(store, config.server_key, federation=self.topics.federation)
-        self._knocking = Knocking(self.device, store.identity.public_key)
-        session = _session_of(store)
-        # a device whose disk is full must still come up, to say so
-        self._session = store.last_session + 1 if session is None else session
-        self.standing = Standing(store, session, now=clock())
+        self._session = self.store_check.session
+        self._verifier = MessageVerifier(store, config.server_key, federation=self.topics.federation)
+        self._enrolment = EnrolmentRetry(self.device, store.identity.public_key)
         self._server: ServerState | None = None
-        self._epoch_met: int | None = None  # of the last aggregator that was ready
+        self._ready_epoch: int | None = None  # of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
         self._backlog: deque[LinkEvent] = deque()
         self._stop = threading.Event()
         self._up = False
         self._status: DeviceStatus = "ready"
-        self._said_at = clock()
         if config.simulation is not None:
             _log.warning(
                 "SIMULATION: the noise of this device comes from the seed %d and protects nobody; "
@@ -107,15 +99,14 @@ class Agent:
             _log.info("work is stretched %.2f times its CPU time: a model of a slower board", self._pacer.slowdown)
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         self.blobs = BlobSource(store, self.link, self.topics, clock)
-        self.tasks = TaskDesk(store, self.blobs, self._load)
-        self.rounds = RoundDesk(
-            device=self.device,
-            store=store,
-            blobs=self.blobs,
-            tasks=self.tasks,
-            standing=self.standing,
-            memory_mib=self._memory_mib,
-            say=self._say,
+        self.tasks = TaskHandler(config, store, self.blobs, clock)
+        self.rounds = RoundHandler(
+            config,
+            store,
+            self.blobs,
+            self.tasks,
+            self.store_check,
+            announce=self._announce,
             between_batches=self._between_batches,
             clock=clock,
             pacer=self._pacer,
@@ -128,8 +119,7 @@ class Agent:
 
         Raises `CopiedStore` where the aggregator's answer shows that the store is not the only or newest one.
         """
-        if stop is not None:
-            self._stop = stop
+        self._stop = stop or self._stop
         self.start()
         try:
             while not self._stop.is_set() and not (self.rounds.finished and self.config.simulation):
@@ -170,20 +160,20 @@ class Agent:
     def close(self) -> None:
         """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
         self._supervisor.stopping()
-        self._say("sleeping")
+        self._announce("sleeping")
         self.link.close()
 
     def _sleep_s(self, longest_s: float) -> float:
-        quiet_until = self.rounds.quiet_until
+        now, quiet_until = self._clock(), self.rounds.quiet_until
         if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
-            longest_s = max(0.0, min(longest_s, quiet_until - self._clock()))
+            longest_s = max(0.0, min(longest_s, quiet_until - now))
         if not self._up:
             return longest_s
-        sending = self.rounds.sending if self.standing.confirmed else None
-        if sending is not None and sending.busy:
+        upload = self._confirmed_upload
+        if upload is not None and upload.busy:
             return 0.0
-        now = self._clock()
-        due = (each.due_at for each in (self._asking, self.blobs.fetch, sending) if each)
+        question = None if self._verifier.key is None else self.store_check
+        due = (each.due_at for each in (question, self.blobs.fetch, upload) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
@@ -192,8 +182,8 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up = True
-            self.standing.ask_again(self._clock())
-            self._say(self._status)
+            self.store_check.ask_again(self._clock())
+            self._announce(self._status)
             self._resume()
         elif isinstance(event, LinkDown):
             _log.warning("the connection was lost: %s", event.reason)
@@ -204,7 +194,7 @@ class Agent:
             except CopiedStore:
                 raise
             except WireError as error:
-                self.quarantine.add(event.topic, error)
+                self.rejected.add(event.topic, error)
             except StoreError as error:
                 self._on_full_disk(error)
             except Exception:  # a retained message would meet the client again after every restart
@@ -216,29 +206,29 @@ class Agent:
         if topic.kind == "blob" and topic.digest is not None:
             self.blobs.on_chunk(topic.digest, payload)
         elif topic.kind == "down":
-            self._on_down(self._trust.verified(payload))
+            self._on_down(self._verifier.verify(payload))
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
             self._on_server(payload)
-        elif topic.kind in ("task", "round") and self._trust.key is None:
+        elif topic.kind in ("task", "round") and self._verifier.key is None:
             self._early[delivery.topic] = payload
         elif topic.kind == "task":
-            if self.tasks.on_notice(self._trust.verified(payload)):
+            if self.tasks.on_notice(self._verifier.verify(payload)):
                 self.rounds.on_new_task()
         elif topic.kind == "round":
-            self.rounds.on_plan(self._trust.verified(payload))
+            self.rounds.on_plan(self._verifier.verify(payload))
 
     def _on_down(self, message: Message) -> None:
         if isinstance(message, NotEnrolled):
-            self._knocking.refused(message, self._clock())
+            self._enrolment.refused(message, self._clock())
         elif not isinstance(message, Known):
             self.rounds.on_answer(message)
-        elif self.standing.hear(message, self._clock()):
-            self._trust.reach(message)
+        elif self.store_check.on_known(message, self._clock()):
+            self._verifier.note_progress(message)
 
     def _on_server(self, payload: bytes) -> None:
-        server = self._trust.meet(payload)
+        server = self._verifier.verify_server_state(payload)
         early, self._early = self._early, {}
         for topic in (self.topics.task, self.topics.round):
             if topic in early:
@@ -247,27 +237,27 @@ class Agent:
         if server.state != "ready" or server == before:
             return
         if before is not None:
-            self.standing.restart_clock(self._clock())
-        if server.epoch != self._epoch_met:
-            if self._epoch_met is not None:
+            self.store_check.aggregator_is_back(self._clock())
+        if server.epoch != self._ready_epoch:
+            if self._ready_epoch is not None:
                 # It has read again what the broker keeps on this device's topic, which another may have overwritten.
-                self._say(self._status)
-            self._epoch_met = server.epoch
+                self._announce(self._status)
+            self._ready_epoch = server.epoch
             self._resume()
 
     def _resume(self) -> None:
         if self.blobs.fetch is not None:
-            self.blobs.fetch.restart_clock(self._clock())
+            self.blobs.fetch.ask_at_once(self._clock())
         self.rounds.resume()
 
     def _on_full_disk(self, error: StoreError) -> None:
         if self.tasks.notice is not None and self.tasks.runtime is None:
-            self.tasks.refuse(error)
+            self.tasks.decline(error)
         else:
-            self.rounds.settle(refusal_of(error))
+            self.rounds.decline_round(decline_reason(error))
 
     def _between_batches(self, plan: RoundPlan) -> None:
-        """Is it still worth while? Raises `Stopped` or `Superseded`."""
+        """Is training still useful? Raises `Stopped` or `Superseded`."""
         self._supervisor.alive()
         if self._stop.is_set():
             raise Stopped
@@ -280,7 +270,7 @@ class Agent:
 
     def _ends(self, plan: RoundPlan, delivery: Delivery) -> bool:
         try:
-            newer = self._trust.verified(delivery.payload)
+            newer = self._verifier.verify(delivery.payload)
         except WireError:
             return False  # it is counted when its turn comes
         return isinstance(newer, RoundPlan) and not (newer.phase == "open" and same_round(newer, plan))
@@ -288,47 +278,47 @@ class Agent:
     # what goes out
 
     @property
-    def _asking(self) -> Standing | None:
-        """None while the answer could not be verified."""
-        return None if self._trust.key is None else self.standing
+    def _confirmed_upload(self) -> Upload | None:
+        """None too while it is not known whether the store is the newest one."""
+        return self.rounds.upload if self.store_check.confirmed else None
 
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
-        if self._knocking.is_due(now):
-            self._say(self._status)
-        sending, decline = self.rounds.sending, self.rounds.decline
-        if decline is not None and self.rounds.decline_due:
-            self._publish(messages, decline)
+        if self._enrolment.is_due(now):
+            self._announce(self._status)
+        if self.rounds.decline is not None and self.rounds.decline_due:
+            self._publish(messages, self.rounds.decline)
             self.rounds.decline_due = False
-        if self._asking is not None and (ask := self._asking.ask(now)) is not None:
+        if self._verifier.key is not None and (ask := self.store_check.question(now)) is not None:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
-        if sending is None or not self.standing.confirmed:
+        upload = self._confirmed_upload
+        if upload is None:
             return
-        if sending.offer_due or (not sending.busy and now >= sending.due_at):
-            self._publish(messages, sending.offer)
-            sending.offered(now)
-        elif (frame := sending.next_chunk()) is not None:
+        if upload.offer_due or (not upload.busy and now >= upload.due_at):
+            self._publish(messages, upload.offer)
+            upload.offered(now)
+        elif (frame := upload.next_chunk()) is not None:
             try:
                 self.link.publish(self.topics.chunk(self.device), frame)
             except TooLarge as error:
                 _log.error("the update cannot be sent: %s; the task needs smaller wire.chunk_bytes", error)
-                self.rounds.sending = None
+                self.rounds.upload = None
             else:
-                sending.chunk_sent(now)
+                upload.chunk_sent(now)
 
     def _publish(self, topic: str, message: Message) -> None:
         self.link.publish(topic, self._encoded(message))
 
-    def _say(self, status: DeviceStatus) -> None:
-        self._status, self._said_at = status, self._clock()
+    def _announce(self, status: DeviceStatus) -> None:
+        self._status = status
         if self._up:
             try:
                 self.link.publish(self.topics.state(self.device), self._birth(status), retain=True)
             except LinkLost:
-                self._up = False  # said again after the next `LinkUp`
+                self._up = False  # announced again after the next `LinkUp`
 
     def _birth(self, status: DeviceStatus) -> bytes:
         birth = Birth(
@@ -344,40 +334,3 @@ class Agent:
 
     def _encoded(self, message: Message) -> bytes:
         return encode_message(message, self.store.identity, federation=self.topics.federation)
-
-    # the task
-
-    def _load(self, digest: bytes, spec: TaskSpec, gradient: bytes, inference: bytes) -> TaskRuntime:
-        return TaskRuntime(
-            digest=digest,
-            spec=spec,
-            gradient=gradient,
-            inference=inference,
-            config=self.config,
-            store=self.store,
-            observer=None if self._metrics is None else self._observe,
-        )
-
-    def _observe(self, trained: TrainedRound) -> None:
-        if self._metrics is not None and self.tasks.runtime is not None:
-            spec = self.tasks.runtime.spec
-            try:
-                self._metrics.write(
-                    trained,
-                    self.tasks.runtime,
-                    epsilon_server=self.store.ledger.epsilon_server(
-                        delta=spec.privacy.delta, task=spec.task, accountant=spec.privacy.accountant
-                    ),
-                    train_s=self._clock() - self._said_at,
-                )
-            except OSError as error:  # the round is committed and must be sent
-                _log.error("no metrics are kept of round %d: %s", trained.round, error)
-
-
-def _session_of(store: DeviceStore) -> int | None:
-    """None where the disk is full."""
-    try:
-        return store.next_session()
-    except StoreError as error:
-        _log.error("%s", error)
-        return None

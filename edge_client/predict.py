@@ -1,4 +1,4 @@
-"""The device's own model at work: class probabilities of one image.
+"""Class probabilities of one image by the device's own model.
 
 The personalised model of the current task if this device has trained, else the last global model.
 """
@@ -21,7 +21,12 @@ from hushfleet.graphs.shapes import check_cost
 
 
 class Prediction(NamedTuple):
-    """:param model: `personalised` or `global`; :param classes: (name, probability), the likeliest first."""
+    """What a model sees in an image.
+
+    :param task: whose model it is.
+    :param model: `personalised` or `global`.
+    :param classes: (name, probability), the likeliest first.
+    """
 
     task: str
     model: str

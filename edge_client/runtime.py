@@ -6,7 +6,9 @@ largest batch needs in memory and work, are checked here, before ONNX Runtime se
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,21 +17,27 @@ from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import FieldRandomness, Randomness, SeededRandomness, TrainedRound, Trainer
+from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.trainer import FieldRandomness, SeededRandomness, TrainedRound, Trainer
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import make_method
 from hushfleet.model.evaluation import EVALUATION_BATCH
+from hushfleet.training.local_round import OnBatch
+from hushfleet.wire.format.messages import RoundPlan
+
+_log = logging.getLogger("hushfleet.edge")
 
 
 class TaskRuntime:
-    """All that a round of one task needs.
+    """All that the rounds of one task need.
 
     :param digest: SHA-256 of the task package.
-    :param newcomer_digest: of the public state of a device that has not taken part yet.
-    :param gradient: the gradient graph, ONNX bytes; likewise `inference`.
+    :param gradient: the gradient graph, ONNX bytes.
+    :param inference: the inference graph, ONNX bytes.
+    :param clock: monotonic seconds.
 
     Raises `GraphRefused` for a graph that breaks a rule, `Malformed` or `BadInput` for a method or a
     configuration of it that this device does not know.
@@ -44,60 +52,65 @@ class TaskRuntime:
         inference: bytes,
         config: DeviceConfig,
         store: DeviceStore,
-        observer: Callable[[TrainedRound], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        simulation, layout = config.simulation, spec.model.layout
+        method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
         # The sizes are the task's: whether a graph is refused must not tell how many samples this device has.
         for graph, batch in ((gradient, method.config.batch_size), (inference, EVALUATION_BATCH)):
             facts = check_graph(graph, max_bytes=MAX_GRAPH_BYTES)
             check_cost(facts, batch=batch, memory_bytes=config.memory_mib << 20)
         self.digest = digest
-        self.newcomer_digest = method.init_state().public.digest()
         self.spec = spec
+        self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
         self.data = LocalData(config.data, spec.model, may_be_empty=spec.privacy.unit == "record")
-        self._nominal_s: float | None = None
-        self._config = config
-        self._store = store
-        self._observer = observer
-        layout = spec.model.layout
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
-        threads = 1 if config.simulation else os.cpu_count() or 1
+        threads = 1 if simulation else os.cpu_count() or 1
         self.gradient = GradientGraph(gradient, layout, threads=threads)
         self.inference = InferenceGraph(inference, layout, threads=threads)
+        self._store = store
+        self._clock = clock
+        self._metrics = MetricsFile.of(config)
+        self._began_training = clock()
+        self._nominal_s: float | None = None
+        asked, in_the_field = config.limits.constant_time, simulation is None
+        self.constant_time = in_the_field and spec.privacy.unit == "record" if asked is None else asked
+        """Whether the end of a round is announced at a moment that does not depend on the number of records."""
+        self.trainer = Trainer(
+            device=config.device.id,
+            store=store,
+            spec=spec,
+            gradient=self.gradient,
+            logits_of=self.inference,
+            samples=self.data.samples,
+            randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
+            limits=config.limits,
+            observer=None if self._metrics is None else self._write_metrics,
+        )
 
     def blobs(self) -> set[bytes]:
         """The digests that must stay in the store for a restart without the network."""
         return {self.digest, self.spec.model.gradient.digest, self.spec.model.inference.digest}
 
-    @property
-    def constant_time(self) -> bool:
-        """Whether the end of a round is announced at a moment that does not follow the number of records."""
-        asked = self._config.limits.constant_time
-        in_the_field = self._config.simulation is None
-        return (in_the_field and self.spec.privacy.unit == "record") if asked is None else asked
-
-    def nominal_seconds(self, params: np.ndarray, *, clock: Callable[[], float]) -> float:
+    def nominal_seconds(self, params: np.ndarray) -> float:
         """What a round's training takes on this board by the task alone; measured once."""
         if self._nominal_s is None:
-            self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=clock)
+            self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
         return self._nominal_s
 
-    def trainer(self) -> Trainer:
-        """With the data as they are when it needs them."""
-        return Trainer(
-            device=self._config.device.id,
-            store=self._store,
-            spec=self.spec,
-            gradient=self.gradient,
-            logits_of=self.inference,
-            samples=self.data.samples,
-            randomness=self._randomness(),
-            limits=self._config.limits,
-            observer=self._observer,
-        )
+    def run_round(self, plan: RoundPlan, params: np.ndarray, *, on_batch: OnBatch) -> OutboxEntry:
+        """Trains and commits, as `Trainer.run_round` does."""
+        self._began_training = self._clock()
+        return self.trainer.run_round(plan, params, on_batch=on_batch)
 
-    def _randomness(self) -> Randomness:
-        simulation = self._config.simulation
-        if simulation is None:
-            return FieldRandomness()
-        return SeededRandomness(simulation.seed, simulation.index)
+    def _write_metrics(self, trained: TrainedRound) -> None:
+        if self._metrics is None:
+            return
+        privacy, train_s = self.spec.privacy, self._clock() - self._began_training
+        spent = self._store.ledger.epsilon_server(
+            delta=privacy.delta, task=self.spec.task, accountant=privacy.accountant
+        )
+        try:
+            self._metrics.write(trained, self.spec, self.inference, epsilon_server=spent, train_s=train_s)
+        except OSError as error:  # the round is committed and must be sent
+            _log.error("no metrics are kept of round %d: %s", trained.round, error)

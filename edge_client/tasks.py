@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
-from hushfleet.edge_client.net.fetch import BlobSource
-from hushfleet.edge_client.refusals import Refusal, refusal_of
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.declines import DeclineReason, decline_reason
+from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, GraphRefused, Malformed, TooLarge, WireError
@@ -19,24 +20,20 @@ MAX_ATTEMPTS = 3
 _log = logging.getLogger("hushfleet.edge")
 
 
-class TaskDesk:
-    """The task that the aggregator announced last.
+class TaskHandler:
+    """The task that the aggregator announced last: `runtime` once it is loaded, or `declined` with the reason why not.
 
-    :param make_runtime: (digest, spec, gradient graph, inference graph) -> the task, loaded.
+    :param clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        store: DeviceStore,
-        blobs: BlobSource,
-        make_runtime: Callable[[bytes, TaskSpec, bytes, bytes], TaskRuntime],
-    ) -> None:
+    def __init__(self, config: DeviceConfig, store: DeviceStore, blobs: BlobSource, clock: Callable[[], float]) -> None:
+        self._config = config
         self._store = store
         self._blobs = blobs
-        self._make_runtime = make_runtime
+        self._clock = clock
         self.notice: TaskNotice | None = None
         self.runtime: TaskRuntime | None = None
-        self.refusal: Refusal | None = None
+        self.declined: DeclineReason | None = None
 
     @property
     def name(self) -> str | None:
@@ -52,33 +49,33 @@ class TaskDesk:
         if before is not None and replace(before, epoch=notice.epoch) == notice:
             return False
         _log.info("task %s", notice.task)
-        self.runtime, self.refusal = None, None
+        self.runtime, self.declined = None, None
         self._blobs.drop()
         return True
 
     def retry_after_full_disk(self) -> None:
         """A new round has begun, and there may be room again."""
-        if self.refusal is not None and self.refusal.code == "disk":
-            self.refusal = None
+        if self.declined is not None and self.declined.code == "disk":
+            self.declined = None
 
     def advance(self) -> None:
-        """Does what can be done now; ends with a `runtime`, a `refusal`, or a fetch that is under way."""
-        if self.notice is None or self.runtime is not None or self.refusal is not None:
+        """Does what can be done now; ends with a `runtime`, a reason to decline, or a fetch in progress."""
+        if self.notice is None or self.runtime is not None or self.declined is not None:
             return
         try:
-            self.runtime = self._loaded(self.notice)
+            self.runtime = self._load(self.notice)
         except Exception as error:
-            self.refuse(error)
+            self.decline(error)
 
-    def refuse(self, error: Exception) -> None:
+    def decline(self, error: Exception) -> None:
         """The task cannot be run here; each of its rounds is declined."""
         if isinstance(error, (WireError, BadInput)):
-            self.refusal = Refusal("error", f"the task cannot be run here: {error}")
+            self.declined = DeclineReason("error", f"the task cannot be run here: {error}")
         else:
-            self.refusal = refusal_of(error)
-        _log.error("task refused (%s): %s", *self.refusal)
+            self.declined = decline_reason(error)
+        _log.error("task declined (%s): %s", *self.declined)
 
-    def _loaded(self, notice: TaskNotice) -> TaskRuntime | None:
+    def _load(self, notice: TaskNotice) -> TaskRuntime | None:
         package = self._blobs.need(BlobRef(notice.digest, notice.size))
         if package is None:
             return None
@@ -92,6 +89,14 @@ class TaskDesk:
         if self._store.count_attempt("task", notice.digest.hex()) > MAX_ATTEMPTS:
             raise GraphRefused(f"loading the graphs ended the client abruptly {MAX_ATTEMPTS} times")
         try:
-            return self._make_runtime(notice.digest, spec, gradient, inference)
+            return TaskRuntime(
+                digest=notice.digest,
+                spec=spec,
+                gradient=gradient,
+                inference=inference,
+                config=self._config,
+                store=self._store,
+                clock=self._clock,
+            )
         finally:
             self._store.end_attempt("task")

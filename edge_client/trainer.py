@@ -119,6 +119,7 @@ class Trainer:
         self.limits = limits
         self.observer = observer
         self.make_optimizer = make_optimizer
+        self._checked: RoundPlan | None = None
         self.method = make_method(
             spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds
         )
@@ -132,12 +133,15 @@ class Trainer:
         """Refuses, before any training, a round that this device must not take part in.
 
         Raises `BudgetExceeded` or `Declined` for what its owner does not allow, and `Malformed` for a plan that
-        contradicts the task.
+        contradicts the task. A plan is checked once: what it depends on changes only when its round is committed.
         """
+        if plan is self._checked:
+            return
         if plan.task != self.spec.task or plan.rounds != self.spec.rounds:
             raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {self.spec.task!r}")
         terms = self.terms_of(plan)
         check_allowed(plan, self.spec, self.method, terms, limits=self.limits, ledger=self.store.ledger)
+        self._checked = plan
 
     def run_round(
         self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None

@@ -21,7 +21,6 @@ from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix, read_boards
 from hushfleet.simulator.run import Engine, RunOptions, run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.campaign import Campaign, parse_seeds, run_campaign
 from hushfleet.simulator.studies.sweep import with_wire
 
 INTERRUPTED = 130
@@ -60,7 +59,6 @@ def register(app: typer.Typer) -> None:
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
         method: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = "",
-        chaos: Annotated[str | None, typer.Option(metavar="SEEDS", help="Run the live fleet through a storm of trouble for each seed, and audit what is left. SEEDS is how many (200: seeds 0 to 199), a range (40-59), one (17-17) or several (3,17,40-59).")] = None,
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
 
@@ -73,19 +71,12 @@ def register(app: typer.Typer) -> None:
         `hushfleet simulate tasks/digits-fedglp-adp.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
         `hushfleet simulate tasks/digits-fedglp-adp.toml --out runs/a --resume` after Ctrl-C
-
-        `hushfleet simulate tasks/digits-chaos.toml --chaos 10`
         """
         console = Console()
         if method:
             settings = [*(settings or []), f"method.name={allow_file(method)}"]
         task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds, "seed": seed})
         folder = run_path(out, task.name)
-        if chaos is not None:
-            campaign = Campaign(folder, parse_seeds(chaos), jobs=workers)
-            again, replay = again_command(folder), _replay_command()
-            run_campaign(task, campaign, console, data_dir=data_dir, resume=resume, again=again, replay=replay)
-            return
         options = RunOptions(
             engine=engine,
             broker=broker,
@@ -166,19 +157,6 @@ def again_command(folder: Path) -> str:
     words += [] if any(word.partition("=")[0] == "--out" for word in words) else ["--out", str(folder)]
     words += [] if "--resume" in words else ["--resume"]
     return shlex.join(words)
-
-
-def _replay_command() -> list[str]:
-    """What was typed, without its seeds and its folder."""
-    words, left_out = ["hushfleet"], False
-    for word in sys.argv[1:]:
-        if left_out or word == "--resume":
-            left_out = False
-        elif word in ("--chaos", "--out"):
-            left_out = True
-        elif not word.startswith(("--chaos=", "--out=")):
-            words.append(word)
-    return words
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

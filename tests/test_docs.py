@@ -34,7 +34,9 @@ from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *(ROOT / "docs").glob("*.md")]
+)
 EXAMPLES = ROOT / "examples"
 CONSOLE = ("console", "sh", "bash", "shell")
 # typer carries its own copy of click, or uses the installed one, by version

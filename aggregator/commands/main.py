@@ -1,15 +1,21 @@
 """The one command, `hushfleet`. Each part of the kit brings its own sub-commands by entry points.
 
-An entry point of the group `hushfleet.commands` is a function that takes the typer application and adds to
-it, so the ground floor imports nothing above it, and a part whose packages are not installed is named, not
-an import error.
+An entry point of the group `hushfleet.commands` is a function that takes the typer application and adds to it. So the
+ground floor imports nothing above it, and a part whose packages are not installed is named, not an import error.
+
+Only the sub-command that is called is imported, since PyTorch alone takes seconds. The list of commands takes its texts
+from the first lines of their modules.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import logging
+import os
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import hushfleet
 from hushfleet.errors import HushfleetError
@@ -26,7 +32,11 @@ except ModuleNotFoundError as missing:
 INTERRUPTED = 130
 
 
-def build_app() -> typer.Typer:
+def build_app(only: str | None = None) -> typer.Typer:
+    """The application.
+
+    :param only: a sub-command to load, where there is one of this name; the others are only listed. None: load all.
+    """
     app = typer.Typer(
         name="hushfleet",
         no_args_is_help=True,
@@ -46,6 +56,9 @@ def build_app() -> typer.Typer:
             raise typer.Exit()
 
     for entry in sorted(entry_points(group="hushfleet.commands"), key=lambda e: e.name):
+        if only is not None and entry.name != only:
+            app.command(entry.name, help=_first_line(entry))(_not_loaded)
+            continue
         try:
             register = entry.load()
         except ModuleNotFoundError as error:
@@ -53,6 +66,20 @@ def build_app() -> typer.Typer:
         else:
             register(app)
     return app
+
+
+def _first_line(entry: EntryPoint) -> str:
+    """What the docstring of a command's module says after "`hushfleet NAME`: ", without importing the module."""
+    spec = importlib.util.find_spec(entry.module)
+    if spec is None or spec.origin is None:
+        return ""
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""
+    said = text.partition("\n")[0].removeprefix(f"`hushfleet {entry.name}`: ")
+    return said[:1].upper() + said[1:]
+
+
+def _not_loaded() -> None:
+    """Stands for a command that was not called."""
 
 
 def _explain_missing(app: typer.Typer, name: str, error: ModuleNotFoundError) -> None:
@@ -66,8 +93,10 @@ def _explain_missing(app: typer.Typer, name: str, error: ModuleNotFoundError) ->
 def main() -> None:
     """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    completing = "_HUSHFLEET_COMPLETE" in os.environ  # then the words are elsewhere
     try:
-        build_app()()
+        build_app(None if completing else called)()
     except HushfleetError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escape(str(error))}")
         sys.exit(error.exit_code)

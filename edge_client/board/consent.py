@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.refusals import Declined
+from hushfleet.edge_client.declines import Declined
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.ledger import Ledger

@@ -1,7 +1,7 @@
-"""The device's own labelled images, read anew when they have changed since the last round.
+"""The device's own labelled images, read again when they have changed since the last round.
 
-A board that keeps collecting images should train with them without a restart; reading thousands of files
-for every round would wear neither the card nor patience, so a cheap stamp decides.
+A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
+round takes long, so they are read only if their number, size or newest date has changed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,10 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class LocalData:
-    """:param section: where the data lie; :param model: what shape and normalisation the task wants.
+    """The samples that a task trains on.
+
+    :param section: where the data are.
+    :param model: the shape and normalisation that the task wants.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
     """
 
@@ -69,13 +73,10 @@ class LocalData:
 
 def load_arrays(path: Path, model: ModelSpec) -> Samples:
     """An .npz with `images` uint8 `[n, C, H, W]` and `labels` int64 `[n]`. Raises `BadInput`."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            images, labels = arrays["images"], arrays["labels"]
-    except KeyError as error:
-        raise BadInput(f"{path} lacks the array {error}; it needs `images` and `labels`") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
+    with _opened(path) as arrays:
+        if missing := {"images", "labels"} - set(arrays):
+            raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs `images` and `labels`")
+        images, labels = arrays["images"], arrays["labels"]
     samples = Samples(images, labels.astype(np.int64, casting="safe", copy=False), model.mean, model.std)
     if images.shape[1:] != model.input_shape:
         raise BadInput(f"{path} has images of {list(images.shape[1:])}, the task wants {list(model.input_shape)}")
@@ -90,28 +91,28 @@ def load_indices(path: Path) -> np.ndarray | None:
 
     None for an .npz of images. Raises `BadInput`.
     """
+    with _opened(path) as arrays:
+        return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
+            yield arrays
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
 
 
 def _stamp(path: Path) -> Stamp:
     """Number of files, newest change (ns) and bytes in all; zeros where there is nothing."""
-    count, newest, size = 0, 0, 0
-    for status in _files(path):
-        count, newest, size = count + 1, max(newest, status.st_mtime_ns), size + status.st_size
-    return count, newest, size
-
-
-def _files(path: Path) -> Iterator[os.stat_result]:
     if path.is_file():
-        yield path.stat()
-        return
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                yield os.stat(os.path.join(folder, name))
-            except OSError:  # it was removed meanwhile
-                continue
+        files = iter([str(path)])
+    else:
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    count, newest, size = 0, 0, 0
+    for file in files:
+        with suppress(OSError):  # it was removed meanwhile
+            status = os.stat(file)
+            count, newest, size = count + 1, max(newest, status.st_mtime_ns), size + status.st_size
+    return count, newest, size

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hushfleet.config.spec import ModelSpec, TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import load_arrays, load_indices
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.trainer import TrainedRound
-from hushfleet.model.evaluation import Evaluation, evaluate, evaluate_each
+from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
 
 Number = float | str | None
 
@@ -24,6 +24,7 @@ Number = float | str | None
 class MetricsFile:
     """Where a device's metrics go, and what they are measured on.
 
+    :param path: JSON lines are appended to it.
     :param common_test: .npz that all devices share.
     :param local_test: this device's own held-out samples, or a bit for each image of the common test.
     """
@@ -41,31 +42,33 @@ class MetricsFile:
         tests = (section.common_test, section.local_test)
         return cls(Path(section.metrics), *(None if test is None else Path(test) for test in tests))
 
-    def write(self, trained: TrainedRound, task: TaskRuntime, *, epsilon_server: float, train_s: float) -> None:
+    def write(
+        self, trained: TrainedRound, spec: TaskSpec, logits_of: LogitsOf, *, epsilon_server: float, train_s: float
+    ) -> None:
         """Appends one line: the device's own model after local training, before aggregation."""
         line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
-        for name, result in self._tested(trained, task).items():
+        for name, result in self._evaluate(trained, spec.model, logits_of).items():
             line[f"accuracy_own_{name}"] = _number(result.accuracy)
             line[f"loss_own_{name}"] = _number(result.loss)
-        mask, layers = trained.state.public.mask, task.spec.model.layout.layers
+        mask, layers = trained.state.public.mask, spec.model.layout.layers
         line["personal_share"] = [float(mask[layer.start : layer.stop].mean()) for layer in layers]
-        line["clip_weights"] = _clip_weights(trained.release.clip_norms, task.spec.privacy.clip_norm)
+        line["clip_weights"] = _clip_weights(trained.release.clip_norms, spec.privacy.clip_norm)
         line["epsilon_server"] = _number(epsilon_server)
         line["train_s"] = round(train_s, 3)
         with self.path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, allow_nan=False) + "\n")
 
-    def _tested(self, trained: TrainedRound, task: TaskRuntime) -> dict[str, Evaluation]:
-        model, results = task.spec.model, {}
+    def _evaluate(self, trained: TrainedRound, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
+        results: dict[str, Evaluation] = {}
+        indices = None
         if self.common_test is not None:
-            outcomes = evaluate_each(task.inference, trained.own, load_arrays(self.common_test, model))
+            outcomes = evaluate_each(logits_of, trained.own, load_arrays(self.common_test, model))
             results["common"] = outcomes.mean()
-        if self.local_test is not None:
-            indices = load_indices(self.local_test) if self.common_test is not None else None
+            indices = None if self.local_test is None else load_indices(self.local_test)
             if indices is not None:
                 results["local"] = outcomes.take(indices).mean()
-            else:
-                results["local"] = evaluate(task.inference, trained.own, load_arrays(self.local_test, model))
+        if self.local_test is not None and indices is None:
+            results["local"] = evaluate(logits_of, trained.own, load_arrays(self.local_test, model))
         return results
 
 

@@ -1,6 +1,6 @@
 """A slower board than this machine, modelled by waiting: work and writes take the time they would take there.
 
-FOR SIMULATION ONLY. What is computed never changes, only when it is done.
+FOR SIMULATION ONLY. The results never change, only the moment when they are ready.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundC
 
 SLICE_S = 0.05
 LEAST_WAIT_S = 1.0
-"""Between steps nothing shorter is waited. After a wait the caches are cold: measured, steps of 0.4 ms with a wait
-after each cost up to three times their CPU time, which the slowdown would then multiply."""
+"""The shortest wait between steps. After a wait the caches are cold: measured, steps of 0.4 ms with a wait after each
+cost up to three times their CPU time, which the slowdown would then multiply."""
 
 
 class Pacer:
@@ -25,7 +25,8 @@ class Pacer:
 
     :param slowdown: at least 1; with 1 nothing ever waits.
     :param stop: ends all waits once it is set.
-    :param wall: monotonic seconds; `cpu`: seconds of CPU time of the thread that works.
+    :param wall: monotonic seconds.
+    :param cpu: seconds of CPU time of the thread that works.
 
     Wall time that passes without CPU time, as on a busy machine, counts: the board would have worked on meanwhile.
     """
@@ -42,11 +43,11 @@ class Pacer:
         self._stop = stop or threading.Event()
         self._wall = wall
         self._cpu = cpu
-        self._check: Callable[[], None] = _nothing
+        self._check: Callable[[], None] = lambda: None
         self.begin()
 
     def begin(self) -> None:
-        """Work begins; what was owed before is forgiven."""
+        """Work begins: only what is done from now on counts."""
         self._wall_from, self._cpu_from = self._wall(), self._cpu()
 
     @contextmanager
@@ -59,7 +60,7 @@ class Pacer:
             self._check = before
 
     def step(self) -> None:
-        """A step is done, more follow: waits once it is worth while."""
+        """A step is done, more follow: waits if `LEAST_WAIT_S` or more is due."""
         self._check()
         if self.slowdown > 1.0 and self._due() - self._wall() >= LEAST_WAIT_S:
             self._wait_until(self._due())
@@ -71,7 +72,7 @@ class Pacer:
             self._wait_until(self._due())
 
     def wait(self, seconds: float) -> None:
-        """For what is slow on the board beside its work: it does not make less of what the work owes."""
+        """For what is slow on the board beside its work, in addition to what `slowdown` makes of the work."""
         began = self._wall()
         try:
             self._wait_until(began + seconds)
@@ -107,7 +108,7 @@ class PacedStore(DeviceStore):
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
         """Until the commit the round may still be given up, and nothing was spent; after it, it may not."""
         self._pacer.catch_up()
-        with self._pacer.checked_by(_nothing):
+        with self._pacer.checked_by(lambda: None):
             entry = super().commit_round(commit)
             self._pacer.catch_up()
             self._take_time(commit.written_bytes)
@@ -123,7 +124,3 @@ def open_store(path: Path, *, device: str, simulation: SimulationSection | None,
     if simulation is None:
         return DeviceStore(path, device=device)
     return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)
-
-
-def _nothing() -> None:
-    """Checks nothing."""

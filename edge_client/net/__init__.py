@@ -1,1 +1,1 @@
-"""What a device says to the aggregator, and what it believes of the answers."""
+"""What a device says to the aggregator, and what it accepts in answer."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from dataclasses import InitVar, dataclass
 
-from hushfleet.edge_client.net.backoff import Patience
+from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import OutboxEntry
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.identity import Identity
@@ -20,60 +21,40 @@ FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 
 
-class Sending:
-    """An update on its way.
+@dataclass(eq=False)
+class Upload:
+    """An update that is being sent.
 
     :param entry: the stored update.
-    :param with_public: attach the device's public state, because the aggregator holds another one.
     :param chunk_bytes: payload of one chunk.
+    :param with_public: attach the device's public state, because the aggregator holds another one.
     :param push: send all chunks at once after the offer; else wait for what the aggregator lacks.
+    :param now: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        entry: OutboxEntry,
-        *,
-        identity: Identity,
-        with_public: bool,
-        chunk_bytes: int,
-        push: bool,
-        now: float,
-    ) -> None:
-        self.entry = entry
-        self.with_public = with_public
-        self._identity = identity
-        self._chunk_bytes = chunk_bytes
+    entry: OutboxEntry
+    identity: Identity
+    chunk_bytes: int
+    with_public: bool
+    push: InitVar[bool]
+    now: InitVar[float]
+
+    def __post_init__(self, push: bool, now: float) -> None:
+        entry = self.entry
         self._data = entry.data
-        if with_public:
-            self._data = attach_public(entry.data, entry.public_before, identity=identity)
+        if self.with_public:
+            self._data = attach_public(entry.data, entry.public_before, identity=self.identity)
         # The signature is deterministic, so both forms have one digest each, whatever crashes in between.
         self.offer = Offer(entry.task, entry.round, hashlib.sha256(self._data).digest(), len(self._data))
         self.offer_due = True
-        self._queue: deque[int] = deque()
-        if push:
-            self._queue.extend(range(self.chunks))
-        self._patience = Patience(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
-
-    def attached(self, now: float) -> Sending:
-        """The same update with the public state attached."""
-        return Sending(
-            self.entry,
-            identity=self._identity,
-            with_public=True,
-            chunk_bytes=self._chunk_bytes,
-            push=True,
-            now=now,
-        )
+        self.chunks = chunk_count(len(self._data), self.chunk_bytes)
+        self._queue = deque(range(self.chunks) if push else ())
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
 
     def concerns(self, task: str, round: int, digest: bytes) -> bool:
         """Whether an answer is about what was offered, with or without the public section."""
         ours = (self.offer.digest, self.entry.digest)
         return (task, round) == (self.entry.task, self.entry.round) and digest in ours
-
-    @property
-    def chunks(self) -> int:
-        """Of the whole update."""
-        return chunk_count(len(self._data), self._chunk_bytes)
 
     @property
     def queued(self) -> int:
@@ -88,35 +69,33 @@ class Sending:
     @property
     def due_at(self) -> float:
         """When to offer again if nothing is heard, on the monotonic clock."""
-        return self._patience.due_at
+        return self._backoff.due_at
 
     def offer_again(self) -> None:
-        """Offer only: the aggregator names what it lacks, so nothing goes twice over a bad uplink."""
+        """Offer only: the aggregator names what it lacks, so nothing is sent twice over a bad link."""
         self._queue.clear()
         self.offer_due = True
 
     def offered(self, now: float) -> None:
         self.offer_due = False
-        self._patience.tried(now)
+        self._backoff.tried(now)
 
     def wait_longer(self, now: float) -> None:
         """The aggregator cannot take it at present."""
         self._queue.clear()
-        self._patience.tried(now)
+        self._backoff.tried(now)
 
-    def lacking(self, message: Missing, now: float) -> None:
+    def resend(self, message: Missing, now: float) -> None:
         """Queues what the aggregator lacks. Raises `Malformed` for chunks that do not exist."""
-        wanted = expand(message.missing, self.chunks)
-        self._queue = deque(wanted)
-        self._patience.reset(now, wait=True)
+        self._queue = deque(expand(message.missing, self.chunks))
+        self._backoff.reset(now, wait=True)
 
     def next_chunk(self) -> bytes | None:
-        """The next frame, without taking it off the queue: it may fail to leave."""
+        """The next frame, without taking it off the queue: the link may be lost before it is sent."""
         if not self._queue:
             return None
-        frames = split(self._data, self._chunk_bytes, (self._queue[0],), digest=self.offer.digest)
-        return next(frames)
+        return next(split(self._data, self.chunk_bytes, (self._queue[0],), digest=self.offer.digest))
 
     def chunk_sent(self, now: float) -> None:
         self._queue.popleft()
-        self._patience.reset(now, wait=True)
+        self._backoff.reset(now, wait=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 import msgpack
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hushfleet.errors import StoreError
 
 _NUMBERS = re.compile(r"[<|][fiub]\d{1,2}")
 
 
-def pack_arrays(arrays: dict[str, Any]) -> bytes:
+def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:
     """Little-endian, whatever the machine. Raises `StoreError` for anything but numbers."""
     packed = {}
     for name, value in arrays.items():
@@ -22,7 +23,8 @@ def pack_arrays(arrays: dict[str, Any]) -> bytes:
             raise StoreError(f"the private array {name!r} has the type {array.dtype}; only numbers can be stored")
         stored = array.astype(array.dtype.newbyteorder("<"))
         packed[name] = [stored.dtype.str, list(array.shape), stored.tobytes()]
-    return msgpack.packb(packed)
+    data: bytes = msgpack.packb(packed)
+    return data
 
 
 def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ crash either all three rows are there or none is.
 
 The file also holds the device's key, the aggregator's pinned key, the session counter and the blobs of
 the current task. A damaged file is reported and never replaced, because an empty ledger would be a false one. A file
-that turned out to be an old copy of itself says so for good, and is opened to be looked at only.
+that was found to be an old copy keeps that finding, and is opened for inspection only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.identity import Identity
 
-_RESIDUAL = "wire:residual"  # lies among the method's arrays, whose names are identifiers
+_RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
 KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card
 
 
@@ -90,7 +90,7 @@ class RoundCommit:
     @property
     def written_bytes(self) -> int:
         vectors = (self.state.own, self.residual, *self.state.private.values())
-        arrays_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
+        arrays_bytes = sum(int(vector.nbytes) for vector in vectors if vector is not None)
         return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes
 
 
@@ -109,33 +109,28 @@ class DeviceStore:
     def __init__(self, path: Path, *, device: str, durable: bool = True, inspect: bool = False) -> None:
         self.path = Path(path)
         self.device = device
-        self._lock: StoreLock | None = None
-        self._connection: sqlite3.Connection | None = None
         try:
-            if inspect:
-                if not self.path.exists():
+            with ExitStack() as opened:
+                if not inspect:
+                    self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    opened.callback(StoreLock(self.path).release)
+                    create_if_absent(self.path, device=device, durable=durable)
+                elif not self.path.exists():
                     raise StoreError(f"there is no store at {self.path} yet; start the client once")
-            else:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._lock = StoreLock(self.path)
-                create_if_absent(self.path, device=device, durable=durable)
-            self._connection = connect(self.path)
-            self._open(durable=durable, inspect=inspect)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise StoreError(f"the store {self.path} cannot be opened: {error}") from error
-            # sqlite3 raises the second where SQLite's message quotes damaged text
-            if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):
-                raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {ADVICE}") from error
-            raise
+                self._connection = opened.enter_context(closing(connect(self.path)))
+                self.identity = self._check(inspect=inspect)
+                """The device's Ed25519 key, made when the store was created; it never leaves the store."""
+                self.ledger = Ledger(self._connection, device=device)
+                if not inspect:
+                    self._prepare_to_write(durable=durable)
+                self._opened = opened.pop_all()
+        except OSError as error:
+            raise StoreError(f"the store {self.path} cannot be opened: {error}") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where SQLite's message quotes damaged text
+            raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {ADVICE}") from error
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,20 +141,14 @@ class DeviceStore:
     # keys and counters
 
     @property
-    def identity(self) -> Identity:
-        """The device's Ed25519 key, made when the store was created; it never leaves the store."""
-        return self._identity
-
-    @property
     def last_session(self) -> int:
         """The number of the last session that was counted; 0 before the first."""
         return int(self._fact("session") or 0)
 
     def next_session(self) -> int:
         """One more than the last, stored before it is returned."""
-        with self._transaction("count a session"):
-            session = self.last_session + 1
-            self._set_fact("session", str(session).encode())
+        session = self.last_session + 1
+        self._set_facts("count a session", session=str(session).encode())
         return session
 
     @property
@@ -168,8 +157,7 @@ class DeviceStore:
         return self._fact("server_key")
 
     def pin_server_key(self, key: bytes) -> None:
-        with self._transaction("pin the aggregator's key"):
-            self._set_fact("server_key", key)
+        self._set_facts("pin the aggregator's key", server_key=key)
 
     def epoch(self, scope: str) -> int:
         """The newest start of an aggregator that was seen; 0 before the first.
@@ -179,8 +167,7 @@ class DeviceStore:
         return int(self._fact(f"epoch {scope}") or 0)
 
     def pin_epoch(self, scope: str, epoch: int) -> None:
-        with self._transaction("note the aggregator's start"):
-            self._set_fact(f"epoch {scope}", str(epoch).encode())
+        self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
 
     @property
     def stopped_because(self) -> str | None:
@@ -190,8 +177,7 @@ class DeviceStore:
 
     def stop_for_good(self, reason: str) -> None:
         """Nothing takes this back."""
-        with self._transaction("note why this device has stopped"):
-            self._set_fact("stopped_because", reason.encode())
+        self._set_facts("note why this device has stopped", stopped_because=reason.encode())
 
     @property
     def task_digest(self) -> bytes | None:
@@ -204,40 +190,33 @@ class DeviceStore:
         return self._fact("global_digest")
 
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
-        with self._transaction("note the current task"):
-            self._set_fact("task_digest", task_digest)
-            self._set_fact("global_digest", global_digest)
+        self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
     def count_attempt(self, kind: str, what: str) -> int:
         """How often `what` was begun since it last ended in any way but an abrupt one, this time included.
 
         A crash that nobody can catch (out of memory, a fault in native code) must not repeat for ever.
         """
-        with self._transaction("count an attempt"):
-            before, _, count = (self._fact(f"attempt.{kind}") or b"").decode().rpartition(" ")
-            attempts = int(count) + 1 if before == what else 1
-            self._set_fact(f"attempt.{kind}", f"{what} {attempts}".encode())
+        before, _, count = (self._fact(f"attempt.{kind}") or b"").decode().rpartition(" ")
+        attempts = int(count) + 1 if before == what else 1
+        self._set_facts("count an attempt", **{f"attempt.{kind}": f"{what} {attempts}".encode()})
         return attempts
 
     def end_attempt(self, kind: str) -> None:
         """It ended, well or not, and the process lives."""
-        with self._transaction("end an attempt"):
-            self._set_fact(f"attempt.{kind}", None)
+        self._set_facts("end an attempt", **{f"attempt.{kind}": None})
 
     # content-addressed blobs
 
     def blob(self, digest: bytes) -> bytes | None:
         """Stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
-        with self._reading():
-            row = self._connection.execute("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
-        if row is None or hashlib.sha256(row[0]).digest() != digest:
-            return None
-        return row[0]
+        row = self._row("SELECT data FROM blobs WHERE digest = ?", digest)
+        data: bytes | None = None if row is None else row[0]
+        return data if data is not None and hashlib.sha256(data).digest() == digest else None
 
     def blob_digests(self) -> set[bytes]:
         """The SHA-256 of every stored blob."""
-        with self._reading():
-            return {row[0] for row in self._connection.execute("SELECT digest FROM blobs")}
+        return {digest for (digest,) in self._rows("SELECT digest FROM blobs")}
 
     def put_blob(self, digest: bytes, data: bytes) -> None:
         if hashlib.sha256(data).digest() != digest:
@@ -255,14 +234,11 @@ class DeviceStore:
 
     def load_state(self, task: str) -> DeviceState | None:
         """What the last committed round of the task left, or None before the first."""
-        with self._reading():
-            row = self._connection.execute(
-                "SELECT size, public, own, private FROM states WHERE task = ?", (task,)
-            ).fetchone()
+        row = self._row("SELECT size, public, own, private FROM states WHERE task = ?", task)
         if row is None:
             return None
         size, public, own, private = row
-        try:
+        with self._whole(f"state of task {task}"):
             state = DeviceState(
                 PublicState.from_bytes(public, size=size),
                 None if own is None else np.frombuffer(own, "<f4").astype(np.float32, copy=False),
@@ -270,37 +246,28 @@ class DeviceStore:
             )
             if state.own is not None and state.own.shape != (size,):
                 raise ValueError(f"{state.own.size} own parameters where {size} are expected")
-        except (Malformed, ValueError, TypeError) as error:
-            raise StoreError(f"the state of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
         return state
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
         """What the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
-        with self._reading():
-            row = self._connection.execute("SELECT private FROM states WHERE task = ?", (task,)).fetchone()
-        try:
+        row = self._row("SELECT private FROM states WHERE task = ?", task)
+        with self._whole(f"residual of task {task}"):
             residual = None if row is None else unpack_arrays(row[0]).get(_RESIDUAL)
             if residual is None:
                 return np.zeros(size, np.float32)
             if residual.shape != (size,) or residual.dtype != np.float32:
                 raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"the residual of task {task} in {self.path} is damaged: {error}. {ADVICE}") from error
         return residual
 
     def has_been(self, task: str, public_digest: bytes) -> bool:
         """Whether the device once had the public state with this digest; a newcomer's is not noted."""
-        with self._reading():
-            row = self._connection.execute(
-                "SELECT 1 FROM public_digests WHERE task = ? AND digest = ?", (task, public_digest)
-            ).fetchone()
-        return row is not None
+        query = "SELECT 1 FROM public_digests WHERE task = ? AND digest = ?"
+        return self._row(query, task, public_digest) is not None
 
     def last_round(self, task: str) -> int | None:
         """The last round of the task that this device committed."""
-        with self._reading():
-            (last,) = self._connection.execute("SELECT MAX(round) FROM outbox WHERE task = ?", (task,)).fetchone()
-        return last
+        ((last,),) = self._rows("SELECT MAX(round) FROM outbox WHERE task = ?", task)
+        return None if last is None else int(last)
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
         """Ledger entry, encoded update and new state in one synced transaction: all, or nothing.
@@ -309,17 +276,10 @@ class DeviceStore:
         nothing has changed then, and nothing may be sent.
         """
         task, round, state, update = commit.task, commit.round, commit.state, commit.update
-        carried = {} if commit.residual is None else {_RESIDUAL: commit.residual}
-        digest = hashlib.sha256(update).digest()
+        residual = {} if commit.residual is None else {_RESIDUAL: commit.residual}
         own = None if state.own is None else np.ascontiguousarray(state.own, "<f4").data
-        state_row = (
-            task,
-            round,
-            int(np.asarray(state.public.mask).size),
-            state.public.to_bytes(),
-            own,
-            pack_arrays({**state.private, **carried}),
-        )
+        size, arrays = int(np.asarray(state.public.mask).size), pack_arrays({**state.private, **residual})
+        digest = hashlib.sha256(update).digest()
         with self._transaction(f"commit round {round} of task {task}"):
             self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
             run = self._connection.execute
@@ -328,7 +288,10 @@ class DeviceStore:
                 (task, round, digest, update, commit.public_before),
             )
             run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
-            run("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)", state_row)
+            run(
+                "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)",
+                (task, round, size, state.public.to_bytes(), own, arrays),
+            )
             # The aggregator asks only for the round that is open: older bytes will not be sent again.
             run("UPDATE outbox SET data = NULL WHERE NOT (task = ? AND round = ?)", (task, round))
             run(
@@ -339,25 +302,19 @@ class DeviceStore:
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
         """The stored update of a round, or None where none was made."""
-        with self._reading():
-            row = self._connection.execute(
-                "SELECT data, digest, public_before, status, attached_digest FROM outbox "
-                "WHERE task = ? AND round = ?",
-                (task, round),
-            ).fetchone()
+        columns = "data, digest, public_before, status, attached_digest"
+        row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
             return None
-        data, digest, public_before, status, attached_digest = row
+        data, digest, *more = row
         if data is not None and hashlib.sha256(data).digest() != digest:
             raise StoreError(f"the update of round {round} in {self.path} is damaged. {ADVICE}")
-        return OutboxEntry(task, round, data or b"", digest, public_before, status, attached_digest)
+        return OutboxEntry(task, round, data or b"", digest, *more)
 
     def waiting(self) -> list[tuple[str, int]]:
         """(task, round) of the updates that can still be sent and are not acknowledged."""
-        with self._reading():
-            return self._connection.execute(
-                "SELECT task, round FROM outbox WHERE status = 'pending' AND data IS NOT NULL ORDER BY rowid"
-            ).fetchall()
+        query = "SELECT task, round FROM outbox WHERE status = 'pending' AND data IS NOT NULL ORDER BY rowid"
+        return [(task, round) for task, round in self._rows(query)]
 
     def set_status(self, task: str, round: int, status: str) -> None:
         """Notes what became of an update: `pending`, `acked` or `refused:<code>`."""
@@ -373,7 +330,8 @@ class DeviceStore:
 
     # inside
 
-    def _open(self, *, durable: bool, inspect: bool) -> None:
+    def _check(self, *, inspect: bool) -> Identity:
+        """The key, if the file is whole, of this version and this device's; an older version is upgraded."""
         run = self._connection.execute
         run("PRAGMA query_only = ON")  # nothing is written to a file that turns out to be damaged
         findings = [row[0] for row in run("PRAGMA quick_check(1)")]
@@ -384,8 +342,7 @@ class DeviceStore:
             raise sqlite3.DatabaseError("it holds no device")
         if not inspect and owner.decode() == self.device:
             run("PRAGMA query_only = OFF")
-            bring_up_to_date(self._connection, schema)
-            schema = self._fact("schema")
+            schema = bring_up_to_date(self._connection, schema)
         if schema != SCHEMA_VERSION:
             raise StoreError(
                 f"the store {self.path} has version {schema.decode()}, this client reads "
@@ -396,61 +353,67 @@ class DeviceStore:
                 f"the store {self.path} belongs to the device {owner.decode()!r}, not to {self.device!r}; "
                 "give each device its own state_dir"
             )
-        if not inspect:
-            if self.stopped_because is not None:
-                raise CopiedStore(self.stopped_because)
-            # Both survive any death of the process; with a log, what is committed also survives a power cut cheaply,
-            # without it, each byte is written once.
-            run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
-            run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-            run("PRAGMA journal_size_limit = 8388608")
-            if not durable:
-                run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
-        self._identity = Identity.from_bytes(key)
-        self.ledger = Ledger(self._connection, device=self.device)
-        if not inspect:
-            self.ledger.upgrade_schema()
+        return Identity.from_bytes(key)
+
+    def _prepare_to_write(self, *, durable: bool) -> None:
+        if self.stopped_because is not None:
+            raise CopiedStore(self.stopped_because)
+        # Both survive any death of the process. With a log, what is committed also survives a power cut cheaply;
+        # without it, each byte is written once.
+        run = self._connection.execute
+        run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
+        run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+        run("PRAGMA journal_size_limit = 8388608")
+        if not durable:
+            run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
+        self.ledger.upgrade_schema()
 
     def _fact(self, name: str) -> bytes | None:
-        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        if row is not None and type(row[0]) is not bytes:  # one bit of the file makes bytes a text
-            raise sqlite3.DatabaseError(f"its {name} is a {type(row[0]).__name__}")
+        row = self._row("SELECT value FROM facts WHERE name = ?", name)
+        if row is not None and not isinstance(row[0], bytes):  # one bit of the file makes bytes a text
+            raise StoreError(f"the store {self.path} is damaged: its {name} is a {type(row[0]).__name__}. {ADVICE}")
         return None if row is None else row[0]
 
-    def _set_fact(self, name: str, value: bytes | None) -> None:
-        if value is None:
-            self._connection.execute("DELETE FROM facts WHERE name = ?", (name,))
-        else:
-            self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+    def _set_facts(self, purpose: str, /, **facts: bytes | None) -> None:
+        """None deletes a fact."""
+        with self._transaction(purpose):
+            for name, value in facts.items():
+                if value is None:
+                    self._connection.execute("DELETE FROM facts WHERE name = ?", (name,))
+                else:
+                    self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _rows(self, query: str, *values: str | int | bytes) -> list[tuple[Any, ...]]:
         try:
-            yield
+            return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise StoreError(f"the store {self.path} cannot be read: {error}. {ADVICE}") from error
 
+    def _row(self, query: str, *values: str | int | bytes) -> tuple[Any, ...] | None:
+        return next(iter(self._rows(query, *values)), None)
+
     @contextmanager
-    def _transaction(self, what: str) -> Iterator[None]:
+    def _whole(self, what: str) -> Iterator[None]:
+        """Turns the errors of unpacking into a `StoreError`."""
+        try:
+            yield
+        except (Malformed, ValueError, TypeError) as error:
+            raise StoreError(f"the {what} in {self.path} is damaged: {error}. {ADVICE}") from error
+
+    @contextmanager
+    def _transaction(self, purpose: str) -> Iterator[None]:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._connection.execute("COMMIT")
-        except (sqlite3.Error, LedgerError) as error:
-            self._roll_back()
-            cause = error if isinstance(error, sqlite3.Error) else error.__cause__
-            if isinstance(cause, sqlite3.Error) and not isinstance(cause, sqlite3.IntegrityError):
-                raise StoreError(
-                    f"could not {what} in {self.path}: {cause}; nothing was changed. "
-                    "Free some disk space, or check the card"
-                ) from error
-            if isinstance(error, LedgerError):
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            of_ledger = isinstance(error, LedgerError)
+            cause = error.__cause__ if of_ledger else error
+            if not isinstance(cause, sqlite3.Error) or (of_ledger and isinstance(cause, sqlite3.IntegrityError)):
                 raise
-            raise StoreError(f"could not {what} in {self.path}: {error}; nothing was changed") from error
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+            raise StoreError(
+                f"could not {purpose} in {self.path}: {cause}; nothing was changed. "
+                "Free some disk space, or check the card"
+            ) from error

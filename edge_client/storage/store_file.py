@@ -1,7 +1,7 @@
-"""The store's file: made whole or not at all, and used by one process at a time.
+"""The store's file: created as a whole or not at all, and used by one process at a time.
 
-It is built under another name, synced and renamed, so a file with the right name is always a whole one. A file of an
-earlier schema is brought up to date in one transaction.
+It is built under another name, synced and renamed, so a file with the right name is always complete. A file of an
+earlier schema is upgraded in one transaction.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
         _sync_folder(path.parent)
 
 
-def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> None:
-    """Schema 1, which forgot the public states of earlier rounds, becomes 2; another one is left for the caller."""
+def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
+    """The schema afterwards. Schema 1, which forgot the public states of earlier rounds, becomes 2."""
     if schema != b"1":
-        return
+        return schema
     run = connection.execute
     run("BEGIN IMMEDIATE")
     run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
@@ -117,6 +117,7 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> None:
         run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, digest))
     run("UPDATE facts SET value = ? WHERE name = 'schema'", (SCHEMA_VERSION,))
     run("COMMIT")
+    return SCHEMA_VERSION
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -1,1 +1,1 @@
-"""What is asked of many runs: sweeps, the papers, audits, chaos."""
+"""What is asked of many runs: sweeps, the papers, audits."""

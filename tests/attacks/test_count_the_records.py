@@ -14,7 +14,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.board.config import DataSection, DeviceConfig
 from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.refusals import Refusal
+from hushfleet.edge_client.declines import DeclineReason
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import GradientGraph
 from support.device import config, make_bench, package  # noqa: F401
@@ -154,7 +154,7 @@ def test_a_round_that_closes_ends_the_slot(
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
     bench.until(lambda: bench.agent.rounds.quiet_until is not None)
-    bench.agent.rounds.settle(Refusal("disk", "there is no room"))
+    bench.agent.rounds.decline_round(DeclineReason("disk", "there is no room"))
     bench.steps(5)
     assert bench.server.births[-1].state == "training"
     assert bench.server.offers == bench.server.declines == []

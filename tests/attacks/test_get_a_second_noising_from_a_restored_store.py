@@ -11,7 +11,7 @@ import pytest
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client import __main__ as command
-from hushfleet.edge_client.net.store_copies import Standing
+from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.wire.link.local import LocalHub
@@ -45,7 +45,7 @@ def acked(board: Board, round: int = 1) -> Callable[[], bool]:
 def restored(whole: Whole) -> Board:
     """A board that took part in the open round, with a copy of its store from before."""
     victim = whole.board("victim")
-    whole.drive(lambda: victim.agent.tasks.runtime is not None and victim.agent.standing.confirmed)
+    whole.drive(lambda: victim.agent.tasks.runtime is not None and victim.agent.store_check.confirmed)
     old = whole.copy(victim, "old")
     silent_board(whole)
     assert whole.drive(acked(victim))
@@ -56,8 +56,8 @@ def restored(whole: Whole) -> Board:
 
 def forget_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client as it was: it asks nobody, and believes every plan."""
-    monkeypatch.setattr(Standing, "confirmed", property(lambda _: True, lambda *_: None), raising=False)
-    monkeypatch.setattr(Standing, "hear", lambda *_: False)
+    monkeypatch.setattr(StoreCheck, "confirmed", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(StoreCheck, "on_known", lambda *_: False)
     monkeypatch.setattr(DeviceStore, "has_been", lambda *_: True)
 
 
@@ -99,7 +99,7 @@ def test_an_old_copy_stops_for_good_before_it_trains(
 def test_a_plan_that_is_ahead_of_the_store_stops_it(whole: Whole) -> None:
     """Where the aggregator's answer shows nothing, the public state in the plan does."""
     victim = whole.board("victim")
-    whole.drive(lambda: victim.agent.tasks.runtime is not None and victim.agent.standing.confirmed)
+    whole.drive(lambda: victim.agent.tasks.runtime is not None and victim.agent.store_check.confirmed)
     old = whole.copy(victim, "old")
     other = whole.board("other")
     assert whole.drive(acked(victim))
@@ -134,14 +134,14 @@ def test_without_an_answer_a_board_waits(whole: Whole, monkeypatch: pytest.Monke
     assert victim.agent.rounds.plan.phase == "open"
     assert victim.store.ledger.rounds_charged() == 0
     monkeypatch.undo()
-    victim.agent.standing.restart_clock(0.0)
+    victim.agent.store_check.aggregator_is_back(0.0)
     assert whole.drive(acked(victim))
 
 
 def test_of_two_clients_on_copies_of_one_store_one_goes_on(whole: Whole) -> None:
     """They take each other's place at the broker again and again; the one that was started last stays."""
     first = whole.board("victim")
-    whole.drive(lambda: first.agent.standing.confirmed)
+    whole.drive(lambda: first.agent.store_check.confirmed)
     second = whole.board("victim", whole.copy(first, "twin"))
     for board in (first, second, first, second):
         whole.drive(steps=30)
@@ -161,6 +161,6 @@ def test_a_board_that_restarts_with_its_own_store_goes_on(whole: Whole) -> None:
     for _ in range(3):
         whole.lose(victim)
         victim = whole.board("victim", victim.state_dir)
-        assert whole.drive(lambda: victim.agent.standing.confirmed)  # noqa: B023
+        assert whole.drive(lambda: victim.agent.store_check.confirmed)  # noqa: B023
     assert victim.stopped is None
     assert len(whole.noisings("victim")) == 1

@@ -13,7 +13,7 @@ import pytest
 from hushfleet.aggregator.broker.process import start_broker
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.edge_client.net.aggregator_identity import Trust
+from hushfleet.edge_client.net.verifier import MessageVerifier
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ack,
@@ -98,7 +98,7 @@ def test_the_board_stays_with_the_current_run(
     devices, rounds = whole.coordinator.store.devices(), whole.coordinator.store.rounds()
     with caplog.at_level(logging.WARNING, logger="hushfleet.edge"):
         replay(whole, recorded, connect)
-        assert whole.drive(lambda: victim.agent.quarantine.counts["Replayed"] >= 3, wait_s=wait_s)
+        assert whole.drive(lambda: victim.agent.rejected.counts["Replayed"] >= 3, wait_s=wait_s)
         whole.drive(steps=60, wait_s=wait_s)
     assert "came again; the newest start that this device knows is" in caplog.text
     assert (victim.agent.tasks.name, victim.agent.rounds.plan) == ("digits-two", plan)
@@ -111,7 +111,7 @@ def test_the_board_stays_with_the_current_run(
     state_dir = victim.state_dir
     whole.lose(victim)
     victim = whole.board("victim", state_dir)
-    assert whole.drive(lambda: victim.agent.quarantine.counts["Replayed"] >= 3, wait_s=wait_s)
+    assert whole.drive(lambda: victim.agent.rejected.counts["Replayed"] >= 3, wait_s=wait_s)
     whole.drive(steps=60, wait_s=wait_s)
     assert victim.agent.tasks.name is None
     assert victim.store.ledger.rounds_charged() == charged
@@ -122,7 +122,7 @@ def test_the_attack_on_a_board_that_keeps_no_epoch(
     hub_only: Connect, tmp_path: Path, prepared_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client as it was: it goes back to the old run."""
-    monkeypatch.setattr(Trust, "_check_epoch", lambda *_: None)
+    monkeypatch.setattr(MessageVerifier, "_check_epoch", lambda *_: None)
     whole = Whole(tmp_path / "bench", hub_only)
     victim, recorded = record_a_run(whole, prepared_runs[0], wait_s=0.0)
     whole.begin(prepared_runs[1])
@@ -165,7 +165,7 @@ def test_an_old_refusal_takes_no_acknowledgement_back(told: Told) -> None:
     assert told.victim.entry_status("digits-one", 1) == "acked"
     assert told.victim.stopped is None
     told.say(told.whole.topics.down("victim"), Refused("digits-one", 1, bytes(32), "late", "of another update"))
-    assert told.victim.agent.rounds.sending is None
+    assert told.victim.agent.rounds.upload is None
 
 
 def test_an_old_gap_costs_a_bounded_number_of_chunks(told: Told) -> None:
@@ -189,15 +189,15 @@ def test_rounds_of_one_start_go_forwards_only(told: Told) -> None:
     assert victim.agent.rounds.plan.phase == "closed"
     told.say(topics.round, open_plan)
     assert victim.agent.rounds.plan.phase == "closed"
-    assert victim.agent.quarantine.counts["Replayed"] == 1
+    assert victim.agent.rejected.counts["Replayed"] == 1
     told.say(topics.round, RoundPlan(**{**fields, "round": 2}), open_plan)
     assert victim.agent.rounds.plan.round == 2
-    assert victim.agent.quarantine.counts["Replayed"] == 2
+    assert victim.agent.rejected.counts["Replayed"] == 2
     # and starts, too
     told.say(topics.server, ServerState(epoch + 5, "ready", told.aggregator.public_key))
     told.say(topics.task, TaskNotice("digits-old", bytes(32), 100, epoch + 4))
     assert victim.agent.tasks.name == "digits-one"
-    assert victim.agent.quarantine.counts["Replayed"] == 3
+    assert victim.agent.rejected.counts["Replayed"] == 3
     assert victim.store.ledger.rounds_charged() == 1
 
 
@@ -208,11 +208,11 @@ def test_a_board_that_has_just_come_is_told_where_the_run_is(told: Told) -> None
     state_dir = victim.state_dir
     whole.lose(victim)
     newcomer = whole.board("newcomer", state_dir.with_name("newcomer"))
-    assert whole.drive(lambda: newcomer.agent.standing.confirmed)
+    assert whole.drive(lambda: newcomer.agent.store_check.confirmed)
     old = RoundPlan(**{**vars(open_plan), "round": 0, "phase": "closed"})
-    seen = newcomer.agent.quarantine.counts["Replayed"]
+    seen = newcomer.agent.rejected.counts["Replayed"]
     told.say(whole.topics.round, old)
-    assert newcomer.agent.quarantine.counts["Replayed"] == seen + 1
+    assert newcomer.agent.rejected.counts["Replayed"] == seen + 1
 
 
 def test_an_answer_to_another_question_is_none(told: Told) -> None:
@@ -226,7 +226,7 @@ def test_an_answer_to_another_question_is_none(told: Told) -> None:
     state_dir = victim.state_dir
     whole.lose(victim)
     victim = whole.board("victim", state_dir)
-    confirm: Callable[[], bool] = lambda: victim.agent.standing.confirmed  # noqa: E731
+    confirm: Callable[[], bool] = lambda: victim.agent.store_check.confirmed  # noqa: E731
     answer, whole.coordinator._on_ask = whole.coordinator._on_ask, lambda *_: None  # type: ignore[method-assign]
     for delivery in answers:
         whole.spy.publish(delivery.topic, delivery.payload)

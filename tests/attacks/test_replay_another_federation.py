@@ -20,7 +20,7 @@ def both(tmp_path: Path, prepared_runs: Runs) -> tuple[Whole, Board, Whole, Boar
     here = Whole(tmp_path / "here", hub.link, federation="here")
     here.begin(prepared_runs[0])
     board = here.board("victim")
-    assert here.drive(lambda: board.agent.standing.confirmed)
+    assert here.drive(lambda: board.agent.store_check.confirmed)
     state_dir = here.copy(board, "for-there")
     there = Whole(tmp_path / "there", hub.link, federation="there", key=here.key)
     there.begin(prepared_runs[0])
@@ -38,7 +38,7 @@ def test_nothing_that_was_said_there_counts_here(tmp_path: Path, prepared_runs: 
     assert here.coordinator.epoch < there.coordinator.epoch  # so an epoch alone would not tell them apart
     here.drive(steps=30)
     before = here.coordinator.store.devices(), here.coordinator.store.rounds(), dict(here.coordinator.present)
-    refused, ignored = here.coordinator._refusals.total, board.agent.quarantine.total
+    refused, ignored = here.coordinator._refusals.total, board.agent.rejected.total
     said = 0
     for delivery in there.heard:
         parsed = there.topics.parse(delivery.topic)
@@ -48,9 +48,9 @@ def test_nothing_that_was_said_there_counts_here(tmp_path: Path, prepared_runs: 
             said += 1
             here.drive(steps=3)
     here.drive(steps=60)
-    refused, ignored = here.coordinator._refusals.total - refused, board.agent.quarantine.total - ignored
+    refused, ignored = here.coordinator._refusals.total - refused, board.agent.rejected.total - ignored
     assert refused + ignored == said > 10
-    assert board.agent.quarantine.counts == {"BadSignature": ignored}
+    assert board.agent.rejected.counts == {"BadSignature": ignored}
     assert (here.coordinator.store.devices(), here.coordinator.store.rounds()) == before[:2]
     assert here.coordinator.present == before[2]
     assert here.coordinator.engine.accepted == 0

@@ -34,7 +34,7 @@ def whole(tmp_path: Path, prepared_runs: Runs) -> Iterator[Whole]:
 def attacked(whole: Whole, prepared: PreparedTask) -> tuple[Board, Board]:
     """The victim waits for a second board; its birth is overwritten, and the aggregator has started again."""
     victim = whole.board("victim")
-    assert whole.drive(lambda: "victim" in whole.coordinator.present and victim.agent.standing.confirmed)
+    assert whole.drive(lambda: "victim" in whole.coordinator.present and victim.agent.store_check.confirmed)
     whole.end()
     stranger = whole.connect("stranger", None)
     stranger.open()
@@ -50,14 +50,14 @@ def attacked(whole: Whole, prepared: PreparedTask) -> tuple[Board, Board]:
 def test_the_attack_on_boards_that_announce_themselves_once(
     whole: Whole, prepared_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = Agent._say
+    say = Agent._announce
 
     def once(agent: Agent, status: str) -> None:
         """As it was: nothing is said when an aggregator has started again."""
-        if status != agent._status or agent._epoch_met is None:
+        if status != agent._status or agent._ready_epoch is None:
             say(agent, status)
 
-    monkeypatch.setattr(Agent, "_say", once)
+    monkeypatch.setattr(Agent, "_announce", once)
     boards = attacked(whole, prepared_runs[0])
     assert not whole.drive(lambda: all(board.entry_status(TASK, 1) == "acked" for board in boards), steps=1500)
 

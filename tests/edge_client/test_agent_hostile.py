@@ -37,7 +37,7 @@ def everything(bench: Bench) -> object:
     agent, run = bench.agent, bench.store._connection.execute
     tables = ("facts", "states", "outbox", "privacy_ledger", "privacy_ledger_head", "blobs")
     rows = [run(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables]
-    return rows, agent.tasks.notice, agent.tasks.refusal, agent.rounds.plan, agent.rounds.decline, agent._status
+    return rows, agent.tasks.notice, agent.tasks.declined, agent.rounds.plan, agent.rounds.decline, agent._status
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -101,7 +101,7 @@ def test_mutated_and_random_messages_change_nothing(idle: Bench) -> None:
         sent += 1
         idle.agent.step(0.0)
     idle.steps(20)
-    assert idle.agent.quarantine.total == sent
+    assert idle.agent.rejected.total == sent
     assert everything(idle) == before
     # and it still works
     idle.server.announce()
@@ -120,7 +120,7 @@ def test_well_formed_messages_of_a_stranger_change_nothing(idle: Bench) -> None:
             count += 1
     idle.steps(20)
     assert everything(idle) == before
-    assert idle.agent.quarantine.counts["BadSignature"] == count
+    assert idle.agent.rejected.counts["BadSignature"] == count
 
 
 def test_messages_of_the_wrong_kind_for_their_topic_change_nothing(idle: Bench) -> None:
@@ -140,7 +140,7 @@ def test_messages_of_the_wrong_kind_for_their_topic_change_nothing(idle: Bench) 
                 count += 1
     idle.steps(count + 20)
     assert everything(idle) == before
-    counts = idle.agent.quarantine.counts
+    counts = idle.agent.rejected.counts
     assert counts["Malformed"] + counts["BadSignature"] + counts["Replayed"] == count
 
 
@@ -167,7 +167,7 @@ def test_garbage_chunks_do_not_stop_a_fetch(make_bench: MakeBench) -> None:
         bench.server.link.publish(topic, mutated(rng.choice(frames), rng))
         bench.agent.step(0.0)
     bench.steps(20)
-    assert bench.agent.quarantine.total == 1500
+    assert bench.agent.rejected.total == 1500
     assert bench.agent.tasks.runtime is None
     bench.server.serves = True
     bench.clock.now += 100
@@ -184,7 +184,7 @@ def forged(frame: bytes) -> bytes:
 def test_a_forged_chunk_is_found_by_the_digest_and_all_is_fetched_anew(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.until(lambda: len(bench.server.wants) == 2)
-    bench.agent.quarantine.counts.clear()
+    bench.agent.rejected.counts.clear()
     bench.server.serves = False
     bench.restart()
     bench.until(lambda: len(bench.server.wants) == 3)
@@ -195,7 +195,7 @@ def test_a_forged_chunk_is_found_by_the_digest_and_all_is_fetched_anew(make_benc
     for frame in (forged(first), *rest):
         bench.server.link.publish(topic, frame)
     bench.steps(len(rest) + 20)
-    assert bench.agent.quarantine.counts == {"Malformed": 1}
+    assert bench.agent.rejected.counts == {"Malformed": 1}
     assert bench.store.blob(want.digest) is None
     bench.server.serves = True
     bench.clock.now += 10
@@ -209,7 +209,7 @@ def test_huge_sizes_are_refused_before_anything_is_allocated(make_bench: MakeBen
     bench.steps(20)
     bench.server.send(bench.server.topics.task, TaskNotice("vast", bytes(32), 1 << 30, 1), retain=True)
     bench.steps(5)
-    assert bench.agent.quarantine.counts["TooLarge"] == 1
+    assert bench.agent.rejected.counts["TooLarge"] == 1
     assert bench.agent.tasks.name == "digits-test"
     plan = bench.server.plan(1, global_bytes=1 << 30)
     assert isinstance(plan, RoundPlan)

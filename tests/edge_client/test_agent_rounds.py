@@ -8,12 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods.state import PublicState
+from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
 from hushfleet.wire.format.update import decode_update
 from hushfleet.wire.link.local import Chaos
@@ -23,7 +25,7 @@ MakeBench = Callable[..., Bench]
 
 
 def acked(bench: Bench, round: int) -> Callable[[], bool]:
-    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.sending is None
+    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None
 
 
 def test_a_round_from_first_contact_to_acknowledgement(make_bench: MakeBench) -> None:
@@ -52,7 +54,28 @@ def test_a_round_from_first_contact_to_acknowledgement(make_bench: MakeBench) ->
     assert entry.payload_digest == hashlib.sha256(update).digest()
     assert sorted(server.chunks_seen) == list(range(len(server.chunks_seen)))
     assert server.declines == []
-    assert bench.agent.quarantine.total == 0
+    assert bench.agent.rejected.total == 0
+
+
+def test_the_budget_of_a_plan_is_computed_once(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    check = Ledger.check_budget
+
+    def counted(self: Ledger, *arguments: Any, **more: Any) -> None:
+        checked.append(bench.agent.rounds.plan.round)
+        check(self, *arguments, **more)
+
+    monkeypatch.setattr(Ledger, "check_budget", counted)
+    bench = make_bench()
+    for number in (1, 2):
+        bench.server.open_round(number, cohort={DEVICE: held_by(bench)})
+        bench.until(acked(bench, number))
+    assert checked == [1, 2]
+
+
+def held_by(bench: Bench) -> bytes:
+    state = bench.store.load_state(bench.server.package.spec.task)
+    return (bench.server.initial_public() if state is None else state.public).digest()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "fedglp-adp"])
@@ -105,11 +128,11 @@ def test_a_replaced_task_ends_the_old_one(make_bench: MakeBench, package: Packag
     bench = make_bench()
     bench.server.answers = False
     bench.server.open_round(1)
-    bench.until(lambda: bench.agent.rounds.sending is not None)
+    bench.until(lambda: bench.agent.rounds.upload is not None)
     bench.server.package = package.with_spec(task="digits-other")
     bench.server.announce()
     bench.steps()
-    assert bench.agent.rounds.sending is None
+    assert bench.agent.rounds.upload is None
     assert bench.agent.tasks.runtime.spec.task == "digits-other"
     bench.server.answers = True
     bench.server.open_round(1)
@@ -298,7 +321,7 @@ def test_another_aggregator_is_not_believed(make_bench: MakeBench, package: Pack
     honest.open_round(1)
     bench.steps()
     assert bench.store.server_key == key
-    assert bench.agent.quarantine.counts["BadSignature"] == 3
+    assert bench.agent.rejected.counts["BadSignature"] == 3
     assert bench.store.ledger.rounds_charged() == 0
     assert honest.updates == []
 
@@ -309,7 +332,7 @@ def test_the_key_of_the_configuration_is_not_pinned_over(make_bench: MakeBench, 
     bench.steps()
     assert bench.store.server_key is None
     assert bench.agent.tasks.notice is None
-    assert bench.agent.quarantine.counts["BadSignature"] >= 1
+    assert bench.agent.rejected.counts["BadSignature"] >= 1
 
 
 def test_messages_before_the_key_is_known_are_kept(make_bench: MakeBench) -> None:
@@ -321,7 +344,7 @@ def test_messages_before_the_key_is_known_are_kept(make_bench: MakeBench) -> Non
     bench.restart()
     server.open_round(1)
     bench.store._connection.execute("DELETE FROM facts WHERE name = 'server_key'")
-    bench.agent._trust.key = None
+    bench.agent._verifier.key = None
     bench.steps()
     assert bench.agent.tasks.notice is None
     server.link.publish(server.topics.server, announcement, retain=True)
@@ -456,7 +479,7 @@ def test_a_round_that_closes_ends_its_upload(make_bench: MakeBench) -> None:
     bench.until(lambda: len(bench.server.chunks_seen) == 2)
     bench.server.open_round(1, phase="closed", cohort={})
     bench.steps()
-    assert bench.agent.rounds.sending is None
+    assert bench.agent.rounds.upload is None
     assert len(bench.server.chunks_seen) <= 4
 
 

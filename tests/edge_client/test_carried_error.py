@@ -19,7 +19,7 @@ from support.edge import DEVICE, Bench, Package
 def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], package: Package) -> None:
     bench = make_bench(package=package.with_spec(wire=WireSpec("one-bit"), method="fedglp-adp"))
     bench.until(lambda: bench.agent.tasks.runtime is not None)
-    trainer, store, size = bench.agent.tasks.runtime.trainer(), bench.store, package.initial.size
+    trainer, store, size = bench.agent.tasks.runtime.trainer, bench.store, package.initial.size
     seen: list[TrainedRound] = []
     trainer.observer = seen.append
     task = trainer.spec.task

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.board.supervisor import Supervisor
+from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery

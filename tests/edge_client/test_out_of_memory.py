@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.refusals import Declined, refusal_of
+from hushfleet.edge_client.declines import Declined, decline_reason
 from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, StoreError
 from support.edge import Package
 
@@ -20,7 +20,7 @@ AT_ITS_LIMIT = """
 import pickle, resource, sys
 import numpy as np
 import hushfleet.edge_client.agent
-from hushfleet.edge_client.refusals import refusal_of
+from hushfleet.edge_client.declines import decline_reason
 from hushfleet.graphs.session import GradientGraph
 
 graph, layout, shape, params = pickle.load(sys.stdin.buffer)
@@ -45,7 +45,7 @@ try:
     stop_growing()
     gradient(params, images, labels, out=out)
 except Exception as error:
-    refusal = refusal_of(error)
+    refusal = decline_reason(error)
     print(type(error).__name__, refusal.code, refusal.reason, sep="|")
 else:
     print("it was enough")
@@ -99,7 +99,7 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     ids=str,
 )
 def test_a_lack_of_memory_is_declined_as_one(error: Exception) -> None:
-    assert refusal_of(error) == ("memory", "this device ran out of memory")
+    assert decline_reason(error) == ("memory", "this device ran out of memory")
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_lack_of_memory_is_declined_as_one(error: Exception) -> None:
     ids=str,
 )
 def test_other_errors_keep_their_code(error: Exception, code: str) -> None:
-    assert refusal_of(error).code == code
+    assert decline_reason(error).code == code

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from chaos.audit import check_stores, check_tap, models_of
+from chaos.machine import build_library
+from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -23,9 +26,6 @@ from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.audit import check_stores, check_tap, models_of
-from hushfleet.simulator.studies.chaos.machine import build_library
-from hushfleet.simulator.studies.chaos.tap import Tap
 
 DEVICES = 8
 ROUNDS = 3
@@ -142,7 +142,7 @@ def logs_of(simulation: Simulation, lines: int = 12) -> str:
 
 
 class Audit:
-    """`hushfleet.simulator.studies.chaos.audit`, as assertions."""
+    """`chaos.audit`, as assertions."""
 
     logs = staticmethod(logs_of)
     models = staticmethod(models_of)

@@ -264,7 +264,7 @@ class Bench:
                 return
             self.agent.step(0.0)
             self.server.pump()
-        raise AssertionError(f"not reached in {most} steps; quarantine: {self.agent.quarantine.counts}")
+        raise AssertionError(f"not reached in {most} steps; quarantine: {self.agent.rejected.counts}")
 
     def restart(self, **changes: object) -> None:
         """The device loses power and starts again with what its store holds."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
-from hushfleet.edge_client.refusals import Declined, Refusal, refusal_of
+from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
@@ -90,7 +90,7 @@ class Answer(NamedTuple):
     device: str
     public_key: bytes
     update: bytes
-    refusal: Refusal | None = None
+    refusal: DeclineReason | None = None
 
 
 # What a device may say about a round. Anything else is a fault of this program, and ends the run.
@@ -118,7 +118,7 @@ def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answ
 
 
 def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
-    return Answer(job.device, trainer.store.identity.public_key, b"", refusal_of(error))
+    return Answer(job.device, trainer.store.identity.public_key, b"", decline_reason(error))
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
 
         def observe(trained: TrainedRound) -> None:
             spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
-            metrics.write(trained, run, epsilon_server=spent, train_s=time.monotonic() - began)
+            metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,

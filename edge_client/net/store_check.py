@@ -1,9 +1,9 @@
 """Whether this store is the only one of its device, and the newest: a store cannot know that by itself.
 
-An old copy that was put back, or a second client on a copy, would noise an update that was noised before: the two
-average out, and the ledger of the copy lacks what was spent since. The aggregator remembers more, so the device asks it
-after each connection, and a process neither trains nor sends an update before the first answer. What an answer shows is
-final: the store notes why it stopped, and no client trains with it again.
+With an old copy that was put back, or a second client on a copy, an update would be noised twice: the two noises
+average out, and the ledger of the copy lacks what was spent since. The aggregator remembers what it has received, so
+the device asks it after each connection. Before the first answer a process neither trains nor sends an update. If an
+answer shows a copy, the store keeps the reason, and no client trains with it again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 from typing import NoReturn
 
-from hushfleet.edge_client.net.backoff import Patience
+from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore, StoreError
 from hushfleet.wire.format.messages import NONCE_BYTES, Ask, Known
@@ -30,49 +30,57 @@ _ADVICE = (
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Standing:
-    """:param session: of this process, stored; None where the disk was full, and it is tried again."""
+class StoreCheck:
+    """Asks the aggregator what it knows of this device, and compares the answer with the store.
 
-    def __init__(self, store: DeviceStore, session: int | None, *, now: float) -> None:
+    Takes a session number of its own from the store. Where the disk is full, it tries again before it asks.
+    """
+
+    def __init__(self, store: DeviceStore, *, now: float) -> None:
         self._store = store
-        self._session = session
+        self._counted: int | None = None
         self._nonce = os.urandom(NONCE_BYTES)
         self._asking = True
-        self._patience = Patience(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
         self.confirmed = False
+        self.session = store.last_session + 1  # a device whose disk is full must still come up, to say so
+        try:
+            self._count_session()
+        except StoreError as error:
+            _log.error("%s", error)
 
     @property
     def due_at(self) -> float:
         """When to ask (again), on the monotonic clock."""
-        return self._patience.due_at if self._asking else float("inf")
+        return self._backoff.due_at if self._asking else float("inf")
 
     def ask_again(self, now: float, *, doubt: bool = False) -> None:
-        """Asks at once; with `doubt`, nothing is trained nor sent before the answer."""
+        """Asks at once; with `doubt`, nothing is trained or sent before the answer."""
         self._asking = True
         self.confirmed = self.confirmed and not doubt
-        self._patience.reset(now, wait=False)
+        self._backoff.reset(now)
 
-    def restart_clock(self, now: float) -> None:
-        """The aggregator has come back: what it has not answered yet is asked at once."""
-        self._patience.reset(now, wait=False)
+    def aggregator_is_back(self, now: float) -> None:
+        """A question without an answer is asked again at once."""
+        self._backoff.reset(now)
 
-    def ask(self, now: float) -> Ask | None:
+    def question(self, now: float) -> Ask | None:
         """What to ask now, if anything is due."""
         if now < self.due_at:
             return None
-        self._patience.tried(now)
+        self._backoff.tried(now)
         try:
-            return Ask(self._stored_session(), self._nonce)
+            return Ask(self._count_session(), self._nonce)
         except StoreError as error:
             _log.error("%s", error)
             return None
 
     def may_train(self) -> bool:
-        """False while the answer is to come. Raises `StoreError` where the disk is too full to ask."""
-        self._stored_session()
+        """False until the answer has come. Raises `StoreError` where the disk is too full to ask."""
+        self._count_session()
         return self.confirmed
 
-    def hear(self, known: Known, now: float) -> bool:
+    def on_known(self, known: Known, now: float) -> bool:
         """Whether this is the answer to this process. Raises `CopiedStore` for good if it speaks of another store."""
         if known.nonce != self._nonce:
             self.ask_again(now)  # somebody else asked in this device's name
@@ -80,7 +88,7 @@ class Standing:
         if not known.yours:
             self.stop(
                 f"the aggregator knows session {known.session} of this device, and this process, of session "
-                f"{self._session}, is not the one"
+                f"{self._counted}, is not the one"
             )
         if known.last_round:
             entry = self._store.outbox(known.task, known.last_round)
@@ -101,7 +109,7 @@ class Standing:
             _log.error("%s", error)
         raise CopiedStore(reason)
 
-    def _stored_session(self) -> int:
-        if self._session is None:
-            self._session = self._store.next_session()
-        return self._session
+    def _count_session(self) -> int:
+        if self._counted is None:
+            self._counted = self.session = self._store.next_session()
+        return self._counted

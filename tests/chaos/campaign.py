@@ -1,11 +1,10 @@
-"""`hushfleet simulate --chaos`: many seeds, some at a time; a campaign that was broken off can go on."""
+"""Many seeds, some at a time; a campaign that was broken off can go on."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import shlex
 import shutil
 import time
 import traceback
@@ -24,12 +23,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from chaos.machine import build_library
+from chaos.trial import Outcome, TrialRunner
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import read_lines
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
-from hushfleet.simulator.studies.chaos.machine import build_library
-from hushfleet.simulator.studies.chaos.trial import Outcome, TrialRunner
 
 MAX_SEEDS = 100_000
 INTERRUPTED, FAILED = 130, 1
@@ -46,7 +45,7 @@ def parse_seeds(text: str) -> list[int]:
         seeds = []
     if not seeds or len(seeds) > MAX_SEEDS:
         raise BadInput(
-            f"--chaos {text!r}: give how many seeds (200), a range (40-59), one (17-17) or several (3,17,40-59)"
+            f"--seeds {text!r}: give how many seeds (200), a range (40-59), one (17-17) or several (3,17,40-59)"
         )
     return list(dict.fromkeys(seeds))
 
@@ -121,7 +120,7 @@ def run_campaign(
     data_dir: Path | None,
     resume: bool,
     again: str,
-    replay: list[str],
+    replay: str,
 ) -> None:
     """Runs it, prints the table and how to replay what failed; exits with 1 if anything did, with 130 on Ctrl-C.
 
@@ -157,7 +156,7 @@ def run_campaign(
     wrong = [outcome.seed for outcome in outcomes if not outcome.passed]
     for seed in wrong:
         words = f"seed {seed} failed; its files are in {campaign.folder / f'seed-{seed}'}; replay it with\n  "
-        words += shlex.join([*replay, "--chaos", f"{seed}-{seed}"])
+        words += f"{replay} --seeds {seed}-{seed}"
         console.print(escape(words), highlight=False, soft_wrap=True)
     if wrong:
         raise typer.Exit(FAILED)

@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from chaos.tap import Tap, Transfer
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.studies.chaos.tap import Tap, Transfer
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
 
 Missing = Collection[tuple[int, str]]

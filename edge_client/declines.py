@@ -1,7 +1,7 @@
-"""Why a device does not take part, in words that tell nothing about its data.
+"""Why a device declines a round, in words that reveal nothing about its data.
 
-The text of an arbitrary error may name the owner's files or say how many samples there are, so only texts
-that are known to depend on the task and on limits alone go over the wire; the rest stays in the local log.
+The text of an arbitrary error may name the owner's files or the number of samples. So only texts that depend on the
+task and on limits alone go over the wire; the rest stays in the local log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_MEMORY = re.compile(
 )
 
 
-class Refusal(NamedTuple):
+class DeclineReason(NamedTuple):
     """The code and the reason of a `Decline`; both are public."""
 
     code: DeclineCode
@@ -32,40 +32,40 @@ class Refusal(NamedTuple):
 
 
 class Declined(Exception):
-    """This device will not take part, for a reason that may be told."""
+    """This device will not take part, for a reason that may be public."""
 
     def __init__(self, code: DeclineCode, reason: str) -> None:
         super().__init__(reason)
-        self.refusal = Refusal(code, reason)
+        self.reason = DeclineReason(code, reason)
 
 
-def refusal_of(error: Exception) -> Refusal:
+def decline_reason(error: Exception) -> DeclineReason:
     """The public form of an error; its own text goes to the local log, unexpected ones with a traceback."""
     if ran_out_of_memory(error):
         _log.error("out of memory: %s", error)
-        return Refusal("memory", "this device ran out of memory")
+        return DeclineReason("memory", "this device ran out of memory")
     match error:
         case Declined():
-            return error.refusal
+            return error.reason
         case BudgetExceeded():  # speaks of epsilons, which do not depend on data
-            return Refusal("budget", str(error))
+            return DeclineReason("budget", str(error))
         case GraphRefused():
-            return Refusal("graph", str(error))
+            return DeclineReason("graph", str(error))
         case StoreError():
-            refusal = Refusal("disk", "the device's store cannot be read or written")
+            public = DeclineReason("disk", "the device's store cannot be read or written")
         case BadInput():
-            refusal = Refusal("no-data", "this device has no data that fit the task")
+            public = DeclineReason("no-data", "this device has no data that fit the task")
         case PrivacyError():
-            refusal = Refusal("no-privacy", "the round's privacy would not hold on this device")
+            public = DeclineReason("no-privacy", "the round's privacy would not hold on this device")
         case _:
             _log.error("an unexpected error", exc_info=error)
-            return Refusal("error", "something unexpected failed on this device; see its log")
+            return DeclineReason("error", "something unexpected failed on this device; see its log")
     _log.error("%s", error)
-    return refusal
+    return public
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a lack of memory is what it comes from, whoever met it."""
+    """Whether a lack of memory is the cause, directly or behind other errors."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):

@@ -12,6 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chaos import audit
+from chaos.fleet import ChaosFleet
+from chaos.plan import AGGREGATOR, BROKER, KINDS, NEEDS_MACHINE, Plan, draw_plan
+from chaos.storm import Storm
+from chaos.tap import Tap
+from chaos.trespass import HostileMember, Stranger, Trespasser
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -19,12 +25,6 @@ from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver, train_cohort
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.simulator.studies.chaos import audit
-from hushfleet.simulator.studies.chaos.fleet import ChaosFleet
-from hushfleet.simulator.studies.chaos.plan import AGGREGATOR, BROKER, KINDS, NEEDS_MACHINE, Plan, draw_plan
-from hushfleet.simulator.studies.chaos.storm import Storm
-from hushfleet.simulator.studies.chaos.tap import Tap
-from hushfleet.simulator.studies.chaos.trespass import HostileMember, Stranger, Trespasser
 
 TIMEOUT_S = 500.0
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hushfleet.edge_client.net.fetch import FIRST_WAIT_S
-from hushfleet.edge_client.net.global_model import MOST_ASKS
+from hushfleet.edge_client.net.download import FIRST_WAIT_S, MOST_ASKS
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.difference import encode_difference, params_digest
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan
@@ -46,7 +45,7 @@ def open_round(bench: Bench, number: int, differences: list[DifferenceRef]) -> R
 
 def trained(bench: Bench, plan: RoundPlan) -> None:
     """Until the round is over, and the model that it was trained on is the plan's."""
-    bench.until(lambda: bench.entry_status(plan.round) == "acked" and bench.agent.rounds.sending is None)
+    bench.until(lambda: bench.entry_status(plan.round) == "acked" and bench.agent.rounds.upload is None)
     assert bench.store.global_digest == plan.global_digest
     model = bench.store.blob(plan.global_digest)
     assert np.array_equal(np.frombuffer(model, "<f4"), bench.server.global_params)
@@ -176,7 +175,7 @@ def test_other_bytes_in_place_of_a_difference(bench: Bench) -> None:
     bench.clock.now += FIRST_WAIT_S
     trained(bench, plan)
     assert asked(bench) == [ref.digest, plan.global_digest]
-    assert bench.agent.quarantine.total == 1
+    assert bench.agent.rejected.total == 1
 
 
 @pytest.mark.parametrize("fault", ["garbage", "another base", "another result", "another task", "cut short"])

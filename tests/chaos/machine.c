@@ -1,5 +1,5 @@
 /* What a simulated machine does to the process that this library is preloaded into: a disk that forgets what was not
- * synced, a disk that is full, and a wall clock that jumps. Driven by simulator/studies/chaos/machine.py, never used elsewhere.
+ * synced, a disk that is full, and a wall clock that jumps. Driven by tests/chaos/machine.py, never used elsewhere.
  *
  * HUSHFLEET_DISK     the folder that is the machine's disk; only files directly in it are looked after
  * HUSHFLEET_DURABLE  what of it would survive a power cut: a copy of each synced file under its inode's number, a second

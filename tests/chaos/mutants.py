@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hushfleet.edge_client.__main__ import main as client
-from hushfleet.edge_client.net.store_copies import Standing
+from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Known
@@ -20,11 +20,11 @@ from hushfleet.wire.format.messages import Known
 def _trust_itself() -> None:
     """Takes whatever the aggregator knows of the device as a confirmation."""
 
-    def hear(self: Standing, known: Known, now: float) -> bool:
+    def on_known(self: StoreCheck, known: Known, now: float) -> bool:
         self._asking, self.confirmed = False, True
         return True
 
-    Standing.hear = hear
+    StoreCheck.on_known = on_known
 
 
 def noises_again() -> int:
@@ -89,14 +89,14 @@ def charges_late() -> int:
 
 def does_not_sync() -> int:
     """A client whose store leaves it to the operating system when to write."""
-    opened = DeviceStore._open
+    prepared = DeviceStore._prepare_to_write
 
     def unsynced(self: DeviceStore, **options: bool) -> None:
-        opened(self, **options)
+        prepared(self, **options)
         connection: sqlite3.Connection = self._connection
         connection.execute("PRAGMA synchronous = OFF")
 
-    DeviceStore._open = unsynced
+    DeviceStore._prepare_to_write = unsynced
     return client(sys.argv[2:])
 
 

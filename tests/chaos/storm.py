@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+from chaos.audit import check_at_death
+from chaos.fleet import ChaosFleet
+from chaos.plan import BROKER, Plan, Trouble
+from chaos.progress import Progress
+from chaos.tap import Tap
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.studies.chaos.audit import check_at_death
-from hushfleet.simulator.studies.chaos.fleet import ChaosFleet
-from hushfleet.simulator.studies.chaos.plan import BROKER, Plan, Trouble
-from hushfleet.simulator.studies.chaos.progress import Progress
-from hushfleet.simulator.studies.chaos.tap import Tap
 
 _TICK_S = 0.01
 _RESTART_S = 0.5  # of what ended by itself because its disk was full, as a service manager would

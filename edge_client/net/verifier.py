@@ -1,8 +1,8 @@
-"""Which aggregator a device listens to, and which of its messages are of today.
+"""Which aggregator a device listens to, and which of its messages are current.
 
-The key is that of the configuration, or the first one that the device meets; it is pinned in the store before anything
-that it signed is believed. So is the newest start (epoch) of that key: what names an older one was recorded in an
-earlier run and published again. Within an epoch the rounds of a task go forwards only.
+The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before
+anything that it signed is believed. The newest start (epoch) of that key is pinned too: a message that names an older
+one was recorded in an earlier run and published again. Within an epoch the rounds of a task only go forwards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ _PHASES = {"open": 0, "closed": 1, "finished": 2}
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Trust:
-    """:param configured: the aggregator's public key from the device's file, or None."""
+class MessageVerifier:
+    """Decodes the aggregator's messages, and rejects those of others and those that are replayed.
+
+    :param configured: the aggregator's public key from the device's file, or None.
+    """
 
     def __init__(self, store: DeviceStore, configured: bytes | None, *, federation: str) -> None:
         self._store = store
@@ -28,18 +31,23 @@ class Trust:
         self.key = configured or store.server_key
         self.epoch = self._pinned_epoch()
 
-    def verified(self, payload: bytes) -> Message:
-        """The message, if the trusted aggregator signed it and it is no older than what came. Raises a `WireError`."""
+    def verify(self, payload: bytes) -> Message:
+        """The message, if the pinned aggregator signed it and it is not older than what came. Raises a `WireError`."""
         if self.key is None:
             raise BadSignature("the aggregator's key is not known yet")
         message = decode_message(payload, federation=self._federation, public_key=self.key)
         if isinstance(message, ServerState | TaskNotice | RoundPlan | Known):
             self._check_epoch(message)
         if isinstance(message, RoundPlan):
-            self._check_order(message)
+            if self._newest is not None and _is_before(message, self._newest):
+                raise Replayed(
+                    f"a plan of round {message.round} ({message.phase}) of {message.task} came again; "
+                    f"the aggregator is at round {self._newest.round} ({self._newest.phase}) by now"
+                )
+            self._newest = message
         return message
 
-    def meet(self, payload: bytes) -> ServerState:
+    def verify_server_state(self, payload: bytes) -> ServerState:
         """The aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
         state = decode_message(payload, federation=self._federation)
         if not isinstance(state, ServerState):
@@ -57,29 +65,18 @@ class Trust:
         self._check_epoch(state)
         return state
 
-    def reach(self, known: Known) -> None:
+    def note_progress(self, known: Known) -> None:
         """The aggregator is at least as far as it says in an answer that was made for this process."""
-        if not self._is_behind(known):
+        if self._newest is None or not _is_before(known, self._newest):
             self._newest = known
-
-    def _check_order(self, plan: RoundPlan) -> None:
-        if self._is_behind(plan):
-            raise Replayed(
-                f"a plan of round {plan.round} ({plan.phase}) of {plan.task} came again; "
-                f"the aggregator is at round {self._newest.round} ({self._newest.phase}) by now"
-            )
-        self._newest = plan
-
-    def _is_behind(self, place: RoundPlan | Known) -> bool:
-        last = self._newest
-        same_run = last is not None and (last.epoch, last.task) == (place.epoch, place.task)
-        return same_run and _place(place) < _place(last)
 
     def _check_epoch(self, message: ServerState | TaskNotice | RoundPlan | Known) -> None:
         if message.epoch < self.epoch:
+            about = [getattr(message, "task", None), f"round {message.round}" if hasattr(message, "round") else None]
+            named = ", ".join(filter(None, about))
             raise Replayed(
                 f"a {type(message).__name__} of the aggregator's start {message.epoch}"
-                f"{_named(message)} came again; the newest start that this device knows is {self.epoch}. "
+                f"{named and f' ({named})'} came again; the newest start that this device knows is {self.epoch}. "
                 "If the aggregator is new and has lost its counter, write a higher number into its file KEY.epoch"
             )
         if message.epoch > self.epoch:
@@ -94,15 +91,10 @@ class Trust:
 
     @property
     def _scope(self) -> str:
-        return f"{self._federation}/{self.key.hex()}"
+        return f"{self._federation}/{'' if self.key is None else self.key.hex()}"
 
 
-def _place(plan: RoundPlan | Known) -> tuple[int, int]:
-    return plan.round, _PHASES[plan.phase]
-
-
-def _named(message: ServerState | TaskNotice | RoundPlan | Known) -> str:
-    task, round_number = getattr(message, "task", None), getattr(message, "round", None)
-    if task is None:
-        return ""
-    return f" ({task})" if round_number is None else f" ({task}, round {round_number})"
+def _is_before(one: RoundPlan | Known, other: RoundPlan | Known) -> bool:
+    """Whether `one` is of an earlier moment of the same run; of another run or task nothing is said."""
+    same_run = (one.epoch, one.task) == (other.epoch, other.task)
+    return same_run and (one.round, _PHASES[one.phase]) < (other.round, _PHASES[other.phase])

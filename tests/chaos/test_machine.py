@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.simulator.studies.chaos.machine import Machine
+from chaos.machine import Machine
 
 pytestmark = pytest.mark.slow
 

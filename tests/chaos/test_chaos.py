@@ -1,6 +1,6 @@
 """Fleets through storms: ten seeds as anybody can run them, and faults that the audit of a run must find.
 
-The long form is `hushfleet simulate tasks/digits-chaos.toml --chaos 200`.
+The long form is `make chaos`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import pytest
 import typer
 from rich.console import Console
 
+from chaos.campaign import Campaign, chaos_task, parse_seeds, run_campaign, summary
+from chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, draw_plan, tempting
+from chaos.trial import Outcome, TrialRunner
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.studies.chaos.campaign import Campaign, chaos_task, parse_seeds, run_campaign, summary
-from hushfleet.simulator.studies.chaos.plan import KINDS, Moment, Plan, Tampering, Trouble, What, draw_plan, tempting
-from hushfleet.simulator.studies.chaos.trial import Outcome, TrialRunner
 
 pytestmark = pytest.mark.slow
 
-TASK = Path(__file__).parents[4] / "tasks" / "digits-chaos.toml"
-MUTANTS = Path(__file__).parents[3] / "support" / "mutants.py"
+TASK = Path(__file__).parents[2] / "tasks" / "digits-chaos.toml"
+MUTANTS = Path(__file__).with_name("mutants.py")
 NAMES = [f"device-{number}" for number in range(6)]
 LONG_FORM = range(200)
 SEEDS = range(10)
@@ -188,7 +188,7 @@ class Pretended(Campaign):
 
 def test_a_pipe_gets_a_line_for_each_seed_and_what_failed_can_be_replayed(tmp_path: Path) -> None:
     said, campaign = io.StringIO(), Pretended(tmp_path / "campaign", [1, 2, 3])
-    typed = {"again": "", "replay": ["hushfleet", "x"]}
+    typed = {"again": "", "replay": "chaos x"}
     with pytest.raises(typer.Exit) as ended:
         run_campaign(load_task(TASK), campaign, Console(file=said), data_dir=None, resume=False, **typed)
     assert ended.value.exit_code == 1
@@ -196,6 +196,6 @@ def test_a_pipe_gets_a_line_for_each_seed_and_what_failed_can_be_replayed(tmp_pa
     assert lines[0] == "seed 1: passed in 3.2 s; kill of device, kill of aggregator"
     assert lines[1] == "seed 2: two [noisings] of round 1"
     assert lines[2].startswith("seed 3: passed")
-    assert lines[-1].strip() == "hushfleet x --chaos 2-2"
+    assert lines[-1].strip() == "chaos x --seeds 2-2"
     plain = json.loads((campaign.folder / "chaos.json").read_text())
     assert (plain["passed"], plain["failed"], plain["happened"]["kill of device"]) == (2, [2], 3)

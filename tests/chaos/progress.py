@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from chaos.plan import Moment
 from hushfleet.aggregator.observe.events import read_events
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.studies.chaos.plan import Moment
 
 _COMMITTED = b": trained and committed"
 _DECLINED = re.compile(rb"round (\d+) declined \(([a-z-]+)\)")

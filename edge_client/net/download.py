@@ -1,0 +1,197 @@
+"""Content-addressed blobs from the aggregator, and the global model of a plan, which may come as differences.
+
+A device subscribes to a blob's topic before it asks, so that chunks which another device asked for count too. One blob
+is fetched at a time, since memory is short.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.edge_client.net.rate_limits import Backoff
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import Malformed, WireError
+from hushfleet.wire.format.chunks import Assembler
+from hushfleet.wire.format.difference import apply_difference
+from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Link
+
+FIRST_WAIT_S = 3.0
+LONGEST_WAIT_S = 60.0
+MOST_ASKS = 4
+"""For a difference without an answer: with the waits in between, 45 s of a link that is up."""
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class Fetch:
+    """The blob that is being fetched: chunks in any order, and what to ask for.
+
+    :param ref: SHA-256 and size, from a signed message or a verified blob.
+    :param most_asks: how often it is asked for without any progress; None for as long as it takes.
+    """
+
+    def __init__(self, ref: BlobRef, *, now: float, most_asks: int | None = None) -> None:
+        self.ref = ref
+        self._most_asks = most_asks
+        self._asked = 0
+        self._assembler = Assembler(ref.digest, ref.size, max_blob_bytes=ref.size)
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
+
+    @property
+    def due_at(self) -> float:
+        """When to ask (again), on the monotonic clock."""
+        return self._backoff.due_at
+
+    @property
+    def hopeless(self) -> bool:
+        """It was asked for in vain as often as it may be."""
+        return self._most_asks is not None and self._asked >= self._most_asks
+
+    def ask_at_once(self, now: float) -> None:
+        """The link or the aggregator came back."""
+        self._progress(now, wait=False)
+
+    def want(self, now: float) -> Want:
+        """What to ask for now; the next time comes later and later while nothing arrives."""
+        self._backoff.tried(now)
+        self._asked += 1
+        return Want(self.ref.digest, self.ref.size, self._assembler.missing())
+
+    def add(self, frame: bytes, now: float) -> bytes | None:
+        """Takes one chunk; the verified blob once it is whole.
+
+        Raises `Malformed` or `TooLarge`. If the whole does not fit its digest, all of it is asked for again.
+        """
+        if self._assembler.add(frame):
+            self._progress(now, wait=True)
+        if not self._assembler.complete:
+            return None
+        try:
+            return self._assembler.blob()
+        except Malformed:
+            self._progress(now, wait=True)
+            self._asked = self._most_asks or 0
+            raise
+
+    def _progress(self, now: float, *, wait: bool) -> None:
+        self._backoff.reset(now, wait=wait)
+        self._asked = 0
+
+
+class BlobSource:
+    """The store's blobs, and the one that is being fetched into it.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, store: DeviceStore, link: Link, topics: Topics, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._link = link
+        self._topics = topics
+        self._clock = clock
+        self.fetch: Fetch | None = None
+        self._given_up: BlobRef | None = None
+
+    def need(self, ref: BlobRef, *, most_asks: int | None = None) -> bytes | None:
+        """The blob from the store; else None, and it is being fetched. Raises `StoreError`.
+
+        :param most_asks: after so many without any progress, or if other bytes come in its place, it is given up: the
+            next call raises `Malformed`.
+        """
+        data = self._store.blob(ref.digest)
+        if data is None and self._given_up == ref:
+            self._given_up = None
+            raise Malformed(f"the blob {ref.digest.hex()[:16]}... does not come")
+        if data is None and (self.fetch is None or self.fetch.ref != ref):
+            self.drop()
+            self.fetch = Fetch(ref, now=self._clock(), most_asks=most_asks)
+            self._link.subscribe(self._topics.blob(ref.digest))
+        return data
+
+    def want(self, now: float) -> Want | None:
+        """What is to be asked for now, if anything is due."""
+        fetch = self.fetch
+        if fetch is None or now < fetch.due_at:
+            return None
+        if fetch.hopeless:
+            self._given_up = fetch.ref
+            self.drop()
+            return None
+        return fetch.want(now)
+
+    def on_chunk(self, digest: bytes, frame: bytes) -> None:
+        """Raises a `WireError` for a bad frame, and `StoreError` when a whole blob cannot be kept."""
+        if self.fetch is None or digest != self.fetch.ref.digest:
+            return
+        blob = self.fetch.add(frame, self._clock())
+        if blob is not None:
+            self.drop()
+            self._store.put_blob(digest, blob)
+
+    def drop(self) -> None:
+        """Ends the fetch: the blob is there, or is not needed any more."""
+        if self.fetch is not None:
+            self._link.unsubscribe(self._topics.blob(self.fetch.ref.digest))
+            self.fetch = None
+
+
+class GlobalModel:
+    """The global model of a plan: from the store, or made of a stored one and the differences since, or fetched whole.
+
+    Differences are fetched into the store one after the other, and applied when all are there, one model and one
+    difference in memory at a time. The store then holds the new model beside the old one, so a device can go on
+    whatever happens in between. If a difference does not come or does not fit, the whole model is fetched.
+    """
+
+    def __init__(self, store: DeviceStore, blobs: BlobSource) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._whole: bytes | None = None
+        """SHA-256 of the global model that differences have failed for: they are tried once for each."""
+
+    def need(self, plan: RoundPlan, spec: TaskSpec) -> bytes | None:
+        """The model as it travels, float32 `[d]`; else None, and a part of it is being fetched. Raises `StoreError`."""
+        model = self._store.blob(plan.global_digest)
+        if model is None and plan.global_digest != self._whole:
+            try:
+                held = self._store.blob_digests()
+                chain = plan.differences_from(held)
+                lacking = next((ref for ref in chain or () if ref.digest not in held), None)
+                if lacking is not None:
+                    self._blobs.need(BlobRef(lacking.digest, lacking.size), most_asks=MOST_ASKS)
+                    return None
+                model = self._apply(plan, spec, chain) if chain else None
+            except WireError as error:
+                _log.warning("round %d: the whole global model is fetched: %s", plan.round, error)
+                self._whole = plan.global_digest
+        return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes))
+
+    def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
+        """The stored model that the differences begin with, and all of them added. Raises a `WireError`."""
+        params = self._base(chain[0], plan.global_bytes)
+        counts = [layer.size for layer in spec.model.layout.layers]
+        for ref in chain:
+            data = self._store.blob(ref.digest)
+            if data is None:
+                raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
+            params = apply_difference(data, params, task=plan.task, counts=counts)
+        model = params.astype("<f4", copy=False).tobytes()
+        if BlobRef.of(model).digest != plan.global_digest:
+            raise Malformed("the differences lead to another model than the plan names")
+        self._store.put_blob(plan.global_digest, model)
+        together = sum(ref.size for ref in chain)
+        _log.info("round %d: the global model came as %d bytes of differences", plan.round, together)
+        return model
+
+    def _base(self, first: DifferenceRef, size: int) -> np.ndarray:
+        for digest in self._store.blob_digests():
+            data = self._store.blob(digest) if digest[:BASE_BYTES] == first.base else None
+            if data is not None and len(data) == size:
+                return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+        raise Malformed("the model that the differences begin with is damaged in the store")

@@ -1,0 +1,103 @@
+"""How often a device asks again, announces itself again, and logs what it rejects."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from hushfleet.errors import WireError
+from hushfleet.wire.format.messages import NotEnrolled
+
+ENROLMENT_FIRST_WAIT_S = 60.0
+ENROLMENT_LONGEST_WAIT_S = 3600.0
+REPORT_EVERY_S = 60.0
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class Backoff:
+    """When to ask again for what has not come: the wait doubles, and starts anew after any progress.
+
+    :param first_s: the first wait, seconds.
+    :param longest_s: the longest wait.
+    :param now: monotonic seconds, as in all methods; it is due at once.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, *, now: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self.reset(now)
+
+    def reset(self, now: float, *, wait: bool = False) -> None:
+        """There was progress: due at once, or after the first wait."""
+        self._wait_s = self._first_s
+        self.due_at = now + self._first_s if wait else now
+
+    def tried(self, now: float) -> None:
+        """It was asked for at `now`."""
+        self.due_at = now + self._wait_s
+        self._wait_s = min(2 * self._wait_s, self._longest_s)
+
+
+class EnrolmentRetry:
+    """What a device does that the aggregator does not accept: it logs the reason and announces itself again later.
+
+    When the operator accepts the device, the aggregator reads the device's retained state by itself. So the retry is
+    only for messages that were lost.
+
+    :param public_key: of this device; an answer about another key is not for it.
+    """
+
+    def __init__(self, device: str, public_key: bytes) -> None:
+        self._device, self._public_key = device, public_key
+        self._logged: str | None = None
+        self._backoff = Backoff(ENROLMENT_FIRST_WAIT_S, ENROLMENT_LONGEST_WAIT_S, now=0.0)
+        self._waiting = False
+
+    def refused(self, answer: NotEnrolled, now: float) -> None:
+        """The aggregator does not accept this device. The same reason is logged once."""
+        if (answer.device, answer.public_key) != (self._device, self._public_key):
+            return
+        if answer.reason != self._logged:
+            self._logged = answer.reason
+            _log.warning("%s", answer.reason)
+        if not self._waiting:
+            self._waiting = True
+            self._backoff.tried(now)
+
+    def is_due(self, now: float) -> bool:
+        """Whether the device should announce itself again now; true once for each refusal."""
+        due = self._waiting and now >= self._backoff.due_at
+        self._waiting = self._waiting and not due
+        return due
+
+
+class RejectedMessages:
+    """Messages that were not accepted: counted, and logged at most once a minute.
+
+    Anyone who may write to a topic can send garbage as fast as the network allows, and a log on a memory card must not
+    grow with it.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._unreported = 0
+        self._next_report = -float("inf")
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def add(self, topic: str, error: WireError) -> None:
+        """One more message on `topic` that was ignored."""
+        self.counts[type(error).__name__] += 1
+        self._unreported += 1
+        now = self._clock()
+        if now >= self._next_report:
+            _log.warning("%d messages were ignored, the last on %.120r: %.400s", self._unreported, topic, str(error))
+            self._unreported = 0
+            self._next_report = now + REPORT_EVERY_S

@@ -1,0 +1,103 @@
+"""What is installed: one name in everybody's environment, all of our packages and data below it."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")
+
+# In the folder of a user who has packages with the names of our folders.
+BESIDE = """
+import aggregator, models, simulator
+import hushfleet.aggregator, hushfleet.models, hushfleet.simulator
+from hushfleet.firmware_profiles import load_board
+
+for ours, theirs in ((hushfleet.aggregator, aggregator), (hushfleet.models, models), (hushfleet.simulator, simulator)):
+    assert theirs.OF == "the user", theirs
+    assert ours is not theirs
+    print(ours.__file__)
+assert load_board("generic-x86").memory_mib
+"""
+
+
+def installed_name(path: Path) -> str:
+    """Where a file of the checkout is once it is installed."""
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts if parts[0] == "hushfleet" else ("hushfleet", *parts))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is written into the checkout; what the build said is beside it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("hushfleet", *NESTED):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (folder / "build.txt").write_text(done.stdout + done.stderr)
+    return folder / done.stdout.splitlines()[-1]
+
+
+def test_the_wheel_has_every_package_and_data_file(wheel: Path) -> None:
+    every = [path for name in ("hushfleet", *NESTED) for path in (ROOT / name).rglob("*")]
+    files = [path for path in every if path.is_file() and path.parent.name != "__pycache__"]
+    assert len(files) > 200
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert packed == {installed_name(path) for path in files}
+    assert "absent from the `packages`" not in (wheel.parent / "build.txt").read_text()
+
+
+def test_a_users_own_packages_with_the_names_of_our_folders(wheel: Path, tmp_path: Path) -> None:
+    installed, user = tmp_path / "installed", tmp_path / "user"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    for name in NESTED:
+        (user / name).mkdir(parents=True)
+        (user / name / "__init__.py").write_text('OF = "the user"\n')
+    paths = f"import sys; sys.path[:0] = [{str(user)!r}, {str(installed)!r}]\n"
+    done = subprocess.run([sys.executable, "-c", paths + BESIDE], cwd=user, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(Path(line).is_relative_to(installed) for line in done.stdout.splitlines())
+    assert sorted(path.name for path in installed.iterdir() if path.is_dir() and "." not in path.name) == [
+        "bin",
+        "hushfleet",
+    ]
+
+
+def test_nothing_is_looked_up_by_a_folders_name() -> None:
+    """It would work in a checkout, and nowhere else."""
+    looked_up = re.compile(r'(?:files\(|import_module\(|"-m", )"(?:{})\b'.format("|".join(NESTED)))
+    files = [path for name in ("hushfleet", *NESTED) for path in (ROOT / name).rglob("*.py")]
+    assert [path.name for path in files if looked_up.search(path.read_text("utf-8"))] == []
+
+
+def modules_with_examples() -> list[str]:
+    files = [path for name in ("hushfleet", *NESTED) for path in sorted((ROOT / name).rglob("*.py"))]
+    return [
+        installed_name(path).removesuffix(".py").replace("/", ".")
+        for path in files
+        if ">>> " in path.read_text("utf-8")
+    ]
+
+
+@pytest.mark.parametrize("module", modules_with_examples())
+def test_examples_in_docstrings(module: str) -> None:
+    tried = doctest.testmod(importlib.import_module(module))
+    assert tried.attempted > 0
+    assert tried.failed == 0
