@@ -24,27 +24,23 @@ def register(app: typer.Typer) -> None:
 
         Example:  hushfleet methods --json
         """
-        names = [*METHODS, *sorted(all_names() - set(METHODS))]
-        if file:
-            names.append(allow_file(file))
-        rows = [
-            {
-                "name": name,
-                "source": found.source,
-                "summary": found.summary,
-                "settings": {f.name: f.default for f in dataclasses.fields(found.config)},
-            }
-            for name in names
-            for found in [find_method(name)]
-        ]
+        names = [*METHODS, *sorted(all_names() - set(METHODS)), *([allow_file(file)] if file else [])]
+        found = {name: find_method(name) for name in names}
+        settings = {
+            name: {f.name: f.default for f in dataclasses.fields(method.config)} for name, method in found.items()
+        }
         if as_json:
+            rows = [
+                {"name": name, "source": method.source, "summary": method.summary, "settings": settings[name]}
+                for name, method in found.items()
+            ]
             json.dump(rows, sys.stdout, indent=2)
             print()
             return
         common = [f.name for f in dataclasses.fields(TrainingConfig)]
         table = Table("method", "source", "what it does", "its own settings with their defaults", show_lines=True)
-        for row in rows:
-            own = [f"{name} = {value!r}" for name, value in row["settings"].items() if name not in common]
-            table.add_row(row["name"], row["source"], row["summary"], "\n".join(own))
+        for name, method in found.items():
+            own = [f"{key} = {value!r}" for key, value in settings[name].items() if key not in common]
+            table.add_row(name, method.source, method.summary, "\n".join(own))
         Console().print(table)
         Console().print(f"All of them take {', '.join(common)}; docs/methods.md says what leaves the device.")
