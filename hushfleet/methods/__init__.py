@@ -15,8 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput
 from hushfleet.methods.acdp_pfsd import acdp_pfsd
 from hushfleet.methods.apdp_fl import apdp_fl

@@ -12,8 +12,8 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import FOLDER_MEAN, FOLDER_STD, PreparedTask, prepare
+from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
-from hushfleet.data.folder import save_folder
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.safety import check_graph
@@ -21,6 +21,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from support.images import save_folder
 
 
 def digits_task(**sections: Any) -> Task:
@@ -78,7 +79,7 @@ def test_the_package_says_what_the_task_says(prepared: PreparedTask) -> None:
     assert spec.model.class_names == digits.class_names
     assert (spec.model.mean, spec.model.std) == (digits.mean, digits.std)
     assert prepared.method.config.gamma == 0.3
-    assert prepared.method.rounds == 7
+    assert prepared.method.parts.personal.rounds == 7
 
 
 def test_the_graphs_pass_a_devices_check_and_compute_torchs_gradient(prepared: PreparedTask) -> None:
@@ -179,7 +180,7 @@ def test_a_folder_with_a_test_part_only_serves_the_aggregator(image_folder: Path
     # There are no records here to count, and none in the field.
     pooled = {"noise_multiplier": None, "epsilon": 2.0, "reading": "pooled-sampling"}
     with pytest.raises(BadInput, match="pooled-sampling"):
-        prepare(digits_task(privacy=pooled, data=folder_task(path=str(tmp_path)).data.model_dump()))
+        prepare(digits_task(privacy=pooled, data=to_plain(folder_task(path=str(tmp_path)).data)))
 
 
 def test_a_folder_that_does_not_fit_is_refused(image_folder: Path, tmp_path: Path) -> None:
