@@ -14,7 +14,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
@@ -108,14 +108,12 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
                 trained_mib = trained_mib or ours.ask("peak")["mib"]
             best = {side: min(each, key=lambda answer: answer["cpu_ms"]) for side, each in rounds.items()}
             steps = {side: min((a["step"] for a in each), key=lambda a: a["cpu_ms"]) for side, each in rounds.items()}
-            peak_mib = ours.ask("peak")["mib"]  # before it is profiled
-            parts = {n: {"cpu_ms": share * best[OURS]["cpu_ms"]} for n, share in ours.ask("parts").items()}
             by_method[method] = {
                 "start": {"start_s": ours.start_s, **ours.ready},
                 "step": steps,
-                "round": {**best[OURS], "parts": parts},
+                "round": best[OURS],
                 "trained_peak_mib": trained_mib,
-                "round_peak_mib": peak_mib,
+                "round_peak_mib": ours.ask("peak")["mib"],
             }
             torch = {"round": best[PLAIN], "peak_mib": plain.ask("peak")["mib"], "import_mib": plain.ready["mib"]}
     return {"model": name, "parameters": get_model(name).layout.size, PLAIN: torch, "methods": by_method}
@@ -136,36 +134,23 @@ def measure_imports(turns: int) -> Figures:
     return found
 
 
-def cases_of(figures: Figures) -> Iterator[tuple[Figures, str, Figures]]:
-    for model in figures["models"]:
-        for method, case in model["methods"].items():
-            yield model, method, case
-
-
 def show(figures: Figures) -> None:
-    steps, memory, parts = [], [], []
-    for model, method, case in cases_of(figures):
-        place = {"case": f"{model['model']}, {method}"}
-        ms = {side: step["cpu_ms"] for side, step in case["step"].items()}
-        ratios = {f"of {side}": ms[OURS] / spent for side, spent in ms.items() if side != OURS}
-        steps.append({**place, **ms, **ratios})
+    steps, rounds, memory = [], [], []
+    for model in figures["models"]:
         torch = model[PLAIN]
-        memory.append(
-            {
-                **place,
-                "ready": case["start"]["mib"],
-                "trained": case["trained_peak_mib"],
-                "after rounds": case["round_peak_mib"],
-                PLAIN: torch["peak_mib"],
-                "its imports": torch["import_mib"],
-            }
-        )
-        spent = {name: part["cpu_ms"] for name, part in case["round"]["parts"].items()}
-        parts.append({**place, **spent, "a round": case["round"]["cpu_ms"], PLAIN: torch["round"]["cpu_ms"]})
+        for method, case in model["methods"].items():
+            place = {"case": f"{model['model']}, {method}"}
+            ms = {side: step["cpu_ms"] for side, step in case["step"].items()}
+            ratios = {f"of {side}": ms[OURS] / spent for side, spent in ms.items() if side != OURS}
+            steps.append({**place, **ms, **ratios})
+            rounds.append({**place, OURS: case["round"]["cpu_ms"], PLAIN: torch["round"]["cpu_ms"]})
+            own = {"ready": case["start"]["mib"], "trained": case["trained_peak_mib"]}
+            own["after rounds"] = case["round_peak_mib"]
+            memory.append({**place, **own, PLAIN: torch["peak_mib"], "its imports": torch["import_mib"]})
     table("A step of local training, CPU ms on one thread", steps)
+    table("A whole round, CPU ms", rounds)
     table("Peak memory, MiB resident", memory)
-    table("A whole round: CPU ms of each part, by the shares of a round that is profiled", parts)
-    imports = figures["starting"]["imports"]
+    imports = figures["imports"]
     table("Imports in a fresh process", [{"import": name, **spent} for name, spent in imports.items()])
 
 
@@ -184,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models = [
             measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
         ]
-    figures = {**work, "models": models, "starting": {"imports": measure_imports(work["turns"])}}
+    figures = {**work, "models": models, "imports": measure_imports(work["turns"])}
     show(figures)
     write(options, figures)
 
