@@ -132,19 +132,16 @@ def page(
     :param tiles: large numbers, each with what it is.
     """
     scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
-    return (
-        _templates()
-        .get_template("page.html")
-        .render(
-            title=title,
-            under=under,
-            answer=answer,
-            tiles=tiles,
-            sections=sections,
-            css=Markup(template("page.css")),
-            scripts=scripts,
-            allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
-        )
+    html = _templates().get_template("page.html")
+    return html.render(
+        title=title,
+        under=under,
+        answer=answer,
+        tiles=tiles,
+        sections=sections,
+        css=Markup(template("page.css")),
+        scripts=scripts,
+        allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
     )
 
 
