@@ -51,7 +51,7 @@ DEVICES = 6
 WITHIN = 0.25
 
 
-def compare(folder: Path, *, rounds: int, epochs: int) -> Figures:
+def compare(folder: Path, *, rounds: int, epochs: int, settings: Sequence[str]) -> Figures:
     """Runs both sides; their rounds' seconds, and how many updates came."""
     data = write_images(folder / "images", (1, 28, 28), classes=10, samples=IMAGES) | {"devices": DEVICES}
     given = (
@@ -62,7 +62,7 @@ def compare(folder: Path, *, rounds: int, epochs: int) -> Figures:
         "method.batch_size=32",
         "round.deadline_s=300",
     )
-    task = load_task(ROOT / "tasks" / "digits-fedglp-adp.toml", given)
+    task = load_task(ROOT / "tasks" / "digits-fedglp-adp.toml", (*given, *settings))
     mix = parse_mix(MIX, devices=DEVICES, seed=task.seed)
     simulation = begin(task, folder / "run", data_dir=None, mix=mix)
     outcomes = fleet_clock(simulation, mix).rounds()
@@ -87,9 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=3, help="local epochs")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="hushfleet-clock-") as folder:
-        figures = compare(Path(folder), rounds=options.rounds, epochs=options.epochs)
+        figures = compare(Path(folder), rounds=options.rounds, epochs=options.epochs, settings=options.settings)
     rows = [
         {"round": number, "predicted s": one["wall_s"], "measured s": other["wall_s"]}
         for number, (one, other) in enumerate(zip(figures["predicted"], figures["measured"], strict=True), 1)

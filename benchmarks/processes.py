@@ -142,7 +142,10 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def memory_mib(what: str) -> float:
-    """Of this process: `VmRSS`, what it has resident, or `VmHWM`, the most that it ever had. Linux only."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{what}:"))
+def memory_mib(what: str, pid: int | str = "self") -> float:
+    """`VmRSS`, what a process has resident, or `VmHWM`, the most that it ever had; 0 for one that is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{what}:"):
+                return int(line.split()[1]) / 1024
+    return 0.0

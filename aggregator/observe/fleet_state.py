@@ -277,7 +277,7 @@ class RunState(Fleet):
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
     def _on_quarantine(self, event: Event) -> None:
-        self._warn("blocked", f"{event.get('device', '?')} is blocked{_because(event)}")
+        self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
 
     def _on_round_close(self, event: Event) -> None:
         super()._on_round_close(event)

@@ -13,8 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, Part, Plot, label, missing
-from hushfleet.aggregator.results.report.words import points
+from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, Part, Plot, label, missing
 
 Values = Sequence[float | None]
 MOST_SYMBOLS = 24
@@ -109,22 +108,43 @@ def heat_map(
     return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def gains(title: str, rows: Sequence[tuple[str, float, float]]) -> Plot:
-    """A bar a device, from the largest loss to the largest gain over training alone.
+def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values) -> Plot:
+    """Per device, what it reaches alone and federated, joined by a line."""
+    rows = list(zip(alone, federated, strict=True))
+    worse = {n for n, (a, f) in enumerate(rows) if a is not None and f is not None and f < a}
 
-    :param rows: device, its accuracy alone, its accuracy federated.
-    """
-    ordered = sorted(rows, key=lambda row: row[2] - row[1])
-    values = [federated - alone for _, alone, federated in ordered]
+    def dots(words: str, values: Sequence[float | None], **marker: Any) -> go.Scatter:
+        look = {"size": 11, "opacity": 1, **marker}
+        return go.Scatter(x=values, y=list(range(len(values))), name=words, mode="markers", marker=look)
+
+    joints = [(value, n) for n, (a, f) in enumerate(rows) if a is not None for value in (a, f, None)]
+    joint = go.Scatter(
+        x=[value for value, _ in joints], y=[n for _, n in joints], mode="lines",
+        line={"color": SOFT, "width": 2}, showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    series = [
+        joint,
+        dots("alone", alone, color=CARD, line={"width": 2, "color": SOFT}),
+        dots("federated", [None if n in worse else f for n, f in enumerate(federated)], color=BLUE),
+    ]
+    if worse:
+        series.append(
+            dots("worse", [f if n in worse else None for n, f in enumerate(federated)], color=ORANGE, symbol="square")
+        )
+    accuracy = {"tickformat": "~%", "hoverformat": ".1%", "title_text": "accuracy"}
+    return rows_of_names(title, series, names, "", xaxis=accuracy, hovermode="y unified")
+
+
+def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, note: str) -> Plot:
+    """A thin bar a device, from the largest loss to the largest gain: for fleets too large for names."""
+    ordered = sorted(zip(gains, names, strict=True))
     bars = go.Bar(
-        y=values,
-        customdata=[(label(device), alone, federated) for device, alone, federated in ordered],
-        marker={"color": [BLUE if gain >= 0 else ORANGE for gain in values], "line_width": 0},
-        hovertemplate="%{customdata[0]}: %{customdata[1]:.1%} alone, %{customdata[2]:.1%} federated<extra></extra>",
+        y=[gain for gain, _ in ordered],
+        hovertext=[label(name) for _, name in ordered],
+        marker={"color": [BLUE if gain >= 0 else ORANGE for gain, _ in ordered], "line_width": 0},
+        hovertemplate="%{hovertext}: %{y:+.1%}<extra></extra>",
     )
-    names = named([device for device, _, _ in ordered], shown=len(ordered) <= MOST_NAMES)
-    axis = {"title_text": f"{len(ordered)} devices, sorted", **names}
-    note = f"From {points(values[0], '')} to {points(values[-1])}, orange below zero."
+    axis = {"title_text": f"{len(ordered)} devices, sorted", "showticklabels": False}
     return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+~%"}), title, note)
 
 

@@ -20,6 +20,7 @@ from hushfleet.aggregator.results.report.page import (
     Prose,
     Section,
     Table,
+    label,
     missing,
     template,
 )
@@ -33,7 +34,9 @@ from hushfleet.aggregator.results.report.verdict import (
 from hushfleet.aggregator.results.report.words import codec, from_to, number, percent, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WireInfo, WirePoint
 
+MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
+MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
 ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
@@ -89,12 +92,17 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
         ("the common test", detail.accuracy_own_common, detail.local_only_common),
         ("own data", detail.accuracy_own_local, detail.local_only_local),
     ):
-        final = zip(detail.devices, alone, final_by_device(grid, len(detail.devices)), strict=False)
-        rows = [(device, a, f) for device, a, f in final if a is not None and f is not None]
-        if rows:
-            parts.append(charts.gains(f"Gain on {tests}", rows))
-        else:
+        final, title = final_by_device(grid, len(detail.devices)), f"On {tests}"
+        rows = zip(detail.devices, final, alone, strict=False)
+        gains = {device: f - a for device, f, a in rows if f is not None and a is not None}
+        if not gains:
             parts.append(missing(f"Accuracy on {tests} was not measured both federated and alone."))
+        elif len(detail.devices) <= MOST_DUMBBELLS:
+            parts.append(charts.dumbbells(title, detail.devices, alone, final))
+        else:
+            values = list(gains.values())
+            note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
+            parts.append(charts.sorted_gains(f"{title}: gain", list(gains), values, note=note))
     lead = "An average can hide devices that would be better off alone."
     if headline.gains:
         below = sum(gain < 0 for gain in headline.gains)
@@ -289,12 +297,16 @@ def layers(result: Result) -> Section:
 
 
 def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> Part:
-    names = [name for name, _ in result.model.layers]
+    xs, names = rounds_of(result), [name for name, _ in result.model.layers]
     columns = [[row[n] for row in grid] for n in range(len(names))] if grid else []
     if not any(value is not None for values in columns for value in values):
         return missing(otherwise)
-    xs, note = [str(x) for x in rounds_of(result)], "The stronger the colour, the larger."
-    return charts.heat_map(title, names, xs, columns, form=".0%", x="round", note=note)
+    if len(names) <= MOST_LAYER_LINES:
+        named = zip(names, columns, strict=True)
+        series = [line(label(name), xs, values, n) for n, (name, values) in enumerate(named)]
+        return over(title, series, otherwise, yaxis_rangemode="tozero", **PERCENT)
+    note = "The stronger the colour, the larger."
+    return charts.heat_map(title, names, [str(x) for x in xs], columns, form=".0%", x="round", note=note)
 
 
 def labels(result: Result) -> Section:

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
-from hushfleet.aggregator.results.report.page import BLUE, ORANGE, Cell, Section, Table, label, page
+from hushfleet.aggregator.results.report.page import Cell, Section, Table, label, page
 from hushfleet.aggregator.results.report.verdict import (
     answer,
     guess_rate,
@@ -223,9 +223,8 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
     assert by_name["own models, common test"]["y"] == [0.75 * n / 4 for n in range(1, 5)]
     assert by_name["alone, own data"]["y"] == [0.88] * 4
     assert by_name["alone, own data"]["line"]["dash"] == "dash"
-    (gains,) = page.plots["devices-alone"][0]["data"]
-    assert gains["customdata"] == [[f"board-{n:03d}", 0.7, 0.75] for n in range(3)]
-    assert gains["y"] == pytest.approx([0.05] * 3)
+    alone, federated = page.plots["devices-alone"][0]["data"][1:]
+    assert (alone["x"], federated["x"]) == ([0.7] * 3, [0.75] * 3)
     assert page.plots["bytes"][0]["data"][0]["y"] == [3000] * 4
     assert page.plots["bytes"][0]["data"][2]["y"] == [12000.0] * 4
     assert page.plots["sweep"][0]["data"][0]["x"] == [3.0, 50.0]
@@ -236,12 +235,12 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
     assert ratio["y"] == [-20.0] * 4
 
 
-def test_a_device_that_is_worse_off_has_a_colour_of_its_own() -> None:
-    result = sample(3)
-    details = result.details.model_copy(update={"local_only_common": [0.7, 0.9, None]})
-    bars = Page(render_report(result.model_copy(update={"details": details}))).plots["devices-alone"][0]["data"][0]
-    assert [row[0] for row in bars["customdata"]] == ["board-001", "board-000"], "the largest loss first"
-    assert bars["marker"]["color"] == [ORANGE, BLUE]
+def test_a_device_that_is_worse_off_is_a_square_of_its_own() -> None:
+    result = sample(2)
+    details = result.details.model_copy(update={"local_only_common": [0.9, None]})
+    traces = Page(render_report(result.model_copy(update={"details": details}))).plots["devices-alone"][0]["data"]
+    shown = {trace["name"]: trace["x"] for trace in traces if "name" in trace}
+    assert shown == {"alone": [0.9, None], "federated": [None, 0.75], "worse": [0.75, None]}
 
 
 def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
@@ -250,7 +249,7 @@ def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
     page = Page(render_report(result.model_copy(update={"details": details})))
     (bars,) = page.plots["devices-alone"][0]["data"]
     assert bars["y"] == sorted(0.75 - n / 50 for n in range(50))
-    assert bars["customdata"][0] == ["board-049", 0.98, 0.75]
+    assert bars["hovertext"][0] == "board-049"
     assert [page.plots[name][0]["data"][0]["type"] for name in ("labels", "layers")] == ["heatmap", "heatmap"]
     assert page.plots["labels"][0]["data"][0]["z"][49] == [10, 20, 49]
 
