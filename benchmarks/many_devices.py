@@ -30,6 +30,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.wire.format.messages import Ack, Offer, decode_message, peek_kind
 from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkEvent, Will, publish_packet_bytes
 from hushfleet.wire.link.mqtt import MqttLink, Timing
 
@@ -68,11 +69,11 @@ class NotedLink(MqttLink):
     """
 
     def __init__(
-        self, url: str, *, device: str, store: DeviceStore, topics: Topics, notes: Notes, **options: Any
+        self, address: BrokerAddress, *, device: str, store: DeviceStore, topics: Topics, notes: Notes, **options: Any
     ) -> None:
         self._device, self._store, self._topics, self._notes = device, store, topics, notes
         self._times: dict[str, float] = {}
-        super().__init__(url, **options)
+        super().__init__(address, **options)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         kind = self._topics.parse(topic).kind
@@ -119,19 +120,16 @@ class Device(threading.Thread):
             self.failed = True
 
     def _connect(self, store: DeviceStore, will: Will) -> NotedLink:
-        config, broker = self._config, self._config.broker
+        config = self._config
         hurry_s = config.simulation.reconnect_s if config.simulation else None
         return NotedLink(
-            broker.url,
+            config.broker.address,
             device=config.device.id,
             store=store,
             topics=Topics(config.device.federation),
             notes=self._notes,
             client_id=store.identity.client_id(config.device.id),
             will=will,
-            ca_file=broker.ca_file,
-            cert_file=broker.cert_file,
-            key_file=broker.key_file,
             timing=Timing(backoff_base_s=hurry_s) if hurry_s else None,
         )
 
