@@ -158,7 +158,8 @@ class GradientGraph:
         given = both_or_none(teacher, distill, distills=self.distills)
         if self.distills:
             shape = (len(x), *self._graph.inputs["teacher"].shape[1:])
-            batched["teacher"], batched["distill"] = given or (np.zeros(shape, np.float32), np.zeros(len(x), np.float32))
+            nothing = np.zeros(shape, np.float32), np.zeros(len(x), np.float32)
+            batched["teacher"], batched["distill"] = given or nothing
         binding = self._graph.bind(params, batched)
         loss = np.empty((), np.float32)
         _bind(binding.bind_output, "loss", loss)

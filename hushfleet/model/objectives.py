@@ -92,7 +92,7 @@ CROSS_ENTROPY = Objective()
 
 
 def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tuple[T, T] | None:
-    """A teacher's logits and the distillation's weights. Raises ValueError for one of them, or where there is no teacher.
+    """A teacher's logits and the distillation's weights. Raises ValueError for one alone, or where neither may be.
 
     :param distills: whether the objective does.
     """

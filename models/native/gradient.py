@@ -36,7 +36,9 @@ class NativeGradient:
 
     :cvar takes_part: a call may ask for a part of the gradient alone, which is quicker; see `part` of a call.
 
-    :raises BadInput: the model is no description that the kernels know.
+    Building it takes seconds the first time; afterwards it comes from the user's cache.
+
+    :raises BadInput: the model is not described by layers that the kernels know.
     :raises HushfleetError: there is no compiler, or it refuses.
     """
 

@@ -53,7 +53,7 @@ def run_of(exported, compiled, need_compiler):
             return GradientGraph(exported.gradient, MODEL.layout)
         if runtime == "native":
             need_compiler()
-            return native.build_gradient(MODEL, objective=KINDS[kind])
+            return native.NativeGradient(MODEL, objective=KINDS[kind])
         return TorchGradient(MODEL, objective=KINDS[kind])
 
     with pytest.MonkeyPatch.context() as patch:
