@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES
+from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES, Arrays, Images, Labels
 from hushfleet.data.download import download
 from hushfleet.data.idx import read_idx
 from hushfleet.data.partition import stratified_choice
@@ -31,11 +30,6 @@ from hushfleet.user_files import user_data_dir
 ORDER_SEED = 0
 """Seeds the fixed splits and orders below; changing it changes every published figure."""
 DIGITS_TEST_IMAGES = 360
-
-Images = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
-Arrays = tuple[Images, Labels, Images, Labels]
-"""Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tens
 
 
 def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
-    """A session for `graph` that is frugal, quiet and deterministic. Raises `GraphRefused`."""
+    """A session that takes little memory and gives the same results each time. Raises `GraphRefused`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -62,14 +62,8 @@ class NativeGradient:
         distill: np.ndarray | None = None,
         part: slice = WHOLE,
     ) -> tuple[float, np.ndarray]:
-        """The batch's mean loss and its gradient float32 `[d]`.
+        """The batch's mean loss and its gradient float32 `[d]`; the arrays are those of `GradientGraph`.
 
-        :param params: float32 `[d]`.
-        :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`.
-        :param dropout: one mask float32 `[B, *shape]` for each of the model's; none at all: nothing is dropped.
-        :param out: where the gradient is written; a new vector if not given.
-        :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
-            float32 `[B]`; none at all: the loss is the cross-entropy. Only for an objective that distils.
         :param part: the entries whose gradient is wanted. A layer without any is not differentiated, and gets zeros.
         :raises ValueError: an array has another shape, type or memory order, or a label is no class.
         """
