@@ -107,19 +107,15 @@ def _run(options: argparse.Namespace) -> int:
 
     return_freed_memory()
     config = load_config(options.config)
-    broker, password, simulation = config.broker, config.broker.password, config.simulation
+    simulation = config.simulation
+    address = config.broker.address
     reconnect_s = simulation.reconnect_s if simulation else None
 
     def connect(store: DeviceStore, will: Will) -> MqttLink:
         return MqttLink(
-            broker.url,
+            address,
             client_id=store.identity.client_id(config.device.id),
             will=will,
-            ca_file=broker.ca_file,
-            cert_file=broker.cert_file,
-            key_file=broker.key_file,
-            username=broker.username,
-            password=password,
             timing=None if reconnect_s is None else Timing(backoff_base_s=reconnect_s),
         )
 

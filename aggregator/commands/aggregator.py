@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,15 +78,11 @@ def register(app: typer.Typer) -> None:
         """
         task = load_task(task_file, tuple(settings or ()))
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        connect = _connector(
-            broker,
-            federation=federation,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-            username=username,
-            password=_password(password_file),
-        )
+        check_name(federation, "the federation's name")
+        address = BrokerAddress.parse(
+            broker, username=username, password=_password(password_file),
+            ca_file=ca_file, cert_file=cert_file, key_file=key_file,
+        )  # fmt: skip
         if not resume:
             refuse_used(folder)
         console = Console()
@@ -103,8 +98,12 @@ def register(app: typer.Typer) -> None:
             key_path = identity or default_path(federation)
             key = load_or_create(key_path)
             epoch = next_epoch(key_path)
-            connected = partial(connect, key)
-            finished = _run(engine, connected, key, policy, epoch=epoch, federation=federation, console=console)
+            client_id = key.client_id(f"aggregator-{federation}")
+
+            def connect(will: Will) -> MqttLink:
+                return MqttLink(address, client_id=client_id, will=will)
+
+            finished = _run(engine, connect, key, policy, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
@@ -140,15 +139,6 @@ def resume_command(
         if value not in (None, "auto", "default", "closed"):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
-
-
-def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Identity, Will], Link]:
-    """Makes the link later; what is wrong with URL, files or names is said now."""
-    check_name(federation, "the federation's name")
-    BrokerAddress.parse(url, **options)
-    return lambda identity, will: MqttLink(
-        url, client_id=identity.client_id(f"aggregator-{federation}"), will=will, **options
-    )
 
 
 def _nobody_is_known(folder: Path) -> BadInput:

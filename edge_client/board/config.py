@@ -26,6 +26,7 @@ from hushfleet.config.spec import Accounting
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import Name
+from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
 USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
@@ -59,6 +60,18 @@ class BrokerSection(Checked):
         require(url_ok, "url", self.url.rpartition("@")[2], "mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
         paired = (self.cert_file is None) == (self.key_file is None)
         require(paired, "key_file", self.key_file, "given together with cert_file")
+
+    @property
+    def address(self) -> BrokerAddress:
+        """Raises `BadInput` for files that cannot be used."""
+        return BrokerAddress.parse(
+            self.url,
+            username=self.username,
+            password=self.password,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+        )
 
     @property
     def password(self) -> str | None:

@@ -42,7 +42,7 @@ def make_gradient(
     if runtime == ON_DEVICES:
         return GradientGraph(graph, layout)
     if runtime == "native":
-        return native.build_gradient(get_model(model, classes=classes), objective=objective)
+        return native.NativeGradient(get_model(model, classes=classes), objective=objective)
     torch.set_num_threads(1)
     return TorchGradient(get_model(model, classes=classes), objective=objective)
 
@@ -53,4 +53,4 @@ def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Op
     return make(name, learning_rate, momentum)
 
 
-_has_compiler = cache(native.native_available)
+_has_compiler = cache(lambda: native.unavailable() is None)

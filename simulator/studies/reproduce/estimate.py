@@ -21,13 +21,13 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.result import write_whole
-from hushfleet.data.download import user_cache_dir
 from hushfleet.errors import StoreError
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient, unavailable
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
+from hushfleet.user_files import user_cache_dir
 
 _TRIAL_S = 0.5
 _TESTS_PER_GRADIENT = 3.0  # a test is a forward pass: about a third of a gradient

@@ -419,12 +419,12 @@ def test_tls_files_are_checked_at_once(tmp_path: Path) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_text("not a certificate")
     with pytest.raises(BadInput, match="not encrypted"):
-        MqttLink("mqtt://h", client_id="x", ca_file=junk)
+        BrokerAddress.parse("mqtt://h", ca_file=junk)
     with pytest.raises(BadInput, match="does not exist"):
-        MqttLink("mqtts://h", client_id="x", ca_file=tmp_path / "none.pem")
+        BrokerAddress.parse("mqtts://h", ca_file=tmp_path / "none.pem")
     with pytest.raises(BadInput, match="does not hold certificates"):
-        MqttLink("mqtts://h", client_id="x", ca_file=junk)
+        BrokerAddress.parse("mqtts://h", ca_file=junk)
     with pytest.raises(BadInput, match="both"):
-        MqttLink("mqtts://h", client_id="x", cert_file=junk)
+        BrokerAddress.parse("mqtts://h", cert_file=junk)
     with pytest.raises(BadInput, match="not a certificate and its key"):
-        MqttLink("mqtts://h", client_id="x", cert_file=junk, key_file=junk)
+        BrokerAddress.parse("mqtts://h", cert_file=junk, key_file=junk)
