@@ -7,8 +7,6 @@ noise, Fisher information) is then not in it, so the recipe says how many gradie
 
 from __future__ import annotations
 
-import contextlib
-import json
 import platform
 import time
 from collections import defaultdict
@@ -20,12 +18,9 @@ from statistics import median
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.results.result import write_whole
-from hushfleet.data.download import user_cache_dir
-from hushfleet.errors import StoreError
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient, unavailable
+from hushfleet.simulator.engines.fast.runtimes import make_gradient, quickest
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 
@@ -89,24 +84,9 @@ class Estimator:
 
 
 @cache
-def measured_rate(model: str, batch: int) -> float:
-    """Samples a second of one core: half a second of gradients of random images, kept in the user's cache folder."""
-    path = user_cache_dir() / "reproduce-rates.json"
-    runtime = best_runtime(model)
-    key = f"{processor()}; {model}; {runtime}; {batch}"
-    try:
-        rates = json.loads(path.read_text())
-    except (OSError, ValueError):
-        rates = {}
-    if key not in rates:
-        rates[key] = _measure(model, batch, runtime)
-        with contextlib.suppress(StoreError):  # it is measured again next time
-            write_whole(path, json.dumps(rates, indent=1))
-    return float(rates[key])
-
-
-def _measure(name: str, batch: int, runtime: str) -> float:
-    model = get_model(name)
+def measured_rate(name: str, batch: int) -> float:
+    """Samples a second of one core: half a second of gradients of random images."""
+    model, runtime = get_model(name), quickest(name)
     gradient = make_gradient(runtime, name, model.classes, model.layout, export_graphs(model).gradient)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, *model.input_shape)).astype(np.float32)
@@ -120,11 +100,6 @@ def _measure(name: str, batch: int, runtime: str) -> float:
         gradient(params, x, y, masks, out=out)
         done += batch
     return done / (time.process_time() - began)
-
-
-def best_runtime(model: str) -> str:
-    """Compiled kernels where there are any for this network; else the devices' own graphs."""
-    return ON_DEVICES if unavailable("native", model) else "native"
 
 
 @cache
