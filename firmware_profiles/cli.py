@@ -20,9 +20,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("boards")
     def boards(
-        name: Annotated[
-            str | None, typer.Argument(help="A board, to see all its figures and sources.")
-        ] = None,
+        name: Annotated[str | None, typer.Argument(help="A board, to see all its figures and sources.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     ) -> None:
         """List the board profiles, or show one in full.

@@ -7,6 +7,7 @@ HushfleetError                  exit code 1
 │   ├── BudgetExceeded          the round would spend more than the device's owner allows
 │   └── LedgerError             the ledger cannot be trusted or written
 ├── StoreError                  the store on disk is corrupt, full or not writable
+│   └── StoreFull               there is no room; it may be tried again
 ├── CopiedStore                 exit code 2: a device's store is an old copy, or one of two
 └── WireError                   something wrong with what came, or could not go, over the wire
     ├── Malformed               bytes that do not parse, or break a rule of docs/wire.md
@@ -53,6 +54,10 @@ class LedgerError(PrivacyError):
 
 class StoreError(HushfleetError):
     """The store on disk is corrupt, full or not writable."""
+
+
+class StoreFull(StoreError):
+    """The disk has no room for what was to be written; nothing of it was, and it may be tried again."""
 
 
 class CopiedStore(HushfleetError):

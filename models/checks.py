@@ -49,13 +49,13 @@ def check_against_torch(
     for size in CHECKED_BATCHES:
         x, y, masks = stable_batch(reference, params, size, rng)
         ones = tuple(np.ones_like(mask) for mask in masks)
-        cases = [(dropout, ()) for dropout in (((), ones, masks) if masks else ((),))]
+        cases: list[tuple[Any, Any]] = [(dropout, ()) for dropout in (((), ones, masks) if masks else ((),))]
         if objective.distills:
             cases += [(masks, random_teacher(model, size, rng))]
         for dropout, taught in cases:
             expected_loss, expected = reference(params, x, y, dropout, None, *taught)
             loss, grad = run_gradient(params, x, y, dropout, None, *taught)
-            worst = max(worst, _compare("loss", np.float32(loss), np.float32(expected_loss), size))
+            worst = max(worst, _compare("loss", np.array(loss), np.array(expected_loss), size))
             views = model.layout.unflatten(expected)
             for name, value in model.layout.unflatten(grad).items():
                 worst = max(worst, _compare(f"grad.{name}", value, views[name], size))
@@ -68,8 +68,7 @@ def random_batch(model: Model, size: int, rng: np.random.Generator) -> tuple[np.
     x = rng.standard_normal((size, *model.input_shape), np.float32)
     y = rng.integers(0, model.classes, size)
     masks = tuple(
-        ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32)
-        for drop in model.dropout
+        ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout
     )
     return x, y, masks
 
@@ -104,9 +103,7 @@ def stable_batch(
     )
 
 
-def _is_stable(
-    reference: TorchGradient, params: np.ndarray, sample: tuple[np.ndarray, np.ndarray, Masks]
-) -> bool:
+def _is_stable(reference: TorchGradient, params: np.ndarray, sample: tuple[np.ndarray, np.ndarray, Masks]) -> bool:
     x, _, masks = sample
     tensors = reference.layout.unflatten(torch.from_numpy(params))
     with torch.no_grad(), _KinkWatch() as watch:

@@ -52,8 +52,7 @@ def convolution_backward(
     if mask[0]:
         # What the transposed convolution must add to come out at x's size: rows that the stride skipped.
         extra = [
-            x.shape[2 + i]
-            - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1)
+            x.shape[2 + i] - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1)
             for i in (0, 1)
         ]
         grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, True, extra, 1)
@@ -169,11 +168,9 @@ def onnx_max_pool2d_backward(
     indices: Any,
 ) -> Any:
     """Adds each output's gradient to the pixel that was the maximum; right for overlapping windows too."""
-    flat = op.Constant(value_ints=[-1])
+    flat: Any = op.Constant(value_ints=[-1])
     zeros = op.ConstantOfShape(op.Shape(op.Reshape(x, flat)))
-    spread = op.ScatterElements(
-        zeros, op.Reshape(indices, flat), op.Reshape(grad, flat), axis=0, reduction="add"
-    )
+    spread = op.ScatterElements(zeros, op.Reshape(indices, flat), op.Reshape(grad, flat), axis=0, reduction="add")
     return op.Reshape(spread, op.Shape(x))
 
 

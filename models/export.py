@@ -7,6 +7,7 @@ returned that was not compared with PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.models import graph_cache
 from hushfleet.models.checks import check_against_torch
 from hushfleet.models.model import Model
+from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,25 @@ class Graphs:
     inference: bytes
 
 
-def export_graphs(
-    model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
-) -> Graphs:
+def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> Graphs:
     """The graphs of `model`, from the cache if this very model was exported by these very versions before.
 
     :param objective: what the gradient is of.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises GraphRefused: a graph disagrees with PyTorch by more than 1e-4 of a tensor's largest entry.
     """
-    cache = graph_cache.GraphCache(cache_dir, key=graph_cache.content_key(model, objective))
-    cached = cache.read(("gradient", "inference"))
-    if cached is not None:
-        return Graphs(**cached)
+    key, folder = graph_cache.content_key(model, objective)[:32], cache_dir or user_cache_dir() / "graphs"
+    paths = {name: folder / f"{key}.{name}.onnx" for name in ("gradient", "inference")}
+    gradient, inference = (read_cached(path) for path in paths.values())
+    if gradient is not None and inference is not None:
+        return Graphs(gradient, inference)
     from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
 
     graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
     check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)
-    cache.write({"gradient": graphs.gradient, "inference": graphs.inference})
+    with contextlib.suppress(OSError):  # where nothing can be written, exports take longer
+        for name, path in paths.items():
+            write_cached(path, getattr(graphs, name))
     return graphs
 
 

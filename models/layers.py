@@ -116,15 +116,18 @@ class Layered:
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
         masks = iter(dropout)
         for place in self.places:
-            weight, bias = tensors.get(f"{place.name}.weight"), tensors.get(f"{place.name}.bias")
             match place.layer:
                 case Conv(padding=padding):
-                    x = F.relu(F.conv2d(x, weight, bias, padding=padding))
+                    x = F.relu(F.conv2d(x, *_parameters(place, tensors), padding=padding))
                 case Pool():
                     x = F.max_pool2d(x, 2)
                 case Dropout() if dropout:
                     x = x * next(masks)
                 case Linear(relu=relu):
-                    x = F.linear(x.flatten(1), weight, bias)
+                    x = F.linear(x.flatten(1), *_parameters(place, tensors))
                     x = F.relu(x) if relu else x
         return x
+
+
+def _parameters(place: Place, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return tensors[f"{place.name}.weight"], tensors[f"{place.name}.bias"]

@@ -1,4 +1,4 @@
-"""Loss and flat gradient of a network in PyTorch: for one client, for many at once, and per sample.
+"""Loss and flat gradient of a network in PyTorch: for one client, and for many at once.
 
 The flat vector itself is never differentiated: the backward of a slice allocates `d` zeros, once for every
 tensor. Each tensor is a leaf that shares the vector's memory, and its gradient is written to its place.
@@ -49,8 +49,7 @@ class TorchGradient:
     ) -> tuple[float, Any]:
         """The batch's mean loss and its gradient `[d]`, written into `out` if given."""
         leaves = {
-            name: view.detach().requires_grad_()
-            for name, view in self.layout.unflatten(self._tensor(params)).items()
+            name: view.detach().requires_grad_() for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
         taught = self._taught(teacher, distill)
         loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), *taught)
@@ -71,29 +70,24 @@ class TorchGradient:
     ) -> tuple[Any, Any]:
         """Many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
 
-        :param teacher: `[c, B, classes]`; `distill`: `[c, B]`.
+        :param teacher: `[c, B, classes]`.
+        :param distill: `[c, B]`.
         :param weights: float32 `[c, B]`, not negative, above zero somewhere in each row: each client's loss is the
             weighted mean over its samples. Padding of a smaller batch has weight zero.
         :return: losses `[c]` and gradients `[c, d]`.
         """
-        taught = self._taught(teacher, distill)
-        return self._vmapped(0, params, x, y, dropout, out, taught, weights)
 
-    def per_sample(
-        self,
-        params: Any,
-        x: Any,
-        y: Any,
-        dropout: Sequence[Any] = (),
-        out: Any | None = None,
-        teacher: Any | None = None,
-        distill: Any | None = None,
-    ) -> tuple[Any, Any]:
-        """Each sample's own loss `[B]` and gradient `[B, d]` at `params [d]`."""
-        x, y = self._tensor(x).unsqueeze(1), self._tensor(y).unsqueeze(1)
-        masks = [mask.unsqueeze(1) for mask in self._tensors(dropout)]
-        taught = tuple(each.unsqueeze(1) for each in self._taught(teacher, distill))
-        return self._vmapped(None, params, x, y, masks, out, taught, None)
+        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
+            return self._loss(tensors, x, y, dropout, **more)
+
+        more = dict(zip(("teacher", "distill"), self._taught(teacher, distill), strict=False))
+        if weights is not None:
+            more["weights"] = self._tensor(weights)
+        tensors = self.layout.unflatten(self._tensor(params))
+        grads, losses = torch.func.vmap(torch.func.grad_and_value(loss))(
+            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
+        )
+        return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 
     @torch.no_grad()
     def logits(self, params: Any, x: Any) -> Any:
@@ -112,38 +106,13 @@ class TorchGradient:
         weights: Tensor | None = None,
     ) -> Tensor:
         logits = self.model.forward(tensors, x, dropout)
-        if teacher is not None:
+        if teacher is not None and distill is not None:
             losses = distilled_losses(self.objective, logits, y, teacher, distill)
         elif weights is None:
             return F.cross_entropy(logits, y)
         else:
             losses = F.cross_entropy(logits, y, reduction="none")
         return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
-
-    def _vmapped(
-        self,
-        params_dim: int | None,
-        params: Any,
-        x: Any,
-        y: Any,
-        dropout: Sequence[Any],
-        out: Any,
-        taught: tuple[Tensor, ...],
-        weights: Any | None,
-    ) -> tuple[Any, Any]:
-        """:param params_dim: 0 where every row has its own parameters, None where all share them."""
-
-        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
-            return self._loss(tensors, x, y, dropout, **more)
-
-        more = dict(zip(("teacher", "distill"), taught, strict=False))
-        if weights is not None:
-            more["weights"] = self._tensor(weights)
-        tensors = self.layout.unflatten(self._tensor(params))
-        grads, losses = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(params_dim, 0, 0, 0, 0))(
-            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
-        )
-        return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 
     def _flat(self, grads: Mapping[str, Tensor], *, like: Any, out: Any | None) -> Any:
         """Writes named gradients `[..., *shape]` into one `[..., d]`: `out` or a new one like `like`."""

@@ -97,6 +97,7 @@ def _export(model: Model, function: Any, inputs: list[str], outputs: list[str]) 
             output_names=outputs,
             custom_translation_table=onnx_translations(),
         )
+    assert exported is not None  # what `dynamo=True` gives without a file
     return _stripped(exported.model_proto).SerializeToString(deterministic=True)
 
 
@@ -123,7 +124,7 @@ def _with_open_batch(args: Sequence[Tensor], inputs: Sequence[str]) -> tuple[Ten
         sizes = [DimDynamic.STATIC] * arg.ndim
         if not name.startswith("param."):
             sizes[0] = DimDynamic.DUCK  # equal example sizes are one symbol: the batch
-        context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * arg.ndim)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * arg.ndim)
         fakes.append(mode.from_tensor(arg, symbolic_context=context, source=ConstantSource(name.replace(".", "_"))))
     return tuple(fakes)
 

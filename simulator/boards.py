@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from msgspec import Meta
 
-from hushfleet.aggregator.config.task import explained
-from hushfleet.errors import BadInput
+from hushfleet.config.schema import Checked, Share, from_plain
+from hushfleet.errors import BadInput, Malformed
 from hushfleet.firmware_profiles import Board, Quantity, load_board
 
 _STREAM = 0x424F4152
@@ -126,53 +126,46 @@ class FleetMix:
     def from_plain(cls, plain: Any) -> FleetMix:
         """The inverse of `to_plain`. Raises `BadInput`."""
         try:
-            mix: FleetMix = TypeAdapter(FleetMix).validate_python(plain)
+            mix = from_plain(FleetMix, plain)
             if not mix.kinds or not all(0 <= number < len(mix.kinds) for number in mix.dealt):
                 raise ValueError("a device has a board that is not among them")
-        except ValueError as error:
+        except (ValueError, Malformed) as error:
             raise BadInput(f"the fleet's boards cannot be read from {str(plain)[:80]!r}: {error}") from error
         for kind in mix.kinds:
             load_board(kind.profile)
         return mix
 
 
-_Rate = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+_Rate = Annotated[float, Meta(gt=0, le=1e6)] | None
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+@dataclass(frozen=True)
+class _Network(Checked):
+    down_mbit_s: _Rate = None
+    up_mbit_s: _Rate = None
+    latency_ms: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
-class _Network(_Table):
-    down_mbit_s: _Rate | None = None
-    up_mbit_s: _Rate | None = None
-    latency_ms: Annotated[float, Field(ge=0, le=1e6, strict=True)] = 0.0
-
-
-class _Row(_Table):
+@dataclass(frozen=True)
+class _Row(Checked):
     profile: str
-    share: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
-    count: Annotated[int, Field(ge=0, le=100_000, strict=True)] | None = None
+    share: Share | None = None
+    count: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     network: _Network = _Network()
 
-    @field_validator("profile")
-    @classmethod
-    def _is_there(cls, profile: str) -> str:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         try:
-            load_board(profile)
+            load_board(self.profile)
         except BadInput as error:
-            raise ValueError(str(error)) from error
-        return profile
-
-    @model_validator(mode="after")
-    def _share_or_count(self) -> _Row:
+            raise ValueError(f"profile = {self.profile!r}: {error}") from error
         if (self.share is None) == (self.count is None):
             raise ValueError("give share (a part of the devices) or count (how many), and not both")
-        return self
 
 
-class _MixFile(_Table):
-    board: Annotated[list[_Row], Field(min_length=1)]
+@dataclass(frozen=True)
+class _MixFile(Checked):
+    board: Annotated[tuple[_Row, ...], Meta(min_length=1)]
 
 
 def read_boards(text: str, *, devices: int | None = None, seed: int = 0) -> FleetMix:
@@ -198,12 +191,13 @@ def parse_mix(text: str, *, devices: int | None = None, seed: int = 0, where: st
     Counts are taken first; shares divide the rest by the largest remainder, ties to the row that comes first.
     """
     try:
-        rows = _MixFile.model_validate(tomllib.loads(text)).board
+        rows = from_plain(_MixFile, tomllib.loads(text), where="mix").board
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{where} is not valid TOML: {error}") from error
-    except ValidationError as error:
-        raise BadInput(f"{where}: " + "; ".join(map(explained, error.errors()))) from error
-    kinds = tuple(BoardKind.of(row.profile, row.network.model_dump(exclude_none=True)) for row in rows)
+    except Malformed as error:
+        raise BadInput(f"{where}: {str(error).removeprefix('mix: ').removeprefix('mix.')}") from error
+    uplinks = [{key: value for key, value in asdict(row.network).items() if value is not None} for row in rows]
+    kinds = tuple(BoardKind.of(row.profile, uplink) for row, uplink in zip(rows, uplinks, strict=True))
     if len(set(kinds)) != len(kinds):
         raise BadInput(f"{where}: two rows are the same board on the same network; make them one")
     key = np.random.SeedSequence(seed, spawn_key=(_STREAM,))

@@ -124,7 +124,7 @@ def open_simulation(
     simulation = go_on(folder, data_dir=data_dir)
     if simulation.mix != (mix or FleetMix.in_turn((), task.data.devices)):
         raise BadInput(f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out")
-    here, there = _flat(task.model_dump()), _flat(simulation.task.model_dump())
+    here, there = _flat(task.to_plain()), _flat(simulation.task.to_plain())
     changed = [
         f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)
     ]

@@ -116,7 +116,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     save_samples(simulation.fleet.common_test, folder.common_test)
     folder.boards.write_text(json.dumps(mix.to_plain()))
     # Last, so that a folder with a task is whole.
-    folder.task.write_text(json.dumps(task.model_dump(mode="json", exclude_none=True), indent=1))
+    folder.task.write_text(json.dumps(task.to_plain(), indent=1))
     return simulation
 
 

@@ -37,54 +37,50 @@ class BrokerTls:
     aggregator: str = "aggregator"
 
 
+_COMMON = """\
+persistence false
+max_packet_size {packet}
+max_inflight_messages 100
+max_queued_messages {messages}
+max_queued_bytes {bytes}
+set_tcp_nodelay true
+sys_interval 0
+connection_messages false
+log_dest stderr
+log_type error
+log_type warning
+"""
+_TLS = """\
+allow_anonymous false
+cafile {tls.ca_file}
+certfile {tls.cert_file}
+keyfile {tls.key_file}
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+tls_version tlsv1.2
+acl_file {acl_path}
+"""
+
+
 def mosquitto_config(*, host: str, port: int, tls: BrokerTls | None, acl_path: Path) -> str:
     """The configuration of Mosquitto 2.0 and 2.1. Nothing persists; queues are bounded."""
-    lines = [
-        f"listener {port} {host}",
-        # as root it would become the user mosquitto, who may not read certificates and configuration here
-        f"user {pwd.getpwuid(os.getuid()).pw_name}",
-        "persistence false",
-        f"max_packet_size {MAX_PACKET_BYTES}",
-        "max_inflight_messages 100",
-        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
-        f"max_queued_bytes {MAX_QUEUED_BYTES}",
-        "set_tcp_nodelay true",
-        "sys_interval 0",
-        "connection_messages false",
-        "log_dest stderr",
-        "log_type error",
-        "log_type warning",
-    ]
+    # as root it would become the user mosquitto, who may not read certificates and configuration here
+    text = f"listener {port} {host}\nuser {pwd.getpwuid(os.getuid()).pw_name}\n"
+    text += _COMMON.format(packet=MAX_PACKET_BYTES, messages=MAX_QUEUED_MESSAGES, bytes=MAX_QUEUED_BYTES)
     if tls is None:
-        lines.append("allow_anonymous true")
-    else:
-        lines += [
-            "allow_anonymous false",
-            f"cafile {tls.ca_file}",
-            f"certfile {tls.cert_file}",
-            f"keyfile {tls.key_file}",
-            "require_certificate true",
-            "use_identity_as_username true",
-            "use_username_as_clientid true",
-            "tls_version tlsv1.2",
-            f"acl_file {acl_path}",
-        ]
-        if tls.crl_file is not None:
-            lines.append(f"crlfile {tls.crl_file}")
-    return "\n".join(lines) + "\n"
+        return text + "allow_anonymous true\n"
+    text += _TLS.format(tls=tls, acl_path=acl_path)
+    return text if tls.crl_file is None else f"{text}crlfile {tls.crl_file}\n"
 
 
 def mosquitto_acl(*, aggregator: str = "aggregator") -> str:
     """The access list: a device (its certificate's name is `%u`) writes only below its own `up`."""
-    lines = [
-        f"pattern write {ROOT}/+/c/%u/up/#",
-        f"pattern read {ROOT}/+/c/%u/down",
-        *(f"pattern read {ROOT}/+/{topic}" for topic in ("server", "task", "round", "blob/+")),
-        "",
-        f"user {aggregator}",
-        f"topic readwrite {ROOT}/#",
-    ]
-    return "\n".join(lines) + "\n"
+    shared = "".join(f"pattern read {ROOT}/+/{topic}\n" for topic in ("server", "task", "round", "blob/+"))
+    return (
+        f"pattern write {ROOT}/+/c/%u/up/#\npattern read {ROOT}/+/c/%u/down\n{shared}\n"
+        f"user {aggregator}\ntopic readwrite {ROOT}/#\n"
+    )
 
 
 def find_mosquitto() -> str | None:

@@ -12,18 +12,19 @@ _PROBE = b"\x10\x1b\x00\x04MQTT\x04\x02\x00\x0a\x00\x0fhushfleet-probe"
 _PROBE_ANSWER = b"\x20\x02\x00\x00"
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _new_socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def free_port(host: str) -> int:
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+    with _new_socket(host) as probe:
         probe.bind((host, 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def check_port_free(host: str, port: int) -> None:
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+    """Raises `BadInput` where something listens there."""
+    with _new_socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -35,29 +36,26 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def answers(host: str, port: int, *, plain: bool) -> bool:
-    """Whether a broker takes an MQTT login there, or with TLS at least a handshake."""
+    """Whether a broker takes an MQTT login there, or with TLS at least a handshake.
+
+    Mosquitto listens before it has read its certificates, so an open port is not enough.
+    """
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         with socket.create_connection((target, port), timeout=2.0) as probe:
-            if not plain:
-                return _shakes_hands(probe)
-            probe.sendall(_PROBE)
-            answer = probe.recv(4)
-            probe.sendall(b"\xe0\x00")
-            return answer == _PROBE_ANSWER
-    except OSError:
-        return False
-
-
-def _shakes_hands(probe: socket.socket) -> bool:
-    """Mosquitto listens before it has read its certificates, so an open port is not enough."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent; the question is only whether TLS is spoken
-    try:
-        with context.wrap_socket(probe):
-            return True
+            if plain:
+                probe.sendall(_PROBE)
+                answer = probe.recv(4)
+                probe.sendall(b"\xe0\x00")
+                return answer == _PROBE_ANSWER
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE  # nothing is sent; the question is only whether TLS is spoken
+            with context.wrap_socket(probe):
+                return True
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         return False
     except ssl.SSLError:
         return True  # TLS 1.2 asks for our certificate within the handshake
+    except OSError:
+        return False

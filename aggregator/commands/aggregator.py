@@ -42,19 +42,8 @@ INTERRUPTED = 130
 _FILE = {"exists": True, "dir_okay": False}
 
 
-class DeviceName(StrEnum):
-    """Where the sums are held; `auto` is cuda where torch sees one. The result has the same bits on either."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class EnrolmentMode(StrEnum):
-    """`closed` accepts known devices only; `open` accepts whoever reaches the broker."""
-
-    closed = "closed"
-    open = "open"
+DeviceName = StrEnum("DeviceName", ["auto", "cpu", "cuda"])
+EnrolmentMode = StrEnum("EnrolmentMode", ["closed", "open"])
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +56,7 @@ def register(app: typer.Typer) -> None:
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
         devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
         enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
-        device: Annotated[DeviceName, typer.Option(help="Where sums are held.")] = DeviceName.auto,
+        device: Annotated[DeviceName, typer.Option(help="Where sums are held; auto is cuda where torch sees one. The result has the same bits on either.")] = DeviceName.auto,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
         resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
         data_dir: Annotated[Path | None, typer.Option(help="Where the test set's files are.")] = None,

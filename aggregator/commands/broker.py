@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from hushfleet.aggregator.broker.process import BrokerKind, BrokerTls, run_foreground
+from hushfleet.aggregator.broker.config import BrokerTls
+from hushfleet.aggregator.broker.process import BrokerKind, start_broker
 from hushfleet.errors import BadInput
 
 _FILE = {"exists": True, "dir_okay": False, "resolve_path": True}
@@ -37,29 +39,23 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet broker --host 0.0.0.0 --port 8883 --ca-file ca.pem --cert-file broker.pem --key-file broker.key`
         """
-        raise typer.Exit(
-            run_foreground(
-                _kind(kind),
-                host=host,
-                port=port,
-                data_dir=data_dir.resolve(),
-                tls=_tls(ca_file, cert_file, key_file),
-                open_to_network=open_to_network,
-            )
-        )
-
-
-def _kind(text: str) -> BrokerKind:
-    match text:
-        case "auto" | "mosquitto" | "amqtt":
-            return text
-    raise BadInput(f"--kind {text!r} is not known; use auto, mosquitto or amqtt")
-
-
-def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None) -> BrokerTls | None:
-    given = [path for path in (ca_file, cert_file, key_file) if path is not None]
-    if not given:
-        return None
-    if ca_file is None or cert_file is None or key_file is None:
-        raise BadInput("TLS needs all of --ca-file, --cert-file and --key-file")
-    return BrokerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+        tls = None
+        if ca_file is not None and cert_file is not None and key_file is not None:
+            tls = BrokerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+        elif ca_file or cert_file or key_file:
+            raise BadInput("TLS needs all of --ca-file, --cert-file and --key-file")
+        with start_broker(
+            cast(BrokerKind, kind),  # which is checked there
+            host=host,
+            port=port,
+            data_dir=data_dir.resolve(),
+            tls=tls,
+            open_to_network=open_to_network,
+        ) as running:
+            print(f"{running.kind} listens at {running.url}; its log is {running.log_path}", flush=True)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            try:
+                status = running.wait()
+            except KeyboardInterrupt:
+                status = 0
+        raise typer.Exit(status)

@@ -45,13 +45,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _list(run: _Run) -> None:
-    """Show the known devices, and who knocked without being known.
+    """Show the known devices, and who announced itself without being accepted.
 
     A device is `known` by a key that you gave, `pinned` by the first key that was seen of it, `expected` before that,
     or `blocked`.
     """
     with _opened(run) as register:
-        known, knocks = register.devices(), register.knocks()
+        known, refused = register.devices(), register.refused_births()
     console = Console()
     console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
@@ -60,11 +60,11 @@ def _list(run: _Run) -> None:
         state = row.state if row.blocked is None else f"blocked: {row.blocked}"
         table.add_row(row.device, state, row.board, str(row.rounds), _ago(row.last_seen), key)
     console.print(table if known else "no device is known")
-    if knocks:
+    if refused:
         console.print("\nnot accepted; a key to add should be compared with what `status` prints on the board:")
         table = Table("device", "times", "last seen", "key", box=None, header_style="bold")
-        for knock in knocks:
-            table.add_row(knock.device, str(knock.count), _ago(knock.last_seen), knock.public_key.hex())
+        for birth in refused:
+            table.add_row(birth.device, str(birth.count), _ago(birth.last_seen), birth.public_key.hex())
         console.print(table)
 
 

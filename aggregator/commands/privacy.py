@@ -42,14 +42,8 @@ the papers do, with Rényi's bound, which is larger.
 """
 
 
-class Unit(StrEnum):
-    device = "device"
-    record = "record"
-
-
-class AccountantName(StrEnum):
-    exact = "exact"
-    rdp = "rdp"
+Unit = StrEnum("Unit", ["device", "record"])
+AccountantName = StrEnum("AccountantName", ["exact", "rdp"])
 
 
 @dataclass(frozen=True)
@@ -58,35 +52,17 @@ class View:
 
     :param epsilon: for adding or removing a unit.
     :param epsilon_exchange: for exchanging one for another; None where the accountant does not know it.
+    :param meaning: of `epsilon`, in words.
     """
 
     adversary: str
     sees: str
-    unit: str
     noise_multiplier: float
     epsilon: float
     epsilon_exchange: float | None
     delta: float
-
-    @property
-    def meaning(self) -> str:
-        """Of `epsilon`."""
-        what = "update the device's" if self.unit == "device" else "record in"
-        return self._guessed(self.epsilon, f"is this {what}, or nothing?")
-
-    @property
-    def meaning_exchange(self) -> str | None:
-        if self.epsilon_exchange is None:
-            return None
-        what = "updates" if self.unit == "device" else "records"
-        return self._guessed(self.epsilon_exchange, f"which of two {what} is it?")
-
-    def _guessed(self, epsilon: float, question: str) -> str:
-        """How often the best guess between two worlds is right: (e^epsilon + delta) / (e^epsilon + 1)."""
-        wrong = (1 - self.delta) / (math.exp(min(epsilon, 700)) + 1)
-        if wrong < 0.001:
-            return f'hardly a promise: a guess at "{question}" may be right more than 99.9 % of the time'
-        return f'a guess at "{question}" is right at most {100 * (1 - wrong):.1f} % of the time (a coin: 50 %)'
+    meaning: str
+    meaning_exchange: str | None
 
 
 def views(
@@ -103,9 +79,9 @@ def views(
     """Both adversaries' numbers. Raises `PrivacyError` for values outside their range."""
     mechanism = GaussianMechanism(noise_multiplier, noise_split=noise_split)
     record = unit == "record"
-    server = mechanism.multiplier_server
-    release = noise_multiplier if record else mechanism.multiplier_release(participants)
-    server_rate = sample_rate if record else 1.0
+    one, two = ("is this record in, or nothing?", "records") if record else (
+        "is this update the device's, or nothing?", "updates"
+    )  # fmt: skip
 
     def view(adversary: str, sees: str, multiplier: float, rate: float) -> View:
         steps = [Step(multiplier, rate, rounds)]
@@ -113,12 +89,24 @@ def views(
         exchanged = None
         if accountant == "exact" or rate == 1:
             exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
-        return View(adversary, sees, unit, multiplier, spent, exchanged, delta)
+        meaning = _meaning(spent, delta, one)
+        exchange = None if exchanged is None else _meaning(exchanged, delta, f"which of two {two} is it?")
+        return View(adversary, sees, multiplier, spent, exchanged, delta, meaning, exchange)
 
+    release = noise_multiplier if record else mechanism.multiplier_release(participants)
+    own = "its own updates: server, broker, wire"
     return (
-        view("server", "its own updates: server, broker, wire", server, server_rate),
+        view("server", own, mechanism.multiplier_server, sample_rate if record else 1.0),
         view("release", "released models only", release, sample_rate),
     )
+
+
+def _meaning(epsilon: float, delta: float, question: str) -> str:
+    """How often the best guess between two worlds is right: (e^epsilon + delta) / (e^epsilon + 1)."""
+    wrong = (1 - delta) / (math.exp(min(epsilon, 700)) + 1)
+    if wrong < 0.001:
+        return f'hardly a promise: a guess at "{question}" may be right more than 99.9 % of the time'
+    return f'a guess at "{question}" is right at most {100 * (1 - wrong):.1f} % of the time (a coin: 50 %)'
 
 
 def register(app: typer.Typer) -> None:
@@ -126,37 +114,19 @@ def register(app: typer.Typer) -> None:
 
     @app.command(help=HELP)
     def privacy(
-        noise_multiplier: float | None = typer.Option(
-            None, "--noise-multiplier", help="Noise of the sum of --noise-split devices, over the clip norm."
-        ),
-        target: float | None = typer.Option(
-            None,
-            "--epsilon",
-            help="Find the noise multiplier that gives this epsilon to the released models.",
-        ),
-        rounds: int = typer.Option(..., "--rounds", help="Rounds; with --unit record, batches over the whole task."),
-        delta: float = typer.Option(..., "--delta", help="Probability with which the promise may fail."),
-        sample_rate: float = typer.Option(
-            1.0, "--sample-rate", help="Probability that a unit takes part in a round (Poisson)."
-        ),
-        noise_split: int = typer.Option(
-            1,
-            "--noise-split",
-            help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.",
-        ),
-        participants: int | None = typer.Option(
-            None, "--participants", help="Devices whose updates are added up; --noise-split if not given."
-        ),
-        unit: Annotated[Unit, typer.Option("--unit", help="What is protected.")] = Unit.device,
-        units: int | None = typer.Option(None, "--units", help="How many of them there are, to judge delta by."),
-        parameters: int | None = typer.Option(
-            None, "--parameters", help="Values sent, for the signal-to-noise ratio of one device's update."
-        ),
-        accountant: Annotated[
-            AccountantName, typer.Option("--accountant", help="How epsilon is found; rdp as in the papers.")
-        ] = AccountantName.exact,
-        as_json: bool = typer.Option(False, "--json", help="Print JSON; an unbounded epsilon is null."),
-    ) -> None:
+        rounds: Annotated[int, typer.Option(help="Rounds; with --unit record, batches over the whole task.")],
+        delta: Annotated[float, typer.Option(help="Probability with which the promise may fail.")],
+        noise_multiplier: Annotated[float | None, typer.Option(help="Noise of the sum of --noise-split devices, over the clip norm.")] = None,
+        target: Annotated[float | None, typer.Option("--epsilon", help="Find the noise multiplier that gives this epsilon to the released models.")] = None,
+        sample_rate: Annotated[float, typer.Option(help="Probability that a unit takes part in a round (Poisson).")] = 1.0,
+        noise_split: Annotated[int, typer.Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")] = 1,
+        participants: Annotated[int | None, typer.Option(help="Devices whose updates are added up; --noise-split if not given.")] = None,
+        unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.device,
+        units: Annotated[int | None, typer.Option(help="How many of them there are, to judge delta by.")] = None,
+        parameters: Annotated[int | None, typer.Option(help="Values sent, for the signal-to-noise ratio of one device's update.")] = None,
+        accountant: Annotated[AccountantName, typer.Option(help="How epsilon is found; rdp as in the papers.")] = AccountantName.exact,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False,
+    ) -> None:  # fmt: skip
         if (noise_multiplier is None) == (target is None):
             raise BadInput("give either --noise-multiplier or --epsilon, the other one is computed")
         if rounds < 1:
@@ -165,6 +135,7 @@ def register(app: typer.Typer) -> None:
             raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
         if unit is Unit.record and parameters is not None:
             raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
+        known: Accountant = "rdp" if accountant is AccountantName.rdp else "exact"
         summed = participants if participants is not None else noise_split
         try:
             if noise_multiplier is None:
@@ -173,7 +144,7 @@ def register(app: typer.Typer) -> None:
                     delta=delta,
                     steps=rounds,
                     sample_rate=sample_rate,
-                    accountant=accountant.value,
+                    accountant=known,
                 )
                 # `total` is the noise of the whole sum; the option speaks of the sum of noise_split devices.
                 noise_multiplier = total / GaussianMechanism(1.0, noise_split=noise_split).multiplier_release(summed)
@@ -185,7 +156,7 @@ def register(app: typer.Typer) -> None:
                 sample_rate=sample_rate,
                 noise_split=noise_split,
                 participants=summed,
-                accountant=accountant.value,
+                accountant=known,
             )
             judged = units if units is not None else (summed if summed > 1 else None)
             notes = [] if judged is None else check_delta(delta, judged, as_published=True)
@@ -213,12 +184,10 @@ def register(app: typer.Typer) -> None:
 
 
 def _print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
-    adversaries = []
-    for view in both:
-        fields = {name: value for name, value in asdict(view).items() if name != "unit"}
+    adversaries = [asdict(view) for view in both]
+    for fields in adversaries:
         for name in ("epsilon", "epsilon_exchange"):
             fields[name] = fields[name] if fields[name] is not None and math.isfinite(fields[name]) else None
-        adversaries.append(fields | {"meaning": view.meaning, "meaning_exchange": view.meaning_exchange})
     print(json.dumps(facts | {"adversaries": adversaries, "notes": notes}, indent=2, allow_nan=False))
 
 
@@ -226,18 +195,13 @@ def _print_table(facts: dict[str, Any], both: tuple[View, View], notes: list[str
     console = Console(highlight=False)
     table = Table("against whoever sees", "noise multiplier", "", "epsilon", "exchange", "delta")
     for view in both:
-        table.add_row(
-            view.sees,
-            f"{view.noise_multiplier:.4g}",
-            f"epsilon_{view.adversary}",
-            f"{view.epsilon:.4g}",
-            "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}",
-            f"{view.delta:g}",
-        )
+        exchange = "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}"
+        numbers = (f"{view.noise_multiplier:.4g}", f"epsilon_{view.adversary}", f"{view.epsilon:.4g}", exchange)
+        table.add_row(view.sees, *numbers, f"{view.delta:g}")
     console.print(table)
     for view in both:
         console.print(f"epsilon_{view.adversary} {view.epsilon:.4g}: {escape(view.meaning)}")
-        if view.meaning_exchange is not None:
+        if view.epsilon_exchange is not None and view.meaning_exchange is not None:
             console.print(f"  exchange {view.epsilon_exchange:.4g}: {escape(view.meaning_exchange)}")
     console.print(f"noise multiplier {facts['noise_multiplier']:.6g}; accountant: {facts['accountant']}")
     console.print(f"adjacency: {escape(facts['adjacency'])}; exchange: one of them for another")

@@ -8,68 +8,69 @@ section: in the field things go wrong by themselves.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, require
+from hushfleet.wire.format.topics import Name
 
 SERVERS = ("aggregator", "broker")
 _LONGEST_S = 30 * 86400.0
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_ACCEPTED = "must be how many (1 or more), a list of names such as ['device-3'], or 'all'"
+_ACCEPTED = "how many (1 or more), a list of names such as ['device-3'], or 'all'"
+Devices = Annotated[
+    Annotated[int, Meta(ge=1)] | Literal["all"] | Annotated[tuple[Name, ...], Meta(min_length=1)],
+    Meta(description=_ACCEPTED),
+]
+Seconds = Annotated[float, Meta(gt=0, le=_LONGEST_S)]
+_Many = Meta(description="tables, each with its heading in double brackets, since it may stand there several times")
+Moment = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
 
 
-def _checked_devices(value: Any) -> Any:
-    if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError(_ACCEPTED)
-    for name in value:
-        if name in SERVERS:
-            raise ValueError(f"{name!r} is no device; it goes down by [[scenario.crash]] with process = {name!r}")
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot be a device's name; {_ACCEPTED}")
-    if len(set(value)) != len(value):
-        raise ValueError("each name may stand there once")
-    return tuple(value)
+@dataclass(frozen=True, kw_only=True)
+class _OfDevices(Checked):
+    """Happens to `devices`."""
+
+    devices: Devices
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.devices if isinstance(self.devices, tuple) else ()
+        for name in names:
+            if name in SERVERS:
+                raise ValueError(f"{name!r} is no device; it goes down by [[scenario.crash]] with process = {name!r}")
+        require(len(set(names)) == len(names), "devices", names, "names that stand there once")
 
 
-Devices = Annotated[int | Literal["all"] | tuple[str, ...], BeforeValidator(_checked_devices)]
-Seconds = Annotated[float, Field(gt=0, le=_LONGEST_S, allow_inf_nan=False)]
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Timed(_Entry):
+@dataclass(frozen=True, kw_only=True)
+class _Timed(Checked):
     """Has a moment: `at_s` seconds after the run's start, or when round `at_round` opens."""
 
-    at_s: Annotated[float, Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)] | None = None
-    at_round: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    at_s: Moment | None = None
+    at_round: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
-    @model_validator(mode="after")
-    def _one_moment(self) -> _Timed:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.at_s is not None and self.at_round is not None:
             raise ValueError(f"at_s = {self.at_s:g} and at_round = {self.at_round}: give one of them, not both")
         if self.at_s is None and self.at_round is None:
             raise ValueError("needs at_s (seconds after the run's start) or at_round (when that round opens)")
-        return self
 
 
-class LateEntry(_Timed):
+@dataclass(frozen=True, kw_only=True)
+class LateEntry(_OfDevices, _Timed):
     """`[[scenario.late]]`: devices that are switched on only then."""
 
-    devices: Devices
 
-
-class DropOutEntry(_Timed):
+@dataclass(frozen=True, kw_only=True)
+class DropOutEntry(_OfDevices, _Timed):
     """`[[scenario.drop_out]]`: a power cut; the devices are back after `for_s` seconds."""
 
-    devices: Devices
     for_s: Seconds
 
 
+@dataclass(frozen=True, kw_only=True)
 class CrashEntry(_Timed):
     """`[[scenario.crash]]`: a process of the server's side dies, and is started again after `for_s` seconds."""
 
@@ -77,52 +78,46 @@ class CrashEntry(_Timed):
     for_s: Seconds
 
 
-class OutageEntry(_Timed):
+@dataclass(frozen=True, kw_only=True)
+class OutageEntry(_OfDevices, _Timed):
     """`[[scenario.outage]]`: the devices' network is cut for `for_s` seconds; their processes live on."""
 
-    devices: Devices
     for_s: Seconds
 
 
-class DayEntry(_Entry):
+@dataclass(frozen=True, kw_only=True)
+class DayEntry(_OfDevices):
     """`[[scenario.day]]`: switched on for `share` of every `period_s` seconds, each device at its own time of day.
 
     A day of less than a second would be over before a device has started.
     """
 
-    devices: Devices
-    period_s: Annotated[float, Field(ge=1, le=_LONGEST_S, allow_inf_nan=False)]
-    share: Annotated[float, Field(gt=0, lt=1)]
+    period_s: Annotated[float, Meta(ge=1, le=_LONGEST_S)]
+    share: Annotated[float, Meta(gt=0, lt=1)]
 
 
-class SlowDiskEntry(_Entry):
+@dataclass(frozen=True, kw_only=True)
+class SlowDiskEntry(_OfDevices):
     """`[[scenario.slow_disk]]`: the device's store writes at most this fast, in 10^6 bytes a second."""
 
-    devices: Devices
-    write_mb_s: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+    write_mb_s: Annotated[float, Meta(gt=0, le=100_000)]
 
 
-class OutOfMemoryEntry(_Entry):
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemoryEntry(_OfDevices):
     """`[[scenario.out_of_memory]]`: the device's process gets this limit instead of its board's memory."""
 
-    devices: Devices
-    memory_mib: Annotated[int, Field(ge=1, le=1 << 20)]
+    memory_mib: Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
-class ScenarioSection(_Entry):
+@dataclass(frozen=True, kw_only=True)
+class ScenarioSection(Checked):
     """`[scenario]`: any number of each kind of entry, none by default."""
 
-    late: tuple[LateEntry, ...] = ()
-    drop_out: tuple[DropOutEntry, ...] = ()
-    crash: tuple[CrashEntry, ...] = ()
-    outage: tuple[OutageEntry, ...] = ()
-    day: tuple[DayEntry, ...] = ()
-    slow_disk: tuple[SlowDiskEntry, ...] = ()
-    out_of_memory: tuple[OutOfMemoryEntry, ...] = ()
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _list_of_tables(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            raise ValueError("may stand there several times, so write its heading in double brackets")
-        return value
+    late: Annotated[tuple[LateEntry, ...], _Many] = ()
+    drop_out: Annotated[tuple[DropOutEntry, ...], _Many] = ()
+    crash: Annotated[tuple[CrashEntry, ...], _Many] = ()
+    outage: Annotated[tuple[OutageEntry, ...], _Many] = ()
+    day: Annotated[tuple[DayEntry, ...], _Many] = ()
+    slow_disk: Annotated[tuple[SlowDiskEntry, ...], _Many] = ()
+    out_of_memory: Annotated[tuple[OutOfMemoryEntry, ...], _Many] = ()

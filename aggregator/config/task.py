@@ -5,63 +5,80 @@ Used by the aggregator and the simulator; devices get the resolved `hushfleet.co
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import tomllib
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from msgspec import Meta
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
-from hushfleet.config.spec import Augment, PrivacySpec, WireSpec
-from hushfleet.config.strict import from_plain
-from hushfleet.errors import BadInput, HushfleetError, PrivacyError
+from hushfleet.config.schema import (
+    Checked,
+    Count,
+    PositiveOrInf,
+    Probability,
+    Share,
+    from_plain,
+    read_file,
+    to_plain,
+)
+from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
+from hushfleet.errors import BadInput, HushfleetError, Malformed, PrivacyError
 from hushfleet.methods import method_class
 from hushfleet.methods.base import Method, TrainingConfig
 from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
+from hushfleet.wire.format.topics import Name
 
-DATA_SETS = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder")
+DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
+Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological"]
 RECORD_DELTA = 1e-5
-PARTITIONS = ("iid", "dirichlet-class", "dirichlet-device", "pathological")
+_AtLeast1 = Annotated[int, Meta(ge=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
-
-
-class ModelSection(_Section):
+@dataclass(frozen=True)
+class ModelSection(Checked):
     """`[model]`: one of the compact networks."""
 
     name: str
 
 
-class MethodSection(BaseModel):
+@dataclass(frozen=True)
+class MethodSection(Checked):
     """`[method]`: its name and its own settings, which the method's configuration class checks."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    settings: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="after")
-    def _known_settings(self) -> MethodSection:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             self.config()
         except HushfleetError as error:
             raise ValueError(str(error)) from error
-        return self
+
+    @classmethod
+    def of(cls, plain: Any) -> MethodSection:
+        """A table with `name` beside the settings. Raises `Malformed`."""
+        if not isinstance(plain, dict) or not isinstance(plain.get("name"), str):
+            raise Malformed("method: expected a table with a name")
+        try:
+            return cls(plain["name"], {key: value for key, value in plain.items() if key != "name"})
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"name": self.name, **self.settings}
 
     def config(self) -> TrainingConfig:
         return from_plain(method_class(self.name).config_class, self.settings, where="method")
 
 
-class PrivacySection(_Section):
+@dataclass(frozen=True)
+class PrivacySection(Checked):
     """`[privacy]`: what is promised, and the noise that it takes.
 
     Give `noise_multiplier`, or `epsilon` to have it found. With `as-published`, `epsilon` is the papers' number:
@@ -85,20 +102,20 @@ class PrivacySection(_Section):
     1 plus a normal deviation of `preference_std` times the standard, within 0.2 to 5.
     """
 
-    unit: Literal["device", "record"] = "device"
-    accounting: Literal["as-published", "strict"] = "as-published"
-    clip_norm: Annotated[float, Field(gt=0)] = 0.5
-    noise_multiplier: Annotated[float, Field(ge=0, le=1000)] | None = None
-    epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    sample_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    unit: Unit = "device"
+    accounting: Accounting = "as-published"
+    clip_norm: PositiveOrInf = 0.5
+    noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    epsilon: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    delta: Probability | None = None
+    sample_rate: Share | None = None
     accountant: Accountant = "exact"
     reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
-    budget: Annotated[float, Field(gt=0)] = math.inf
-    preference_std: Annotated[float, Field(ge=0, le=10)] = 0.0
+    budget: PositiveOrInf = math.inf
+    preference_std: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> PrivacySection:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.noise_multiplier is not None and self.epsilon is not None:
             raise ValueError("give noise_multiplier or epsilon, not both")
         if self.sample_rate is not None and self.unit != "record":
@@ -107,10 +124,10 @@ class PrivacySection(_Section):
             raise ValueError("reading belongs to unit = 'device'; a record's epsilon has one accountant")
         if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
             raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
-        return self
 
 
-class DataSection(_Section):
+@dataclass(frozen=True)
+class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
     For `folder`, `class_names` and `input_shape` say what the devices' class folders hold; `path` is where a
@@ -123,27 +140,23 @@ class DataSection(_Section):
     the common test set by its label shares.
     """
 
-    name: Literal[DATA_SETS]  # type: ignore[valid-type]
-    devices: Annotated[int, Field(ge=1, le=100_000)] = 10
-    partition: Literal[PARTITIONS] = "iid"  # type: ignore[valid-type]
-    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    classes_per_device: Annotated[int, Field(ge=1)] | None = None
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    min_samples: Annotated[int, Field(ge=2)] = 10
-    limit: Annotated[int, Field(ge=1)] | None = None
+    name: DataSet
+    devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    partition: Partition = "iid"
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    classes_per_device: _AtLeast1 | None = None
+    test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    min_samples: Annotated[int, Meta(ge=2)] = 10
+    limit: _AtLeast1 | None = None
     augment: Augment = "none"
     path: Path | None = None
     class_names: tuple[str, ...] = ()
     input_shape: tuple[int, int, int] | None = None
 
-    @field_validator("path")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        """A run is resumed from a copy of the task, from wherever."""
-        return value if value is None else value.expanduser().absolute()
-
-    @model_validator(mode="after")
-    def _partition_settings(self) -> DataSection:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path is not None:  # absolute, since a run is resumed from a copy of the task, from wherever
+            object.__setattr__(self, "path", self.path.expanduser().absolute())
         if self.partition.startswith("dirichlet") and self.alpha is None:
             raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
         if self.partition == "pathological" and self.classes_per_device is None:
@@ -154,10 +167,10 @@ class DataSection(_Section):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
         if self.name != "folder" and self.path is not None:
             raise ValueError(f"path belongs to name = 'folder'; where {self.name!r} lies is said by --data-dir")
-        return self
 
 
-class RoundSection(_Section):
+@dataclass(frozen=True)
+class RoundSection(Checked):
     """`[round]`: how many rounds, who takes part, when a round closes.
 
     A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
@@ -169,27 +182,27 @@ class RoundSection(_Section):
     lies").
     """
 
-    rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 20
-    cohort_size: Annotated[int, Field(ge=0)] = 0
-    min_devices: Annotated[int, Field(ge=1)] | None = None
-    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_updates: Annotated[int, Field(ge=1)] = 1
-    deadline_s: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
+    rounds: Rounds = 20
+    cohort_size: Annotated[int, Meta(ge=0)] = 0
+    min_devices: _AtLeast1 | None = None
+    quorum: Share = 1.0
+    min_updates: _AtLeast1 = 1
+    deadline_s: Annotated[float, Meta(gt=0, le=30 * 86400)] = 600.0
     aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
-    trim: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+    trim: Annotated[float, Meta(gt=0, lt=0.5)] | None = None
 
-    @model_validator(mode="after")
-    def _trim_share(self) -> RoundSection:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
             raise ValueError(
                 "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
                 "out at either end, for example 0.1"
             )
-        return self
 
 
-class WireSection(_Section):
-    """`[wire]`: see `hushfleet.config.spec.WireSpec`, whose ranges hold. Two keys are the aggregator's own.
+@dataclass(frozen=True)
+class WireSection(WireSpec):
+    """`[wire]`: what devices are told, and two keys of the aggregator's own.
 
     `downlink` is how a global model reaches devices that hold an earlier one: `difference`, coded, with a step of
     `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
@@ -197,55 +210,53 @@ class WireSection(_Section):
     `full` where `codec` rounds no more than a float does, since exact averages are then what is asked for.
     """
 
-    codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
-    step: Annotated[float, Field(gt=0, le=16)] = 1.0
-    relative_step: Annotated[float, Field(gt=0, le=1)] = 0.05
-    chunk_bytes: Annotated[int, Field(ge=1024, le=1 << 19)] = 60 * 1024
-    downlink: Literal["difference", "full"] = "difference"
-    downlink_step: Annotated[float, Field(gt=0, le=16)] = 0.5
+    downlink: Literal["difference", "full"] | None = None
+    downlink_step: Step = 0.5
 
-    @model_validator(mode="before")
-    @classmethod
-    def _downlink_follows_codec(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("codec") in ("float32", "float16"):
-            return {"downlink": "full", **data}
-        return data
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.downlink is None:
+            floats = self.codec in ("float32", "float16")
+            object.__setattr__(self, "downlink", "full" if floats else "difference")
 
     def spec(self) -> WireSpec:
-        return WireSpec(**self.model_dump(exclude={"downlink", "downlink_step"}))
+        return WireSpec(self.codec, self.step, self.relative_step, self.chunk_bytes)
 
 
-class Task(_Section):
+@dataclass(frozen=True, kw_only=True)
+class Task(Checked):
     """A whole task file."""
 
-    name: str
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    name: Name
+    seed: Count = 0
     model: ModelSection
     method: MethodSection
     privacy: PrivacySection = PrivacySection()
     data: DataSection
     round: RoundSection = RoundSection()
     wire: WireSection = WireSection()
-    scenario: ScenarioSection = ScenarioSection()
+    scenario: ScenarioSection = field(default_factory=ScenarioSection)
 
-    @field_validator("name")
-    @classmethod
-    def _name(cls, value: str) -> str:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", value):
-            raise ValueError("must be lower-case letters, digits, '.', '_' or '-', at most 63")
-        return value
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_preferences()
+        self._check_signs()
+        self._check_aggregation()
+        self._check_delta()
 
-    @model_validator(mode="after")
-    def _may_choose(self) -> Task:
+    def to_plain(self) -> dict[str, Any]:
+        """What `parse_task` reads, of dicts, lists and scalars; keys without a value are left out."""
+        plain: dict[str, Any] = _without_none(to_plain(self))
+        return plain
+
+    def _check_preferences(self) -> None:
         if self.privacy.preference_std > 0 and not method_class(self.method.name).personal_noise:
             raise ValueError(
                 f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
                 "all devices add the same noise"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _signs_need_noise(self) -> Task:
+    def _check_signs(self) -> None:
         privacy, method = self.privacy, method_class(self.method.name)
         noisy = privacy.unit == "device" and method.clips and bool(privacy.noise_multiplier or privacy.epsilon)
         if self.wire.codec == "one-bit" and not noisy:
@@ -253,14 +264,12 @@ class Task(_Section):
                 'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
                 '"quantized", or privacy.unit = "device" with noise'
             )
-        return self
 
-    @model_validator(mode="after")
-    def _has_a_plain_mean(self) -> Task:
+    def _check_aggregation(self) -> None:
         """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
         method, rules = method_class(self.method.name), self.round
         if rules.aggregation == "mean":
-            return self
+            return
         if method.aggregate is not Method.aggregate:
             raise ValueError(
                 f"round.aggregation = {rules.aggregation!r}: method.name = {method.name!r} aggregates in its own way"
@@ -270,18 +279,15 @@ class Task(_Section):
                 f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {method.name!r} "
                 "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _delta_is_small(self) -> Task:
+    def _check_delta(self) -> None:
         if self.privacy.unit == "record":
-            return self  # how many records a device has is known once the data are
+            return  # how many records a device has is known once the data are
         published = self.privacy.accounting == "as-published"
         try:
             check_delta(self.delta, max(self.data.devices, 2), as_published=published)
         except PrivacyError as error:
             raise ValueError(f"privacy.delta = {self.delta:g}: {error}") from error
-        return self
 
     @property
     def delta(self) -> float:
@@ -372,44 +378,49 @@ class Task(_Section):
 
 def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
-    try:
-        text = path.read_text("utf-8")
-        plain = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise BadInput(f"cannot read the task file {path}: {error.strerror}") from error
-    except ValueError as error:  # not TOML, not UTF-8, or an integer of thousands of digits
-        raise BadInput(f"{path} does not parse: {error}") from error
+    plain = read_file(path)
     data = plain.get("data") if isinstance(plain, dict) else None
     if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = path.absolute().parent / Path(data["path"]).expanduser()
+        data["path"] = str(path.absolute().parent / Path(data["path"]).expanduser())
     return parse_task(plain, overrides, where=str(path))
 
 
 def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where: str = "the task") -> Task:
+    """The task of a file's content. Raises `BadInput`."""
     if not isinstance(plain, dict):
         raise BadInput(f"{where}: a task has sections such as [model] and [data], not a list or a single value")
     for override in overrides:
         _apply(plain, override)
-    try:
-        return Task.model_validate(plain)
-    except ValidationError as error:
-        lines = [explained(problem) for problem in error.errors()]
-        raise BadInput(f"{where}: " + "; ".join(lines)) from error
+    read, errors = {**plain}, []
+    for name in plain.keys() & {"method", *_SECTIONS}:
+        try:
+            given = plain[name]
+            read[name] = MethodSection.of(given) if name == "method" else from_plain(_SECTIONS[name], given, where=name)
+        except Malformed as error:
+            errors.append(str(error))
+    if not errors:
+        try:
+            return from_plain(Task, read, where="task")
+        except Malformed as error:
+            errors = [str(error).removeprefix("task: ").removeprefix("task.")]
+    raise BadInput(f"{where}: {'; '.join(sorted(errors))}")
 
 
-def explained(problem: Any) -> str:
-    """One of the errors of a `ValidationError`, with its key and what was given."""
-    key = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    if key and message.startswith(key):
-        return message
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: there is no such key"
-    if problem["type"] == "missing":
-        return f"{key}: is missing"
-    given = problem["input"]
-    shown = "" if isinstance(given, (dict, BaseModel)) else f" = {given!r}"
-    return f"{key}{shown}: {message}" if key else message
+_SECTIONS: dict[str, type] = {
+    "model": ModelSection,
+    "privacy": PrivacySection,
+    "data": DataSection,
+    "round": RoundSection,
+    "wire": WireSection,
+    "scenario": ScenarioSection,
+}
+
+
+def _without_none(plain: Any) -> Any:
+    """`plain` without keys that have no value, which TOML cannot write."""
+    if isinstance(plain, dict):
+        return {key: _without_none(value) for key, value in plain.items() if value is not None}
+    return [_without_none(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
 
 
 def _apply(plain: dict[str, Any], override: str) -> None:

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from hushfleet.aggregator.devices.register import DeviceRegister, Knock, KnownDevice
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.wire.format.messages import Birth, decode_message
 
 MAX_DEVICES = 100_000
-STRANGERS_A_SECOND = 20.0
-STRANGERS_AT_ONCE = 200
-MAX_KNOCKS = 256
+UNKNOWN_A_SECOND = 20.0
+MAX_UNKNOWN_BURST = 200
+MAX_REFUSED_BIRTHS = 256
 MAX_BATCH = 1000
 BATCH_S = 0.05
 REFRESH_S = 1.0
@@ -38,8 +38,9 @@ class NotAccepted(BadSignature):
     :param public_key: the key that the device announced.
     """
 
-    def __init__(self, public_key: bytes, reason: str) -> None:
+    def __init__(self, device: str, public_key: bytes, reason: str) -> None:
         super().__init__(reason)
+        self.device = device
         self.public_key = public_key
 
 
@@ -105,8 +106,8 @@ class Enrolment:
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
         self._taken_at = 0.0
-        self._bucket = TokenBucket(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, now=clock())
-        self._knocks = {(knock.device, knock.public_key): knock for knock in reversed(register.knocks())}
+        self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
+        self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
         self._seen: dict[str, tuple[str, float]] = {}
         self._count_rounds = self._has_news = self._is_stale = False
         self._refreshed_at = self._noted_at = clock()
@@ -153,20 +154,16 @@ class Enrolment:
         now = self._clock()
         if now - self._refreshed_at >= REFRESH_S and not self._taken:
             self._refreshed_at = now
-            self._refresh()
+            try:
+                self._is_stale |= self.register.was_changed()
+                if self._is_stale:
+                    self._load()
+                    self._is_stale = False
+            except StoreError as error:  # must not end the run: what was known holds until the register can be read
+                log.warning("%s", error)
         changes = Changes(self._out, self._accepted)
         self._out, self._accepted = {}, set()
         return changes
-
-    def _refresh(self) -> None:
-        """A register that cannot be read must not end the run: what was known of it holds until it can."""
-        try:
-            self._is_stale |= self.register.was_changed()
-            if self._is_stale:
-                self._load()
-                self._is_stale = False
-        except StoreError as error:
-            log.warning("%s", error)
 
     def _load(self) -> None:
         before, rows = self._known, self.register.devices()
@@ -264,8 +261,8 @@ class Enrolment:
             reason = "the open round has an update with the former key of this device; it is accepted after the round"
         else:
             return
-        self._knock(birth)
-        raise NotAccepted(key, reason)
+        self._note_refused(birth)
+        raise NotAccepted(device, key, reason)
 
     def _reason(self, device: str, key: bytes | None = None) -> str:
         """Why `device`, with `key`, may not take part."""
@@ -291,24 +288,24 @@ class Enrolment:
         self._count_rounds = self._has_news = True
 
     def note(self, *, force: bool = False) -> None:
-        """Writes for `hushfleet devices list` who was seen and who knocked, every few seconds at most."""
+        """Writes for `hushfleet devices list` who was seen and who was refused, every few seconds at most."""
         now = self._clock()
         if not self._has_news or (now - self._noted_at < NOTE_S and not force):
             return
         self._noted_at = now
         try:
             rounds = self._store.accepted_rounds() if self._count_rounds else {}
-            self.register.note(seen=self._seen, rounds=rounds, knocks=self._knocks.values())
+            self.register.note(seen=self._seen, rounds=rounds, refused=self._refused.values())
         except StoreError as error:
             log.warning("%s", error)
             return
         self._seen = {}
         self._count_rounds = self._has_news = False
 
-    def _knock(self, birth: Birth) -> None:
+    def _note_refused(self, birth: Birth) -> None:
         name = birth.device, birth.public_key
-        before = self._knocks.pop(name, None)  # to the end: the first is the one that was silent longest
-        if before is None and len(self._knocks) >= MAX_KNOCKS:
-            del self._knocks[next(iter(self._knocks))]
-        self._knocks[name] = Knock(*name, 1 if before is None else before.count + 1, self._wall())
+        before = self._refused.pop(name, None)  # to the end: the first is the one that was silent longest
+        if before is None and len(self._refused) >= MAX_REFUSED_BIRTHS:
+            del self._refused[next(iter(self._refused))]
+        self._refused[name] = RefusedBirth(*name, 1 if before is None else before.count + 1, self._wall())
         self._has_news = True

@@ -6,13 +6,12 @@ locked by its one opener. A device is in it because the operator added it, or be
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.errors import BadInput
+from hushfleet.sqlite_file import Row, SqliteFile
 
 SCHEMA_VERSION = 1
 FILE_NAME = "devices.sqlite"
@@ -59,7 +58,7 @@ class KnownDevice:
 
 
 @dataclass(frozen=True)
-class Knock:
+class RefusedBirth:
     """A device that asked to take part and was not accepted.
 
     :param count: how often with this key; :param last_seen: unix seconds.
@@ -71,7 +70,7 @@ class Knock:
     last_seen: float
 
 
-class DeviceRegister:
+class DeviceRegister(SqliteFile):
     """The register of a run folder. Many processes may have it open; each change is one transaction.
 
     :param folder: made if it is not there, as the file is.
@@ -81,19 +80,7 @@ class DeviceRegister:
     """
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self.path = self.file_of(folder)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"the folder {self.path.parent} cannot be made: {error.strerror}") from error
-        with self._errors():
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
-        try:
-            with self._errors():
-                self._open(durable)
-        except BaseException:
-            self._db.close()
-            raise
+        super().__init__(self.file_of(folder), schema=_SCHEMA, version=SCHEMA_VERSION, durable=durable)
         self._seen_version = self._data_version()
 
     @staticmethod
@@ -104,50 +91,9 @@ class DeviceRegister:
     def exists(cls, folder: Path) -> bool:
         return cls.file_of(folder).exists()
 
-    def _open(self, durable: bool) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-        with self._transaction():
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            elif version != SCHEMA_VERSION:
-                raise StoreError(f"{self.path} has schema {version}, this Hushfleet reads {SCHEMA_VERSION}")
-
-    def close(self) -> None:
-        self._db.close()
-
-    def __enter__(self) -> DeviceRegister:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StoreError(f"{self.path} cannot be used: {error}") from error
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    def _data_version(self) -> int:
-        """Another number after each change by another opener, and after no change of our own."""
-        with self._errors():
-            return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+    def _data_version(self) -> Row | None:
+        """Another one after each change by another opener, and after no change of our own."""
+        return self.row("PRAGMA data_version")
 
     def was_changed(self) -> bool:
         """Whether another process has changed it since the last call."""
@@ -158,12 +104,10 @@ class DeviceRegister:
 
     def devices(self) -> list[KnownDevice]:
         """By id."""
-        with self._errors():
-            return [_known(row) for row in self._db.execute(f"{_SELECT} ORDER BY id")]
+        return [_known(row) for row in self.rows(f"{_SELECT} ORDER BY id")]
 
     def device(self, device: str) -> KnownDevice | None:
-        with self._errors():
-            row = self._db.execute(f"{_SELECT} WHERE id = ?", (device,)).fetchone()
+        row = self.row(f"{_SELECT} WHERE id = ?", (device,))
         return None if row is None else _known(row)
 
     def add(self, devices: Iterable[KnownDevice]) -> None:
@@ -173,29 +117,30 @@ class DeviceRegister:
         where none was known. Raises `BadInput`, and adds none of them, where two devices would have one key, or a
         device two keys.
         """
-        with self._transaction():
+        with self.transaction():
             for new in devices:
                 device, key = new.device, new.public_key
                 row = self.device(device)
-                if row is not None and row.public_key is not None and key not in (None, row.public_key):
+                held = None if row is None else row.public_key
+                if held is not None and key is not None and key != held:
                     raise BadInput(
-                        f"{device} is known with the key {row.public_key.hex()}, not with {key.hex()}. If its card was "
+                        f"{device} is known with the key {held.hex()}, not with {key.hex()}. If its card was "
                         f"flashed anew: hushfleet devices forget {self.path.parent} {device}"
                     )
-                owner = self._db.execute("SELECT id FROM devices WHERE public_key = ?", (key,)).fetchone()
-                if owner is not None and owner[0] != device:
+                owner = self.row("SELECT id FROM devices WHERE public_key = ?", (key,))
+                if key is not None and owner is not None and owner[0] != device:
                     raise BadInput(f"{device} cannot have the key of {owner[0]}, {key.hex()}; no two may share one")
-                self._db.execute(
+                self.write(
                     "INSERT INTO devices (id, public_key, pinned, blocked) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) "
                     "DO UPDATE SET public_key = ifnull(?2, public_key), pinned = (?3 AND pinned)",
                     (device, key, new.pinned, new.blocked),
                 )
-                self._db.execute("DELETE FROM knocks WHERE id = ?", (device,))
+                self.write("DELETE FROM knocks WHERE id = ?", (device,))
 
     def take_over(self, devices: Iterable[KnownDevice]) -> None:
         """Puts whole rows, as they are; those of devices that are known already stay."""
-        with self._transaction():
-            self._db.executemany(
+        with self.transaction():
+            self.write_all(
                 "INSERT INTO devices (id, public_key, pinned, blocked) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 [(row.device, row.public_key, row.pinned, row.blocked) for row in devices],
             )
@@ -205,58 +150,52 @@ class DeviceRegister:
 
         :param may_add: also of devices that are not in the register.
         """
-        with self._transaction():
+        with self.transaction():
             first_seen = "UPDATE devices SET public_key = ?2, pinned = 1 WHERE id = ?1 AND public_key IS NULL"
-            self._db.executemany(first_seen, keys.items())
+            self.write_all(first_seen, keys.items())
             if may_add:
                 added = "INSERT INTO devices (id, public_key, pinned) VALUES (?, ?, 1) ON CONFLICT (id) DO NOTHING"
-                self._db.executemany(added, keys.items())
+                self.write_all(added, keys.items())
 
     def forget(self, device: str) -> bool:
         """Removes the device and its key; False if it was not there."""
-        with self._transaction():
-            return self._db.execute("DELETE FROM devices WHERE id = ?", (device,)).rowcount > 0
+        return self.write("DELETE FROM devices WHERE id = ?", (device,)) > 0
 
     def block(self, device: str, reason: str) -> None:
         """Also a device that was never seen."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO devices (id, pinned, blocked) VALUES (?1, 0, ?2) "
-                "ON CONFLICT (id) DO UPDATE SET blocked = ?2",
-                (device, reason),
-            )
+        self.write(
+            "INSERT INTO devices (id, pinned, blocked) VALUES (?1, 0, ?2) ON CONFLICT (id) DO UPDATE SET blocked = ?2",
+            (device, reason),
+        )
 
     def unblock(self, device: str) -> bool:
         """False if it was not blocked."""
-        with self._transaction():
-            changed = "UPDATE devices SET blocked = NULL WHERE id = ? AND blocked IS NOT NULL"
-            return self._db.execute(changed, (device,)).rowcount > 0
+        return self.write("UPDATE devices SET blocked = NULL WHERE id = ? AND blocked IS NOT NULL", (device,)) > 0
 
     # what the aggregator notes for the operator
 
     def note(
-        self, *, seen: Mapping[str, tuple[str, float]], rounds: Mapping[str, int], knocks: Iterable[Knock]
+        self, *, seen: Mapping[str, tuple[str, float]], rounds: Mapping[str, int], refused: Iterable[RefusedBirth]
     ) -> None:
-        """In one transaction: who was seen (board or "", and unix seconds), accepted rounds, and all knocks anew."""
-        with self._transaction():
-            self._db.executemany(
+        """In one transaction: who was seen (board or "", and unix seconds), accepted rounds, all refused births."""
+        with self.transaction():
+            self.write_all(
                 "UPDATE devices SET board = CASE ?2 WHEN '' THEN board ELSE ?2 END, last_seen = ?3 WHERE id = ?1",
                 [(device, *fields) for device, fields in seen.items()],
             )
-            self._db.executemany("UPDATE devices SET rounds = ?2 WHERE id = ?1", rounds.items())
-            self._db.execute("DELETE FROM knocks")
-            self._db.executemany(
+            self.write_all("UPDATE devices SET rounds = ?2 WHERE id = ?1", rounds.items())
+            self.write("DELETE FROM knocks")
+            self.write_all(
                 "INSERT INTO knocks SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS "
                 "(SELECT 1 FROM devices WHERE id = ?1 AND public_key = ?2 AND blocked IS NULL)",
-                [astuple(knock) for knock in knocks],
+                [astuple(birth) for birth in refused],
             )
 
-    def knocks(self) -> list[Knock]:
+    def refused_births(self) -> list[RefusedBirth]:
         """The latest first."""
-        with self._errors():
-            return [Knock(*row) for row in self._db.execute("SELECT * FROM knocks ORDER BY last_seen DESC, id")]
+        return [RefusedBirth(*row) for row in self.rows("SELECT * FROM knocks ORDER BY last_seen DESC, id")]
 
 
-def _known(row: tuple[str, bytes | None, int, str | None, str, int, float | None]) -> KnownDevice:
+def _known(row: Row) -> KnownDevice:
     device, key, pinned, *rest = row
     return KnownDevice(device, key, bool(pinned), *rest)

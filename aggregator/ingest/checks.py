@@ -32,7 +32,8 @@ _TOLERANCE = 1e-6
 class Admitted:
     """An authenticated update of the open round with a sound header, not decoded yet.
 
-    :param data: the signed blob; :param payload: the digest of its header and values.
+    :param data: the signed blob.
+    :param payload: the digest of its header and values.
     :param shared: bool `[d]`, True where a value was sent.
     :param public: the device's public state before this update.
     :param counts: how many values were sent of each layer.
@@ -49,19 +50,6 @@ class Admitted:
 
 
 @dataclass(frozen=True)
-class VerifiedUpdate:
-    """An update that may be added.
-
-    :param row: what the store keeps of it.
-    :param decoded: what was sent.
-    """
-
-    admitted: Admitted
-    row: UpdateRow
-    decoded: Decoded
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What became of an update.
 
@@ -69,19 +57,21 @@ class Verdict:
     :param acknowledged: the update is in the store, from this call or an earlier one.
     :param faults: where this is the round's first refusal for which the device itself is to blame: in how many rounds
         that has happened.
+    :param held: SHA-256 of the update that the store has of this device and round.
     """
 
     code: str
-    reason: str
-    acknowledged: bool
+    reason: str = ""
+    acknowledged: bool = False
     header: UpdateHeader | None = None
     counts: tuple[int, ...] = ()
     snr_db: float | None = None
     faults: int = 0
+    held: bytes | None = None
 
 
-class Inbox:
-    """Verifies the updates of one task."""
+class UpdateChecks:
+    """The checks of one task's updates; each raises `Refusal`."""
 
     def __init__(self, spec: TaskSpec, method: Method) -> None:
         self.spec = spec
@@ -90,29 +80,33 @@ class Inbox:
         self.max_bytes = max_update_bytes(self.layout.size)
 
     def authenticate(self, device: str, data: bytes, *, public_key: bytes | None) -> tuple[UpdateHeader, bytes]:
-        """The header, and the digest of the payload, of an update that `device` signed. Raises `Refusal`."""
+        """The header, and the digest of the payload, of an update that `device` signed.
+
+        A refusal here says nothing about the device, since anyone may have sent the bytes: none is final.
+        """
         if public_key is None:
-            raise _forged("unknown-device", f"{device} was never seen; it must announce itself first")
+            raise Refusal("unknown-device", f"{device} was never seen; it must announce itself first", final=False)
         if len(data) > self.max_bytes:
-            raise _forged("malformed", f"{len(data)} bytes are above the cap of {self.max_bytes}")
+            raise Refusal("malformed", f"{len(data)} bytes are above the cap of {self.max_bytes}", final=False)
         try:
             header, payload = read_header(data), payload_digest(data)
             view = memoryview(data)
             verify(public_key, view[:-SIGNATURE_BYTES], view[-SIGNATURE_BYTES:])
         except BadSignature as error:
-            raise _forged("bad-signature", str(error)) from error
+            raise Refusal("bad-signature", str(error), final=False) from error
         except WireError as error:
-            raise _forged("malformed", str(error)) from error
+            raise Refusal("malformed", str(error), final=False) from error
         if header.device != device:
-            raise _forged("bad-signature", f"the update names {header.device}, but {device} sent it")
+            raise Refusal("bad-signature", f"the update names {header.device}, but {device} sent it", final=False)
         return header, payload
 
-    def admit(
+    def check_header(
         self, header: UpdateHeader, data: bytes, *, payload: bytes, plan: RoundPlan, held: PublicState
     ) -> Admitted:
-        """Checks what can be checked without the values. Raises `Refusal`.
+        """What can be checked without the values.
 
-        :param data: authenticated; :param payload: its digest, as `authenticate` gives it.
+        :param data: authenticated.
+        :param payload: its digest, as `authenticate` gives it.
         :param held: the public state that the aggregator holds of the device.
         """
         reach = self._check_declared(header, plan)
@@ -129,8 +123,8 @@ class Inbox:
             raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
         return Admitted(header, data, payload, shared, public, counts, reach)
 
-    def verify(self, admitted: Admitted, decoded: Decoded) -> VerifiedUpdate:
-        """Holds the values to what the header declares of them. Raises `Refusal`."""
+    def check_values(self, admitted: Admitted, decoded: Decoded) -> UpdateRow:
+        """Holds the values to what the header declares of them; gives what the store keeps of the update."""
         header, layers = admitted.header, self.layout.layers
         if any(header.noise_stds):
             check_noised(header, decoded, admitted.counts, reach=admitted.reach, layers=layers)
@@ -143,7 +137,7 @@ class Inbox:
                 rounding=self.spec.wire.relative_step / 2,
                 layers=layers,
             )
-        return VerifiedUpdate(admitted, row_of(admitted, math.fsum(decoded.squares)), decoded)
+        return row_of(admitted, math.fsum(decoded.squares))
 
     def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> float:
         """The header against the task: codec, layers, and clip norms and noise that make its mechanism.
@@ -235,11 +229,6 @@ class Inbox:
         if public.digest() != header.public_digest:
             raise Refusal("malformed", "the attached public state is not the one that the header names")
         return public
-
-
-def _forged(code: str, reason: str) -> Refusal:
-    """A refusal that says nothing about the device, since anyone may have sent the bytes."""
-    return Refusal(code, reason, final=False)
 
 
 def row_of(admitted: Admitted, square: float) -> UpdateRow:

@@ -1,4 +1,4 @@
-"""From an update's bytes to its values and their squares: the long part of its way in, a pure function of the bytes.
+"""From an update's bytes to its values and their squares: the long part of accepting it, a pure function of the bytes.
 
 It runs in the main process or in a worker (`decoding_pool`), so nothing here imports PyTorch or a store.
 """
@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.sum_kernels import Addition, BlockAddition
+from hushfleet.blocks import blocks
 from hushfleet.errors import WireError
 from hushfleet.wire.format.update import decode_signed
 
 MAX_MAGNITUDE = 2.0**20
 """No value may be larger: the exact sums rest on it."""
-
 
 FAULTS = frozenset({"malformed", "wrong-shape", "non-finite", "out-of-bounds", "below-noise"})
 """Codes of refusals for which a device is to blame, where they are final: no honest one sends such an update."""
@@ -29,8 +28,8 @@ class Refusal(Exception):
     :param final: the device did sign it for this round, and sending it again would not help.
     """
 
-    def __init__(self, code: str, reason: str, *, final: bool = True) -> None:
-        super().__init__(reason)
+    def __init__(self, code: str, reason: str, final: bool = True) -> None:
+        super().__init__(code, reason, final)  # what it is pickled with, on its way from a worker
         self.code = code
         self.reason = reason
         self.final = final
@@ -42,9 +41,10 @@ class Refusal(Exception):
 
 
 class Decoded(NamedTuple):
-    """`values` float32 `[k]`, finite and at most 2^20 in magnitude.
+    """`values` float32 `[k]`, finite and at most 2^20 in magnitude; read-only, perhaps.
 
-    :param peaks: the largest magnitude in each layer; :param squares: the sum of the squares of each.
+    :param peaks: the largest magnitude in each layer.
+    :param squares: the sum of the squares of each.
     """
 
     values: np.ndarray
@@ -56,33 +56,25 @@ class Decoded(NamedTuple):
         return max(self.peaks)
 
 
-def decode(
-    data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None, walk: Addition | None = None
-) -> Decoded | Refusal:
+def decode(data: bytes, counts: Sequence[int]) -> Decoded | Refusal:
     """The values of an update whose signature was verified, or why it is refused.
 
     :param counts: how many values of each layer are expected.
-    :param out: float32 `[k]`, memory for the values; after a refusal its content means nothing. Without it they may
-        be read-only and lie in `data`.
-    :param walk: what measures the values; by default NumPy, which gives the same bits.
     """
     try:
-        return _decoded(data, counts, out, walk or BlockAddition())
-    except Refusal as refusal:
-        return refusal
-
-
-def _decoded(data: bytes | memoryview, counts: Sequence[int], out: np.ndarray | None, walk: Addition) -> Decoded:
-    try:
-        values = decode_signed(data, counts=counts, out=out).values
+        values = decode_signed(data, counts=counts).values
     except WireError as error:
-        raise Refusal("malformed", str(error)) from error
+        return Refusal("malformed", str(error))
     ends = np.cumsum(counts).tolist()
-    measured = [walk.measure(values[end - k : end]) for k, end in zip(counts, ends, strict=True)]
-    largest = float(np.max([magnitude for magnitude, _ in measured]))  # keeps a NaN
-    if not math.isfinite(largest):
-        raise Refusal("non-finite", "some of the update's values are not finite")
-    if largest > MAX_MAGNITUDE:
-        raise Refusal("out-of-bounds", f"a value of {largest:g} is above the limit of {MAX_MAGNITUDE:g}")
-    peaks, squares = zip(*measured, strict=True)
-    return Decoded(values, peaks, squares)
+    layers = [values[end - k : end] for k, end in zip(counts, ends, strict=True)]
+    # NaN is the minimum and the maximum of whatever it is among
+    peaks = tuple(float(np.maximum(-layer.min(initial=0.0), layer.max(initial=0.0))) for layer in layers)
+    if not all(map(math.isfinite, peaks)):
+        return Refusal("non-finite", "some of the update's values are not finite")
+    if max(peaks) > MAX_MAGNITUDE:
+        return Refusal("out-of-bounds", f"a value of {max(peaks):g} is above the limit of {MAX_MAGNITUDE:g}")
+    return Decoded(values, peaks, tuple(map(_square, layers)))
+
+
+def _square(values: np.ndarray) -> float:
+    return math.fsum(float(np.square(values[part], dtype=np.float64).sum()) for part in blocks(values))

@@ -1,4 +1,4 @@
-"""Counting what was refused: in memory at once, in the store and the event log once a second.
+"""Counting what was refused: in memory at once, in the store once a second.
 
 Anyone who may publish can send thousands of bad messages a second. None of them may cost a disk write or a line of
 the log of its own, and names that were never enrolled are counted together, so nothing grows without bound.
@@ -7,8 +7,6 @@ the log of its own, and names that were never enrolled are counted together, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import StoreError
@@ -19,15 +17,13 @@ UNKNOWN = "unknown"
 log = logging.getLogger("hushfleet.aggregator")
 
 
-class Refusals:
-    """:param note: writes an event; called at most once a second for each device and code."""
+class RefusalCounter:
+    """:param now: monotonic seconds."""
 
-    def __init__(self, store: AggregatorStore, note: Callable[..., Any], *, now: float) -> None:
+    def __init__(self, store: AggregatorStore, *, now: float) -> None:
         self._store = store
-        self._note = note
         self._counts: dict[tuple[str, str], int] = {}
         self._flushed_at = now
-        self.total = 0
 
     def add(self, device: str | None, code: str, reason: str) -> None:
         """:param device: None for a sender that is not enrolled."""
@@ -35,21 +31,18 @@ class Refusals:
         if key not in self._counts:
             log.info("refused from %s (%s): %s", key[0], code, reason)
         self._counts[key] = self._counts.get(key, 0) + 1
-        self.total += 1
 
-    def flush(self, *, now: float, force: bool = False) -> None:
-        """Writes what was counted; keeps it for later while the disk is full."""
+    def flush(self, *, now: float, force: bool = False) -> dict[tuple[str, str], int]:
+        """Stores what was counted, once a second at most; (device, code) -> how often, of what was stored now."""
         if not self._counts or (now - self._flushed_at < FLUSH_S and not force):
-            return
+            return {}
         self._flushed_at = now
-        counts, self._counts = self._counts, {}
         try:
             with self._store.transaction():
-                for (device, code), count in counts.items():
+                for (device, code), count in self._counts.items():
                     self._store.count_refusal(device, code, count=count)
         except StoreError as error:
             log.warning("refusals could not be stored: %s", error)
-            self._counts = counts
-            return
-        for (device, code), count in counts.items():
-            self._note("refused", device=device, code=code, count=count)
+            return {}
+        counts, self._counts = self._counts, {}
+        return counts

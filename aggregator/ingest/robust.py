@@ -26,17 +26,26 @@ _SORTED_BYTES = 1 << 20
 
 
 class Sent(NamedTuple):
-    """One accepted update: `values` float32 `[k]`, the entries where `shared`, bool `[d]`, is True."""
+    """One accepted update: `values` float32 `[d]`, zero where `shared`, bool `[d]`, is False."""
 
     values: np.ndarray
     shared: np.ndarray
+
+    @classmethod
+    def spread(cls, values: np.ndarray, shared: np.ndarray) -> Sent:
+        """:param values: float32 `[k]`, the entries where `shared` is True, in their order."""
+        if values.size == shared.size:
+            return cls(values, shared)
+        whole = np.zeros(shared.size, np.float32)
+        whole[shared] = values
+        return cls(whole, shared)
 
 
 def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
     """How many values are left out at either end, for numbers of senders `[d]`."""
     if rules.aggregation == "median":
-        return np.maximum(senders - 1, 0) // 2
-    return np.floor(senders * rules.trim + 1e-9).astype(np.int64)
+        return np.asarray(np.maximum(senders - 1, 0) // 2)
+    return np.asarray(np.floor(senders * rules.trim + 1e-9), np.int64)
 
 
 def memory_bytes(devices: int, size: int) -> int:
@@ -62,17 +71,18 @@ def shown(rules: RoundSection, *, devices: int, size: int) -> str | None:
 def robust_sums(
     rules: RoundSection, updates: Callable[[], Iterator[Sent]], *, devices: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums float64 `[d]` of the values that are not left out, correctly rounded, and how many these are, int32 `[d]`.
+    """Sums of the values that are not left out, correctly rounded, and how many these are; both float64 `[d]`.
 
-    :param updates: gives the round's updates, anew each time; :param devices: how many there are.
+    :param updates: gives the round's updates, anew each time.
+    :param devices: how many there are.
     """
-    sums, counts = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.int32)
+    sums, counts = torch.zeros(2, size, dtype=torch.float64)
     width = _block_entries(devices)
     for start in range(0, size, width):
         stop = min(start + width, size)
         block = np.full((devices, stop - start), np.inf, np.float32)  # inf: not sent, and sorted to the end
         for row, sent in enumerate(updates()):
-            _place(sent, start, stop, out=block[row])
+            np.copyto(block[row], sent.values[start:stop], where=sent.shared[start:stop])
         narrow = max(1, _SORTED_BYTES // (4 * devices))
         for first in range(0, stop - start, narrow):
             part = slice(start + first, min(start + first + narrow, stop))
@@ -82,15 +92,6 @@ def robust_sums(
 
 def _block_entries(devices: int) -> int:
     return max(1, BLOCK_BYTES // (4 * devices))
-
-
-def _place(sent: Sent, start: int, stop: int, *, out: np.ndarray) -> None:
-    if sent.values.size == sent.shared.size:
-        out[:] = sent.values[start:stop]
-        return
-    before = int(np.count_nonzero(sent.shared[:start]))
-    here = sent.shared[start:stop]
-    out[here] = sent.values[before : before + int(np.count_nonzero(here))]
 
 
 def _sums(rules: RoundSection, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,5 +104,5 @@ def _sums(rules: RoundSection, values: np.ndarray) -> tuple[torch.Tensor, torch.
     for rank in range(int(first.min(initial=0)), int(last.max(initial=0))):
         kept = (first <= rank) & (rank < last)
         if kept.any():
-            total.add(ordered[rank][kept], kept)
-    return total.sums, total.counts
+            total.add(np.where(kept, ordered[rank], np.float32(0)), kept)
+    return total.sums, total.weights

@@ -8,11 +8,10 @@ asking a slow one too early makes it send twice what is still on its way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.format.chunks import Assembler, Chunk, Ranges
-from hushfleet.wire.format.messages import Offer
+from hushfleet.wire.format.chunks import Assembler, Chunk
+from hushfleet.wire.format.messages import Missing, Offer
 
 IDLE_S = 1.0
 LONGEST_IDLE_S = 60.0
@@ -21,21 +20,19 @@ MAX_OPEN_BYTES = 256 << 20
 _PACES = 4.0
 
 
-class Gap(NamedTuple):
-    """What a device should be told it has not delivered."""
-
-    device: str
-    offer: Offer
-    missing: Ranges
-
-
 @dataclass
 class _Transfer:
+    """An update whose chunks are coming; `wait_s` is the pause after which the device is told what is missing."""
+
     offer: Offer
     assembler: Assembler
     heard_at: float
     due_at: float
     wait_s: float
+
+    @property
+    def missing(self) -> Missing:
+        return Missing(self.offer.task, self.offer.round, self.offer.digest, self.assembler.missing())
 
 
 class Transfers:
@@ -71,8 +68,8 @@ class Transfers:
         else:
             self._begin(device, offer, now, due_at=now + self._idle_s(device))
 
-    def chunk(self, device: str, chunk: Chunk, *, now: float) -> bytes | None:
-        """Takes a chunk; the whole update once it is complete, its digest verified.
+    def chunk(self, device: str, chunk: Chunk, *, now: float) -> tuple[Offer, bytes] | None:
+        """Takes a chunk; the offer and the whole update once it is complete, its digest verified.
 
         Raises `Malformed` for a chunk of another update than the offered one, or of wrong content.
         """
@@ -92,21 +89,21 @@ class Transfers:
             return None
         data = transfer.assembler.blob()
         self.drop(device)
-        return data
+        return transfer.offer, data
 
     @property
     def due_at(self) -> float:
         """When `gaps` may have something to say; inf without transfers."""
         return min((each.due_at for each in self._open.values()), default=float("inf"))
 
-    def gaps(self, *, now: float) -> list[Gap]:
+    def gaps(self, *, now: float) -> list[tuple[str, Missing]]:
         """Whom to tell what is missing; each is told later and later until something comes."""
         told = []
         for device, transfer in list(self._open.items()):
             if now - transfer.heard_at > EXPIRE_S:
                 self.drop(device)
             elif now >= transfer.due_at:
-                told.append(Gap(device, transfer.offer, transfer.assembler.missing()))
+                told.append((device, transfer.missing))
                 transfer.wait_s = min(2 * transfer.wait_s, LONGEST_IDLE_S)
                 transfer.due_at = now + transfer.wait_s
         for device, offer in list(self._queue.items()):
@@ -114,8 +111,7 @@ class Transfers:
                 break
             del self._queue[device]
             # what it sent while it waited was dropped, so it is asked for everything
-            self._begin(device, offer, now, due_at=now + IDLE_S)
-            told.append(Gap(device, offer, ()))
+            told.append((device, self._begin(device, offer, now, due_at=now + IDLE_S).missing))
         return told
 
     def drop(self, device: str) -> None:
@@ -130,10 +126,11 @@ class Transfers:
         self._queue.clear()
         self._reserved = 0
 
-    def _begin(self, device: str, offer: Offer, now: float, *, due_at: float) -> None:
+    def _begin(self, device: str, offer: Offer, now: float, *, due_at: float) -> _Transfer:
         assembler = Assembler(offer.digest, offer.size, max_blob_bytes=self.max_bytes)
-        self._open[device] = _Transfer(offer, assembler, now, due_at, self._idle_s(device))
+        self._open[device] = transfer = _Transfer(offer, assembler, now, due_at, self._idle_s(device))
         self._reserved += offer.size
+        return transfer
 
     def _idle_s(self, device: str) -> float:
         return min(max(IDLE_S, _PACES * self._pace_s.get(device, 0.0)), LONGEST_IDLE_S)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hushfleet.errors import Malformed
@@ -34,38 +34,31 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Pass:
-    """The chunks of one blob that are to be sent; `at` is how far the running pass has come."""
+    """What is to be sent of one blob, and how long the next pass waits for more to ask.
+
+    :param wanted: which chunks are.
+    :param at: how far the running pass has come.
+    :param due_at: when it begins; inf where nothing is wanted.
+    """
 
     blob: bytes
     wanted: bytearray
-    due_at: float
     at: int = 0
-
-
-@dataclass
-class _Pace:
-    """How long the next pass of one blob waits for more to ask, and when the last one ended."""
-
+    due_at: float = math.inf
     wait_s: float = COALESCE_S
     ended_at: float = -math.inf
 
-    def due_at(self, now: float) -> float:
-        """Of a pass that is first asked for at `now`."""
+    def plan(self, now: float) -> None:
+        """Another pass is asked for."""
         if now - self.ended_at > LONGEST_COALESCE_S:
             self.wait_s = COALESCE_S
-        return now + self.wait_s
+        self.at, self.due_at = 0, now + self.wait_s
 
-    def ended(self, now: float) -> None:
-        self.ended_at = now
+    def end(self, now: float) -> None:
+        self.due_at, self.ended_at = math.inf, now
         self.wait_s = min(2 * self.wait_s, LONGEST_COALESCE_S)
-
-
-@dataclass
-class _Window:
-    """What each device asked for in this minute: (device, digest) -> how often each chunk."""
-
-    began_at: float = -math.inf
-    asked: dict[tuple[str, bytes], bytearray] = field(default_factory=dict)
+        if self.wanted.find(1) >= 0:  # chunks behind the pass were asked for again
+            self.plan(now)
 
 
 class ChunkServer:
@@ -79,8 +72,9 @@ class ChunkServer:
         self._find = find
         self._chunk_bytes = chunk_bytes
         self._passes: dict[bytes, _Pass] = {}
-        self._paces: dict[bytes, _Pace] = {}
-        self._window = _Window()
+        # how often each device asked for each chunk of a blob in this minute
+        self._asked: dict[tuple[str, bytes], bytearray] = {}
+        self._minute_began_at = -math.inf
 
     def want(self, device: str, want: Want, *, now: float) -> bool:
         """Marks what a device asks for; False if there is no such blob here.
@@ -94,16 +88,17 @@ class ChunkServer:
             raise Malformed(f"{want.size} bytes of {want.digest.hex()[:16]}... were asked for, it has {len(blob)}")
         count = chunk_count(len(blob), self._chunk_bytes)
         indices = expand(want.missing, count)
-        asked = self._asked(device, want.digest, count, now)
-        running = self._passes.get(want.digest)
+        if now - self._minute_began_at >= _MINUTE_S:
+            self._asked, self._minute_began_at = {}, now
+        asked = self._asked.setdefault((device, want.digest), bytearray(count))
+        running = self._passes.setdefault(want.digest, _Pass(blob, bytearray(count)))
         for index in indices:
-            if asked[index] >= PER_MINUTE or (running is not None and running.wanted[index]):
+            if asked[index] >= PER_MINUTE or running.wanted[index]:
                 continue
             asked[index] += 1
-            if running is None:
-                due_at = self._paces.setdefault(want.digest, _Pace()).due_at(now)
-                running = self._passes[want.digest] = _Pass(blob, bytearray(count), due_at)
             running.wanted[index] = 1
+            if running.due_at == math.inf:
+                running.plan(now)
         return True
 
     @property
@@ -113,12 +108,11 @@ class ChunkServer:
 
     def frames(self, *, now: float, limit: int) -> Iterator[Frame]:
         """At most `limit` chunks that are due, each taken off the list as it is given out."""
-        for digest in [digest for digest, each in self._passes.items() if each.due_at <= now]:
-            running = self._passes[digest]
+        for digest, running in [(digest, each) for digest, each in self._passes.items() if each.due_at <= now]:
             while limit > 0:
                 index = running.wanted.find(1, running.at)
                 if index < 0:
-                    self._end_pass(digest, running, now)
+                    running.end(now)
                     break
                 running.wanted[index], running.at = 0, index + 1
                 limit -= 1
@@ -127,21 +121,8 @@ class ChunkServer:
     def forget(self, digest: bytes) -> None:
         """A blob is obsolete: what of it is still to be sent is not."""
         self._passes.pop(digest, None)
-        self._paces.pop(digest, None)
 
     def clear(self) -> None:
         """The connection was lost: who still wants something asks again."""
-        self._passes.clear()
-
-    def _end_pass(self, digest: bytes, running: _Pass, now: float) -> None:
-        pace = self._paces[digest]
-        pace.ended(now)
-        if running.wanted.find(1) < 0:
-            del self._passes[digest]
-        else:  # chunks behind the pass were asked for again
-            running.at, running.due_at = 0, pace.due_at(now)
-
-    def _asked(self, device: str, digest: bytes, count: int, now: float) -> bytearray:
-        if now - self._window.began_at >= _MINUTE_S:
-            self._window = _Window(now)
-        return self._window.asked.setdefault((device, digest), bytearray(count))
+        for each in self._passes.values():
+            each.wanted[:], each.due_at = bytes(len(each.wanted)), math.inf

@@ -54,10 +54,9 @@ class DifferenceFiles:
     def resume(self, current: bytes) -> None:
         """Offers what the folder has that leads to the model with the SHA-256 `current`; deletes all else."""
         self._offered = []
-        files = sorted(self._found(), key=lambda path: int(_NAME.fullmatch(path.name)[1]), reverse=True)
         wanted = current
-        for path in files:
-            read = _read(path)
+        for path, _, digest in sorted(self._found(), key=lambda found: found[1], reverse=True):
+            read = _read(path, digest)
             if read is not None and read[0].result == wanted:
                 self._offered.insert(0, _offer(path, *read))
                 wanted = read[0].base
@@ -79,7 +78,7 @@ class DifferenceFiles:
 
     def _trim(self) -> None:
         """Offers as many as are cheaper than a whole model, and deletes the files of all others."""
-        together, kept = 0, []
+        together, kept = 0, list[_Offered]()
         for each in reversed(self._offered[-MAX_DIFFERENCES:]):
             together += each.ref.size
             if together >= self._full_bytes:
@@ -87,7 +86,7 @@ class DifferenceFiles:
             kept.insert(0, each)
         self._offered = kept
         paths = {each.path for each in kept}
-        for path in self._found():
+        for path, _, _ in self._found():
             if path not in paths:
                 with contextlib.suppress(OSError):  # it is deleted another time
                     path.unlink()
@@ -95,8 +94,10 @@ class DifferenceFiles:
     def _path(self, data: bytes, header: DifferenceHeader) -> Path:
         return self._folder / f"difference-{header.round}-{hashlib.sha256(data).hexdigest()}.bin"
 
-    def _found(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+    def _found(self) -> list[tuple[Path, int, str]]:
+        """Files with the rounds and digests that their names say."""
+        named = [(path, _NAME.fullmatch(path.name)) for path in self._folder.iterdir()]
+        return [(path, int(name[1]), name[2]) for path, name in named if name is not None]
 
 
 def _offer(path: Path, header: DifferenceHeader, data: bytes) -> _Offered:
@@ -104,11 +105,11 @@ def _offer(path: Path, header: DifferenceHeader, data: bytes) -> _Offered:
     return _Offered(ref, data, path)
 
 
-def _read(path: Path) -> tuple[DifferenceHeader, bytes] | None:
+def _read(path: Path, digest: str) -> tuple[DifferenceHeader, bytes] | None:
     """None for a file that is damaged or cannot be read."""
     try:
         data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() == _NAME.fullmatch(path.name)[2]:
+        if hashlib.sha256(data).hexdigest() == digest:
             return read_difference_header(data), data
         log.warning("%s is damaged and not offered", path)
     except (OSError, WireError) as error:

@@ -31,7 +31,8 @@ FOLDER_STD = 0.25
 class PreparedTask:
     """A task, ready to run.
 
-    :param spec: what devices get; `spec_ref` addresses its bytes.
+    :param spec: what devices get.
+    :param spec_ref: addresses its bytes.
     :param blobs: the task package and the graphs, by SHA-256.
     :param initial: float32 `[d]`, the first global model.
     :param dataset: the simulation's data, or the aggregator's public test set; None where there is none.
@@ -60,7 +61,12 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.data.class_names
     model = get_model(task.model.name, classes=len(class_names))
-    _check_shapes(task, model, dataset)
+    shape = tuple(dataset.input_shape if dataset else task.data.input_shape or ())
+    if shape != tuple(model.input_shape):
+        raise BadInput(
+            f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
+            f"data.name = {task.data.name!r} has {_shown(shape)}; choose a model for that shape"
+        )
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     privacy = task.privacy_spec(train_samples=train_samples or None)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
@@ -107,7 +113,7 @@ def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
     section = task.data
     if section.name != "folder":
         return load(section.name, data_dir=data_dir)
-    if section.path is None:
+    if section.path is None or section.input_shape is None:
         return None
     channels = section.input_shape[0]
     return load_folder_set(
@@ -117,15 +123,6 @@ def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
         mean=(FOLDER_MEAN,) * channels,
         std=(FOLDER_STD,) * channels,
     )
-
-
-def _check_shapes(task: Task, model: Model, dataset: DataSet | None) -> None:
-    shape = dataset.input_shape if dataset else task.data.input_shape
-    if tuple(shape) != tuple(model.input_shape):
-        raise BadInput(
-            f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
-            f"data.name = {task.data.name!r} has {_shown(shape)}; choose a model for that shape"
-        )
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -21,8 +21,10 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.wire.format.update import UpdateHeader
 
 
-class Collected:
-    """:param before: the global vector float32 `[d]` of the round.
+class RoundAggregate:
+    """The sums of one round, and what the accepted headers say beside the values.
+
+    :param before: the global vector float32 `[d]` of the round.
     :param rules: of the task: what the aggregate is.
     :param stored: reads all that was added once more; not asked where a mean is wanted.
     :param device: the torch device that holds the sums of a mean.
@@ -48,22 +50,12 @@ class Collected:
         self._reports: dict[str, tuple[float, ...]] = {}
         self._noise: dict[str, Noise] = {}
 
-    def add(
-        self,
-        values: np.ndarray,
-        shared: np.ndarray,
-        sent: np.ndarray,
-        *,
-        header: UpdateHeader,
-        largest: float | None = None,
-    ) -> None:
-        """:param values: float32 `[k]`, the entries where `shared`, bool `[d]`, is True.
-        :param sent: the same as `[d]`, see `dense`.
-        :param largest: the largest magnitude among them, where it is known.
-        """
-        weight = self._method.weight(self._before, sent)
+    def add(self, sent: Sent, header: UpdateHeader, *, largest: float | None = None) -> None:
+        """:param largest: the largest magnitude among the values, where it is known."""
+        weight = self._method.weight(self._before, sent.values)
         if self._sums is not None:
-            self._sums.add(values, shared, weight=weight, largest=largest)
+            shared = None if header.value_count == sent.values.size else sent.shared
+            self._sums.add(sent.values, shared, weight=weight, largest=largest)
         self._reports[header.device] = header.report
         self._noise[header.device] = Noise(weight, header.noise_stds)
 
@@ -87,16 +79,7 @@ class Collected:
             found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
             sums, weights = (each.to(self._device) for each in found)
         after = self._method.aggregate(before, sums, weights)
-        params = after.to(torch.float32).cpu().numpy()
+        params: np.ndarray = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self._method.name}.aggregate gave values that are not finite")
         return params
-
-
-def dense(values: np.ndarray, shared: np.ndarray) -> np.ndarray:
-    """`values` float32 `[k]` as `[d]`, zero where `shared` is False."""
-    if values.size == shared.size:
-        return values
-    whole = np.zeros(shared.size, np.float32)
-    whole[shared] = values
-    return whole

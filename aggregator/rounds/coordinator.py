@@ -13,15 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
 from hushfleet.aggregator.ingest.checks import Verdict
-from hushfleet.aggregator.ingest.refusals import Refusals
-from hushfleet.aggregator.ingest.uploads import Uplink
+from hushfleet.aggregator.ingest.refusals import RefusalCounter
+from hushfleet.aggregator.ingest.uploads import Answer, Uploads
 from hushfleet.aggregator.observe.events import EventLog, read_events
-from hushfleet.aggregator.observe.metrics import RoundSummary
-from hushfleet.aggregator.observe.round_events import run_fields
+from hushfleet.aggregator.observe.round_events import run_fields, update_fields
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.policy import may_open
@@ -34,17 +33,18 @@ from hushfleet.wire.format.messages import (
     Message,
     NotEnrolled,
     Offer,
+    Refused,
     ServerState,
     TaskNotice,
     Want,
     decode_message,
     encode_message,
 )
-from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
-QUARANTINE_AFTER = 3
-"""Rounds in which an update that the device itself signed was refused."""
+BLOCK_AFTER_FAULTS = 3
+"""Rounds in which an update that the device itself signed was refused, until it is blocked."""
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
 RETRY_CLOSE_S = 5.0
@@ -89,12 +89,11 @@ class Coordinator:
         self._events, self._kind, self._clock = events, kind, clock
         self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
         self._other_versions: set[str] = set()
-        self._refusals = Refusals(self.store, self._note, now=clock())
+        self._refusals = RefusalCounter(self.store, now=clock())
         self._blobs = ChunkServer(self._find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
-        self._uplink = Uplink(
-            engine, self._refusals, say=self._say, note=self._note, fault=self._on_fault, clock=clock
-        )
-        self._global: tuple[bytes, bytes] | None = None
+        self._uploads = Uploads(engine, clock=clock)
+        self._global_blob: tuple[bytes, bytes] | None = None  # digest and bytes of the current model, once wanted
+        self._offered: dict[str, int] = {}  # the round of each device's newest offer that was logged
         self._up = False
         self._broker_lost = False
         self._noted_states: dict[str, str] = {}
@@ -129,7 +128,7 @@ class Coordinator:
     def step(self, longest_s: float) -> None:
         """Waits for one event, at most `longest_s` seconds, and does what is due then."""
         now = self._clock()
-        due_at = min(self._blobs.due_at, self._uplink.due_at, self.enrolment.due_at) if self._up else now + longest_s
+        due_at = min(self._blobs.due_at, self._uploads.due_at, self.enrolment.due_at) if self._up else now + longest_s
         event = self.link.receive(min(longest_s, max(0.0, due_at - now)))
         try:
             if event is not None:
@@ -143,9 +142,9 @@ class Coordinator:
 
     def close(self) -> None:
         """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
-        self._uplink.close()
+        self._uploads.close()
         self.enrolment.note(force=True)
-        self._refusals.flush(now=self._clock(), force=True)
+        self._store_refusals(force=True)
         try:
             self._publish(self.topics.server, self._server_state("lost"), retain=True)
         except LinkLost as error:
@@ -189,43 +188,40 @@ class Coordinator:
             self._on_delivery(event)
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        topic: ParsedTopic | None = None
+        device: str | None = None
         try:
             topic = self.topics.parse(delivery.topic)
-            if topic.device is None or not delivery.payload:
+            device = topic.device
+            if device is None or not delivery.payload:
                 return
             if topic.kind == "state":
-                self.enrolment.take(topic.device, delivery.payload, federation=self.topics.federation)
+                self.enrolment.take(device, delivery.payload, federation=self.topics.federation)
             elif topic.kind == "msg":
-                self._on_message(topic.device, self._verified(topic.device, delivery.payload))
+                self._on_message(device, self._verified(device, delivery.payload))
             elif topic.kind == "chunk":
-                self._key(topic.device)
-                self._uplink.chunk(topic.device, delivery.payload)
-        except NotAccepted as error:
-            self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
-            self._say(topic.device, NotEnrolled(topic.device, error.public_key, str(error)))
+                self._key(device)
+                self._answer(self._uploads.chunk(device, delivery.payload))
         except BadSignature as error:
-            self._refuse(topic, "bad-signature" if self._is_known(topic) else "unknown-device", error)
+            is_known = device is not None and self.enrolment.key(device) is not None
+            self._refuse(device, "bad-signature" if is_known else "unknown-device", error)
+            if isinstance(error, NotAccepted):
+                self._say(error.device, NotEnrolled(error.device, error.public_key, str(error)))
         except (Malformed, TooLarge) as error:
             if isinstance(error, OtherVersion):
-                self._warn_of_version(topic, error)
-            self._refuse(topic, "malformed", error)
+                self._warn_of_version(device or "?", error)
+            self._refuse(device, "malformed", error)
         except StoreError as error:
-            self._refuse(topic, "store-full", error)
+            self._refuse(device, "store-full", error)
 
-    def _is_known(self, topic: ParsedTopic | None) -> bool:
-        return topic is not None and topic.device is not None and self.enrolment.key(topic.device) is not None
+    def _refuse(self, device: str | None, code: str, error: HushfleetError) -> None:
+        listed = device is not None and self.enrolment.is_listed(device)
+        self._refusals.add(device if listed else None, code, str(error))
 
-    def _refuse(self, topic: ParsedTopic | None, code: str, error: HushfleetError) -> None:
-        listed = topic is not None and topic.device is not None and self.enrolment.is_listed(topic.device)
-        self._refusals.add(topic.device if listed else None, code, str(error))
-
-    def _warn_of_version(self, topic: ParsedTopic | None, error: OtherVersion) -> None:
+    def _warn_of_version(self, device: str, error: OtherVersion) -> None:
         """Once for each name, and for so many of them as anyone may invent."""
-        name = "?" if topic is None or topic.device is None else topic.device
-        if name not in self._other_versions and len(self._other_versions) < MAX_WARNED:
-            self._other_versions.add(name)
-            log.warning("%s cannot take part: %s", name, error)
+        if device not in self._other_versions and len(self._other_versions) < MAX_WARNED:
+            self._other_versions.add(device)
+            log.warning("%s cannot take part: %s", device, error)
 
     def _verified(self, device: str, payload: bytes) -> Message:
         message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
@@ -264,13 +260,13 @@ class Coordinator:
         for device, (_, reason) in changes.out.items():
             log.warning("%s is put out: %s", device, reason)
             self.engine.exclude(device)
-            self._uplink.drop(device)
+            self._uploads.drop(device)
             self._asked.pop(device, None)
             if self.present.pop(device, None) is not None:
                 self._noted_states[device] = "lost"
                 self._note("presence", device=device, state="lost", board="")
         if changes.out or changes.accepted:
-            self._uplink.recall_latest()  # a name may belong to another board by now
+            self._uploads.recall_latest()  # a name may belong to another board by now
         for device in changes.accepted:
             # its birth is retained: the broker sends it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
@@ -283,7 +279,8 @@ class Coordinator:
             if not self._blobs.want(device, message, now=self._clock()):
                 log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
         elif isinstance(message, Offer):
-            self._uplink.offer(device, message)
+            self._note_offer(device, message)
+            self._answer(self._uploads.offer(device, message))
         elif isinstance(message, Decline):
             self._on_decline(device, message)
         elif isinstance(message, Ask):
@@ -295,16 +292,34 @@ class Coordinator:
         if message.task != self.engine.spec.task:
             return
         if self.engine.decline(device, message.code, message.reason, round=message.round):
-            self._uplink.drop(device)
+            self._uploads.drop(device)
             self._note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
-    def _on_fault(self, device: str, verdict: Verdict) -> None:
-        """Quarantine: a device whose own updates were refused in several rounds is blocked for the rest of the run.
-
-        `hushfleet devices add` lifts it; after as many faults more it is blocked again.
-        """
-        if verdict.faults % QUARANTINE_AFTER:
+    def _note_offer(self, device: str, offer: Offer) -> None:
+        """Once for a device and round, as devices repeat their offers: one a round is all that a sender can cause."""
+        plan = self.engine.plan
+        if plan is None or device not in plan.cohort or (offer.task, offer.round) != (plan.task, plan.round):
             return
+        if self._offered.get(device) != offer.round:
+            self._offered[device] = offer.round
+            self._note("offer", round=offer.round, device=device, bytes=offer.size)
+
+    def _answer(self, answer: Answer | None) -> None:
+        """Logs an update, tells its device, and blocks the device where its updates are refused round after round."""
+        if answer is None:
+            return
+        device, offer, message, verdict = answer.device, answer.offer, answer.message, answer.verdict
+        if verdict is not None:
+            fields = update_fields(verdict, device=device, round=offer.round, payload_bytes=offer.size)
+            self._note("update", **fields)
+        if answer.counts and isinstance(message, Refused):
+            self._refusals.add(device, message.code, message.reason)
+        if verdict is not None and verdict.faults and verdict.faults % BLOCK_AFTER_FAULTS == 0:
+            self._block(device, verdict)
+        self._say(device, message)
+
+    def _block(self, device: str, verdict: Verdict) -> None:
+        """For the rest of the run. `hushfleet devices add` lifts it; after as many faults more it is blocked again."""
         reason = f"its updates were refused in {verdict.faults} rounds, the last as {verdict.code}: {verdict.reason}"
         try:
             self.enrolment.block(device, reason)
@@ -320,7 +335,7 @@ class Coordinator:
         if ask.session == newest and (before is None or before.session < newest):
             before = self._asked[device] = ask
         plan = self.engine.announcement
-        last_round, last_digest = self._uplink.latest(device)
+        last_round, last_digest = self._uploads.latest(device)
         known = Known(
             epoch=self.epoch,
             nonce=ask.nonce,
@@ -340,14 +355,16 @@ class Coordinator:
 
     def _advance(self) -> None:
         now = self._clock()
-        self._refusals.flush(now=now)
+        self._store_refusals()
         self.enrolment.note()
         self._apply_changes()
         if self._up:
             for frame in self._blobs.frames(now=now, limit=FRAMES_A_STEP):
                 self.link.publish(self.topics.blob(frame.digest), frame.data)
-            self._uplink.tell_gaps(now=now)
-        self._uplink.settle()
+            for device, missing in self._uploads.gaps():
+                self._say(device, missing)
+        for answer in self._uploads.answers():
+            self._answer(answer)
         self._close_round(now)
         self._open_round(now)
 
@@ -355,33 +372,41 @@ class Coordinator:
         engine = self.engine
         if engine.plan is None or now < self._retry_close_at:
             return
-        if now >= engine.deadline:
-            self._uplink.finish()  # what came whole in time counts, before it is seen who is missing
-        extensions = engine.extensions
+        if now >= engine.responses.deadline:
+            self._finish_uploads()  # what came whole in time counts, before it is seen who is missing
+        extensions = engine.responses.extensions
         if not engine.should_close(now, ready=len(self.present)):
-            if engine.extensions > extensions:
+            if engine.responses.extensions > extensions:
                 self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
                 self._announce()
             return
-        self._uplink.finish()
-        old = {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}
+        self._finish_uploads()
+        old = self._model_blobs()
         try:
-            summary: RoundSummary = engine.close()
+            summary = engine.close()
         except StoreError as error:
             log.error("the round cannot be closed yet: %s", error)
             self._retry_close_at = now + RETRY_CLOSE_S
             return
-        self._refusals.flush(now=now, force=True)
+        self._store_refusals(force=True)
         self._note("round_close", **summary.to_dict())
         self.enrolment.round_closed()
         if engine.finished:
             self._note("finished")
-        for digest in old - {engine.global_digest, *(difference.digest for difference in engine.differences.refs)}:
+        for digest in old - self._model_blobs():
             self._blobs.forget(digest)
-        self._uplink.end_round()
+        self._uploads.end_round()
         self._idle_since = now
         if not self._open_round(now):
             self._announce()
+
+    def _finish_uploads(self) -> None:
+        for answer in self._uploads.finish():
+            self._answer(answer)
+
+    def _model_blobs(self) -> set[bytes]:
+        """SHA-256 of the current model and of the differences that lead to it."""
+        return {self.engine.global_digest, *(difference.digest for difference in self.engine.differences.refs)}
 
     def _open_round(self, now: float) -> bool:
         """Opens the next round if enough devices are there; True if it did."""
@@ -398,21 +423,21 @@ class Coordinator:
         self._announce()
         return True
 
-    def _least_devices(self) -> int:
-        """Where a task asks for its whole fleet, it asks for none that is blocked."""
-        rules, least = self.engine.prepared.task.round, self.engine.min_devices
-        is_whole_fleet = not (rules.min_devices or rules.cohort_size)
-        return max(1, least - self.enrolment.blocked) if is_whole_fleet else least
-
     def _enough_present(self, now: float) -> bool:
-        engine = self.engine
+        rules, least = self.engine.prepared.task.round, self.engine.min_devices
+        if not (rules.min_devices or rules.cohort_size):  # the whole fleet: of it, none that is blocked
+            least = max(1, least - self.enrolment.blocked)
         return may_open(
-            engine.prepared.task.round,
+            rules,
             len(self.present),
-            least=self._least_devices(),
-            closed_rounds=engine.closed_rounds,
+            least=least,
+            closed_rounds=self.engine.closed_rounds,
             waited_s=now - self._idle_since,
         )
+
+    def _store_refusals(self, *, force: bool = False) -> None:
+        for (device, code), count in self._refusals.flush(now=self._clock(), force=force).items():
+            self._note("refused", device=device, code=code, count=count)
 
     # helpers
 
@@ -421,16 +446,16 @@ class Coordinator:
         blob = self.engine.prepared.blobs.get(digest) or self.engine.differences.find(digest)
         if blob is not None or digest != self.engine.global_digest:
             return blob
-        if self._global is None or self._global[0] != digest:
-            self._global = (digest, self.engine.global_params.astype("<f4").tobytes())
-        return self._global[1]
+        if self._global_blob is None or self._global_blob[0] != digest:
+            self._global_blob = (digest, self.engine.global_params.astype("<f4").tobytes())
+        return self._global_blob[1]
 
     def _announce(self) -> None:
         self._publish(self.topics.round, replace(self.engine.announcement, epoch=self.epoch), retain=True)
         if self.engine.finished and self._finished_at is None:
             self._finished_at = self._clock()
 
-    def _server_state(self, state: Any) -> ServerState:
+    def _server_state(self, state: Literal["ready", "lost"]) -> ServerState:
         return ServerState(self.epoch, state, self.identity.public_key)
 
     def _encoded(self, message: Message) -> bytes:

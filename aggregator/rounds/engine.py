@@ -17,23 +17,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hushfleet.aggregator.ingest.checks import Admitted, Inbox, Verdict, VerifiedUpdate
+from hushfleet.aggregator.ingest.checks import Admitted, UpdateChecks, Verdict
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
 from hushfleet.aggregator.ingest.robust import Sent
-from hushfleet.aggregator.ingest.sum_kernels import find_addition
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
-from hushfleet.aggregator.publish.difference_files import DifferenceFiles
-from hushfleet.aggregator.publish.model_step import make_difference, worth_offering
-from hushfleet.aggregator.rounds.aggregate import Collected, dense
+from hushfleet.aggregator.publish.model_step import worth_offering
+from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.rounds.aggregate import RoundAggregate
 from hushfleet.aggregator.rounds.cohort import choose_cohort
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
-from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, RoundRow, StoreFull
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow
+from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
-from hushfleet.wire.format.difference import EncodedDifference, params_digest
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_update
 
@@ -47,7 +44,8 @@ class RoundEngine:
     """Opens and closes the rounds of one task on one store.
 
     :param device: the torch device for the sums.
-    :param clock: unix seconds; :param monotonic: the clock of the deadline.
+    :param clock: unix seconds.
+    :param monotonic: the clock of the deadline.
     """
 
     def __init__(
@@ -64,20 +62,32 @@ class RoundEngine:
         self.spec = prepared.spec
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
-        self.inbox = Inbox(prepared.spec, prepared.method)
-        self.checkpoints = Checkpoints(store.folder, self.layout, durable=store.durable)
-        self.differences = DifferenceFiles(store.folder, full_bytes=4 * self.layout.size, durable=store.durable)
+        self.checks = UpdateChecks(prepared.spec, prepared.method)
+        self.model = PublishedModel(store.folder, self.layout, durable=store.durable)
+        self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
-        self._closing = ClosingRule(self._rules, least_ready=self.min_devices)
+        self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
         self._newcomer = prepared.method.init_state().public
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
         self._excluded: set[str] = set()
+        self._server: ServerState = {}
+        self._trained_on: dict[str, bytes] = {}
+        self._check_same_task()
         self._resume()
 
     # what is going on
+
+    @property
+    def global_params(self) -> np.ndarray:
+        """The current global model, float32 `[d]`, read-only."""
+        return self.model.params
+
+    @property
+    def global_digest(self) -> bytes:
+        return self.model.digest
 
     @property
     def plan(self) -> RoundPlan | None:
@@ -111,21 +121,7 @@ class RoundEngine:
     @property
     def accepted(self) -> int:
         """How many updates of the open round were accepted."""
-        return self._closing.accepted
-
-    @property
-    def extensions(self) -> int:
-        """How often the open round's deadline was put off."""
-        return self._closing.extensions
-
-    @property
-    def deadline(self) -> float:
-        """Of the open round, on the monotonic clock."""
-        return self._closing.deadline
-
-    def is_expected(self, device: str) -> bool:
-        """Whether this cohort member has neither been accepted nor given another final answer."""
-        return self._plan is not None and self._closing.expects(device)
+        return self.responses.accepted
 
     # a round
 
@@ -153,18 +149,46 @@ class RoundEngine:
         admitted = self.admit(device, data)
         if isinstance(admitted, Verdict):
             return admitted
-        return self.settle(admitted, self.decode(admitted))
+        return self.settle(admitted, decode(data, admitted.counts))
+
+    def admission(self, device: str, *, task: str, round: int, digest: bytes) -> Verdict | None:
+        """Whether an update may be taken at present: None, or what to answer instead.
+
+        The one place of these rules. An offer is held to them, then the update that came, and once more the one that
+        was decoded meanwhile.
+
+        :param digest: SHA-256 of the update's bytes, or of its header and values alone.
+        """
+        plan = self._plan
+        if task != self.spec.task:
+            return Verdict("late", f"the update is of {task}; this is {self.spec.task}")
+        if device in self._excluded:
+            return Verdict("unknown-device", f"{device} is no accepted device any more")
+        known = self.store.update(round, device)
+        if known is not None and digest in (known.digest, known.payload_digest):
+            return Verdict("duplicate", acknowledged=True, held=known.digest)
+        if known is not None:
+            reason = f"another update of {device} was accepted in round {round}"
+            return Verdict("duplicate", reason, held=known.digest)
+        if plan is None or round != plan.round:
+            at = "no round is open" if plan is None else f"round {plan.round} is open"
+            return Verdict("late", f"the update is of round {round}, and {at}")
+        if device not in plan.cohort:
+            return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
+        return None
 
     def admit(self, device: str, data: bytes) -> Admitted | Verdict:
-        """The short part before decoding: who sent it, is it new, does it belong to the round, as noisy as asked."""
+        """The short part before decoding: who sent it, may it be taken, is it as noisy as asked."""
+        row = self.store.device(device)
         try:
-            return self._admitted(device, data)
+            header, payload = self.checks.authenticate(device, data, public_key=None if row is None else row.public_key)
+            refused = self._refused_now(header, payload)
+            if refused is not None:
+                return refused
+            plan, held = self._open_plan, self._held(device)
+            return self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
         except Refusal as refusal:
             return self._refused(device, refusal)
-
-    def decode(self, admitted: Admitted) -> Decoded | Refusal:
-        """The long part, here and now; it changes nothing."""
-        return decode(admitted.data, counts=admitted.counts, walk=find_addition())
 
     def settle(self, admitted: Admitted, decoded: Decoded | Refusal) -> Verdict:
         """The part after decoding: holds the values to the header, commits the update, adds it.
@@ -172,39 +196,39 @@ class RoundEngine:
         The round may have been closed, or another update of the device accepted, since `admit`.
         """
         header = admitted.header
+        refused = self._refused_now(header, admitted.payload)
+        if refused is not None:
+            return refused
         try:
-            earlier = self._earlier(header, admitted.payload)
-            if earlier is not None:
-                return earlier
             if isinstance(decoded, Refusal):
                 raise decoded
-            verified = self.inbox.verify(admitted, decoded)
-            self._commit(verified)
+            row = self.checks.check_values(admitted, decoded)
+            self._commit(admitted, decoded, row)
         except Refusal as refusal:
             return self._refused(header.device, refusal)
         except StoreFull as error:
-            return Verdict("store-full", str(error), False)
-        return Verdict("accepted", "", True, header, admitted.counts, snr_db([verified.row]))
+            return Verdict("store-full", str(error))
+        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
-        if self._plan is None or round != self._plan.round or not self.is_expected(device):
+        if self._plan is None or round != self._plan.round or not self.responses.expects(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
-        self._closing.answer(device)
+        self.responses.answer(device)
         return True
 
     def lost(self, device: str) -> None:
         """The device's connection died; see `ClosingRule.lost`."""
-        self._closing.lost(device, now=self._monotonic())
+        self.responses.lost(device, now=self._monotonic())
 
     def back(self, device: str) -> None:
-        self._closing.back(device)
+        self.responses.back(device)
 
     def exclude(self, *devices: str) -> None:
         """Nothing more is taken from these devices, nor expected of them; what was accepted stays."""
         self._excluded.update(devices)
-        self._closing.answer(*devices)
+        self.responses.answer(*devices)
 
     def include(self, device: str) -> None:
         """The device may take part again, from the next round on."""
@@ -219,10 +243,10 @@ class RoundEngine:
         plan = self._plan
         if plan is None:
             return False
-        decision = self._closing.decide(self._monotonic() if now is None else now, ready=ready)
+        decision = self.responses.decide(self._monotonic() if now is None else now, ready=ready)
         if decision == "extend":
             # another number than before, so that devices see that the plan has changed
-            self._plan = replace(plan, deadline_s=self._closing.announced_deadline_s)
+            self._plan = replace(plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
 
     def close(self) -> RoundSummary:
@@ -231,60 +255,51 @@ class RoundEngine:
         With fewer than `min_updates` the model stays as it is. Raises `StoreFull` if the disk is full; the
         round is then still open, and `close` may be called again.
         """
-        plan, row = self._plan, self.store.last_round()
-        if plan is None or row is None:
-            raise BadInput("no round is open, so none can be closed")
+        plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._rules.min_updates
-        params, difference = self._aggregated() if enough else (self.global_params, None)
-        digest = params_digest(params)
+        following = self._next_model() if enough else NextModel(self.global_params, self.global_digest, None)
         summary = summarise(
             plan,
             updates,
-            params,
+            following.params,
             changed=enough,
             method=self.method,
             rules=self._rules,
             store=self.store,
             held=self._trained_on,
             evaluate=self.prepared.evaluate_global,
-            wall_s=max(0.0, self._clock() - row.opened_at),
+            wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
         )
-        server = self._advanced(params, summary) if enough else self._server
-        self.checkpoints.write(plan.round, params)
-        if difference is not None:
-            self.differences.write(difference.data, difference.header)
+        server = self._advanced(following.params, summary) if enough else self._server
+        self.model.write(plan.round, following)
         with self.store.transaction():
             self.store.put("server_state", server_state_to_bytes(server))
-            self.store.close_round(plan.round, result_digest=digest, metrics=summary.to_dict(), at=self._clock())
+            self.store.close_round(
+                plan.round, result_digest=following.digest, metrics=summary.to_dict(), at=self._clock()
+            )
+        self.model.advance(plan.round, following)
         self._plan, self.closed_rounds, self._server = None, plan.round, server
         self._trained_on |= dict.fromkeys((update.device for update in updates), plan.global_digest)
-        if difference is not None:
-            self.differences.advance(difference.data, difference.header)
-        elif digest != self.global_digest:
-            self.differences.clear()
-        self._set_global(params, digest)
-        self.checkpoints.drop_old(plan.round)
         return summary
 
     # inside
 
+    @property
+    def _open_plan(self) -> RoundPlan:
+        if self._plan is None:
+            raise BadInput("no round is open, so none can be closed")
+        return self._plan
+
     def _resume(self) -> None:
-        self._check_same_task()
         stored = self.store.get("server_state")
         seed = self.prepared.task.seed
-        self._server: ServerState = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
+        self._server = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
-        if last is None and not self.checkpoints.path(0).exists():
-            self.checkpoints.write(0, np.ascontiguousarray(self.prepared.initial, np.float32))
-        params = self.checkpoints.read(self.closed_rounds)
-        digest = params_digest(params)
-        if last is not None and digest != (last.global_digest if last.phase == "open" else last.result_digest):
-            path = self.checkpoints.path(self.closed_rounds)
-            raise StoreError(f"{path} is not the model that the store names; restore it")
-        self._set_global(params, digest)
-        self.differences.resume(digest)
+        named = None if last is None else last.global_digest if last.phase == "open" else last.result_digest
+        self.model.load(self.closed_rounds, named=named, initial=self.prepared.initial)
+        # of each device, the model that it trained on when it was last accepted
         self._trained_on = self.store.held_models(until=self.closed_rounds)
         if last is not None and last.phase == "open":
             self._resume_open(last)
@@ -303,12 +318,12 @@ class RoundEngine:
                 "since; go on with what it was begun with, or start anew in another folder"
             )
 
-    def _resume_open(self, row: RoundRow) -> None:
+    def _resume_open(self, row: StoredRound) -> None:
         self._begin(self._plan_of(row.round, row.cohort))
-        for header, (values, shared) in self._stored_updates(row.round):
-            self._collected.add(values, shared, dense(values, shared), header=header)
-            self._closing.accept(header.device)
-        self._closing.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
+        for header, sent in self._stored_updates(row.round):
+            self._aggregate.add(sent, header)
+            self.responses.accept(header.device)
+        self.responses.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _stored_updates(self, round: int) -> Iterator[tuple[UpdateHeader, Sent]]:
         """What was accepted in a round that is open, from its bytes, in the order of the devices' names."""
@@ -321,7 +336,7 @@ class RoundEngine:
             shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
             counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
             decoded = decode_update(data, public_key=device.public_key, counts=counts)
-            yield decoded.header, Sent(decoded.values, shared)
+            yield decoded.header, Sent.spread(decoded.values, shared)
 
     def _plan_of(self, number: int, cohort: dict[str, bytes]) -> RoundPlan:
         held = [self._trained_on[device] for device in cohort if device in self._trained_on]
@@ -341,7 +356,7 @@ class RoundEngine:
 
     def _begin(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self._collected = Collected(
+        self._aggregate = RoundAggregate(
             self.method,
             self.layout,
             self.global_params,
@@ -349,67 +364,38 @@ class RoundEngine:
             stored=lambda: (sent for _, sent in self._stored_updates(plan.round)),
             device=self._torch_device,
         )
-        self._closing.begin(plan.cohort, now=self._monotonic())
+        self.responses.begin(plan.cohort, now=self._monotonic())
 
-    def _admitted(self, device: str, data: bytes) -> Admitted | Verdict:
-        row = self.store.device(device)
-        header, payload = self.inbox.authenticate(device, data, public_key=None if row is None else row.public_key)
-        if header.task != self.spec.task:
-            raise Refusal("late", f"the update is of {header.task}; this is {self.spec.task}", final=False)
-        earlier = self._earlier(header, payload)
-        if earlier is not None:
-            return earlier
-        plan = self._plan
-        if device not in plan.cohort:
-            raise Refusal("not-in-cohort", f"{device} does not take part in round {plan.round}")
-        return self.inbox.admit(header, data, payload=payload, plan=plan, held=self._held(device))
-
-    def _earlier(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
-        """`duplicate` for an update that was accepted before.
-
-        Raises `Refusal` for another one, for a late one, and for one of a device that was put out.
-        """
-        if header.device in self._excluded:
-            raise Refusal("unknown-device", f"{header.device} is no accepted device any more")
-        known = self.store.update(header.round, header.device)
-        if known is not None:
-            if known.payload_digest == payload:
-                return Verdict("duplicate", "", True, header)
-            reason = f"another update of {header.device} was accepted in round {header.round}"
-            raise Refusal("duplicate", reason, final=False)
-        plan = self._plan
-        if plan is None or header.round != plan.round:
-            at = "no round is open" if plan is None else f"round {plan.round} is open"
-            raise Refusal("late", f"the update is of round {header.round}, and {at}", final=False)
-        return None
+    def _refused_now(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
+        verdict = self.admission(header.device, task=header.task, round=header.round, digest=payload)
+        return replace(verdict, header=header) if verdict is not None and verdict.acknowledged else verdict
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
-            self._closing.answer(device)
+            self.responses.answer(device)
         faults = 0
         if refusal.is_fault and self._plan is not None:
             try:
                 faults = self.store.put_fault(self._plan.round, device, code=refusal.code)
             except StoreFull as error:
                 log.warning("a fault of %s could not be noted: %s", device, error)
-        return Verdict(refusal.code, refusal.reason, False, faults=faults)
+        return Verdict(refusal.code, refusal.reason, faults=faults)
 
     def _held(self, device: str) -> PublicState:
         stored = self.store.public_state(device)
         return self._newcomer if stored is None else PublicState.from_bytes(stored, size=self.layout.size)
 
-    def _commit(self, verified: VerifiedUpdate) -> None:
-        admitted, header = verified.admitted, verified.admitted.header
+    def _commit(self, admitted: Admitted, decoded: Decoded, update: UpdateRow) -> None:
+        header = admitted.header
         device, row = header.device, self.store.device(header.device)
         known = row is not None and row.public_digest == header.public_digest
         # packing a mask takes longer than reading it, so what is there is copied
         before = (self.store.public_state(device) if known else None) or admitted.public.to_bytes()
-        decoded = verified.decoded
-        sent = dense(decoded.values, admitted.shared)
-        after = self.method.advance_public(admitted.public, sent)
-        charge = self.method.charge(terms_of(self._plan))
+        sent = Sent.spread(decoded.values, admitted.shared)
+        after = self.method.advance_public(admitted.public, sent.values)
+        charge = self.method.charge(terms_of(self._open_plan))
         with self.store.transaction():
-            self.store.put_update(header.round, verified.row, data=admitted.data, public_before=before)
+            self.store.put_update(header.round, update, data=admitted.data, public_before=before)
             self.store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
             self.store.put_charge(
                 ChargeRow(
@@ -426,46 +412,28 @@ class RoundEngine:
                     raw="\n".join(charge.raw),
                 )
             )
-        self._collected.add(decoded.values, admitted.shared, sent, header=header, largest=decoded.largest)
-        self._closing.accept(device)
+        self._aggregate.add(sent, header, largest=decoded.largest)
+        self.responses.accept(device)
 
-    def _aggregated(self) -> tuple[np.ndarray, EncodedDifference | None]:
-        """The new global model float32 `[d]`, and the difference that leads to it.
-
-        It is the old one plus the decoded difference, so that both ways to it give a device the same bits.
-        """
-        target, wire = self._collected.aggregated(), self.prepared.task.wire
-        if wire.downlink == "full" or np.array_equal(target, self.global_params):
-            return target, None
-        counts = [layer.size for layer in self.layout.layers]
-        difference = make_difference(
-            self.global_params,
-            target,
+    def _next_model(self) -> NextModel:
+        return self.model.step(
+            self._aggregate.aggregated(),
             task=self.spec.task,
-            round=self._plan.round,
-            counts=counts,
-            noise_stds=self._collected.noise_stds,
-            wire=wire,
+            round=self._open_plan.round,
+            noise_stds=self._aggregate.noise_stds,
+            wire=self.prepared.task.wire,
         )
-        if difference is None:
-            return target, None
-        moved = difference.header.base != difference.header.result
-        return difference.result, difference if moved else None
 
     def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerState:
         outcome = RoundOutcome(
             round=summary.round,
             before=self.global_params,
             after=params,
-            reports=self._collected.reports,
+            reports=self._aggregate.reports,
             accuracy=summary.accuracy_global,
             loss=summary.loss,
         )
         return self.method.advance_server(self._server, outcome)
-
-    def _set_global(self, params: np.ndarray, digest: bytes) -> None:
-        params.setflags(write=False)
-        self.global_params, self.global_digest = params, digest
 
 
 def terms_of(plan: RoundPlan) -> RoundTerms:

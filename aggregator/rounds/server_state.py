@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from hushfleet.methods.base import ServerState
 
 def server_state_to_bytes(state: ServerState) -> bytes:
     out = io.BytesIO()
-    np.savez(out, **state)
+    arrays: dict[str, Any] = dict(state)
+    np.savez(out, **arrays)
     return out.getvalue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hushfleet.aggregator.storage.store import StoreFull
+from hushfleet.errors import StoreFull
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool) -> None:

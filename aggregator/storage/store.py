@@ -8,15 +8,14 @@ The per-device public states (bit masks) live here, not in memory: memory stays 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.errors import BadInput
+from hushfleet.sqlite_file import Row, SqliteFile
 
 SCHEMA_VERSION = 2
 FILE_NAME = "aggregator.sqlite"
@@ -53,10 +52,7 @@ CREATE TABLE privacy (
     raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
 """
-_UPGRADES = {
-    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
-}
-"""Schema -> the statements that make the next one of it."""
+_UPGRADES = {1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",)}
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
 _ADD_DEVICE = """
@@ -71,10 +67,6 @@ _SELECT_UPDATE = (
     "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance "
     "FROM updates WHERE round = ?"
 )
-
-
-class StoreFull(StoreError):
-    """The disk has no room for what was to be written; nothing of it was, and it may be tried again."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class DeviceRow:
 
 
 @dataclass(frozen=True)
-class RoundRow:
+class StoredRound:
     """One round: `cohort` maps device -> digest of the public state that was held when it opened."""
 
     round: int
@@ -149,7 +141,7 @@ class ChargeRow:
     raw: str = ""
 
 
-class AggregatorStore:
+class AggregatorStore(SqliteFile):
     """The store in a folder. One thread, one process: a second opener is refused.
 
     :param folder: made if it is not there.
@@ -160,116 +152,38 @@ class AggregatorStore:
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = Path(folder)
-        self.durable = durable
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"the folder {self.folder} cannot be made: {error.strerror}") from error
-        with self._errors():
-            self._db = sqlite3.connect(self.folder / FILE_NAME, isolation_level=None, timeout=2.0)
-        try:
-            with self._errors():
-                self._open()
-        except BaseException:
-            self._db.close()
-            raise
+        super().__init__(
+            self.folder / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, durable=durable,
+            exclusive=True, timeout_s=2.0,
+        )  # fmt: skip
 
     @staticmethod
     def exists(folder: Path) -> bool:
         """Whether a run was stored in `folder` before."""
         return (Path(folder) / FILE_NAME).exists()
 
-    def _open(self) -> None:
-        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._db.execute(f"PRAGMA journal_mode = {'WAL' if self.durable else 'PERSIST'}")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
-        self._db.execute("BEGIN IMMEDIATE")  # takes the lock for good
-        self._db.execute("COMMIT")
-        if self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise StoreError(
-                f"{self.folder / FILE_NAME} is damaged; restore a copy, or start a new run in another folder"
-            )
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            with self.transaction():
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version in _UPGRADES:
-            with self.transaction():
-                for older in range(version, SCHEMA_VERSION):
-                    for statement in _UPGRADES[older]:
-                        self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.folder / FILE_NAME} has schema {version}, this Hushfleet reads {SCHEMA_VERSION}; "
-                "finish the run with the version that began it"
-            )
-
-    def close(self) -> None:
-        self._db.close()
-
-    def __enter__(self) -> AggregatorStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            where = self.folder / FILE_NAME
-            if "full" in str(error):
-                raise StoreFull(f"there is no room to write {where}: {error}; free some space") from error
-            if "locked" in str(error):
-                raise StoreError(f"{where} is in use by another aggregator; stop it first") from error
-            raise StoreError(f"{where} cannot be used: {error}") from error
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All writes inside happen together or not at all. Raises `StoreFull` or `StoreError`."""
-        with self._errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                # SQLite has rolled back by itself after some errors, a full disk among them
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
     # the run
 
     def get(self, key: str) -> bytes | None:
-        with self._errors():
-            row = self._db.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
+        row = self.row("SELECT value FROM run WHERE key = ?", (key,))
         return None if row is None else bytes(row[0])
 
     def put(self, key: str, value: bytes) -> None:
-        with self._errors():
-            self._db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
+        self.write("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
     # devices
 
     def device(self, device: str) -> DeviceRow | None:
-        with self._errors():
-            row = self._db.execute(f"{_SELECT_DEVICE} WHERE id = ?", (device,)).fetchone()
+        row = self.row(f"{_SELECT_DEVICE} WHERE id = ?", (device,))
         return None if row is None else DeviceRow(*row)
 
     def devices(self) -> list[DeviceRow]:
         """All that were ever seen, by id."""
-        with self._errors():
-            rows = self._db.execute(f"{_SELECT_DEVICE} ORDER BY id").fetchall()
-        return [DeviceRow(*row) for row in rows]
+        return [DeviceRow(*row) for row in self.rows(f"{_SELECT_DEVICE} ORDER BY id")]
 
     def add_device(self, device: str, *, public_key: bytes, board: str = "", session: int = -1) -> None:
         """One of `add_devices`."""
-        with self._errors():
-            self._db.execute(_ADD_DEVICE, (device, public_key, board, session))
+        self.write(_ADD_DEVICE, (device, public_key, board, session))
 
     def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]]) -> None:
         """Ids, keys, boards and sessions, in one transaction.
@@ -278,137 +192,105 @@ class AggregatorStore:
         another device: what was held of the former one is dropped.
         """
         with self.transaction():
-            self._db.executemany(_ADD_DEVICE, rows)
+            self.write_all(_ADD_DEVICE, rows)
 
     def public_state(self, device: str) -> bytes | None:
         """`PublicState.to_bytes()` of what is held of the device; None for a newcomer."""
-        with self._errors():
-            row = self._db.execute("SELECT public_state FROM devices WHERE id = ?", (device,)).fetchone()
+        row = self.row("SELECT public_state FROM devices WHERE id = ?", (device,))
         return None if row is None else row[0]
 
     def put_public_state(self, device: str, *, digest: bytes, state: bytes) -> None:
         """Of a device that `add_device` has made known."""
-        with self._errors():
-            self._db.execute(
-                "UPDATE devices SET public_digest = ?, public_state = ? WHERE id = ?", (digest, state, device)
-            )
+        self.write("UPDATE devices SET public_digest = ?, public_state = ? WHERE id = ?", (digest, state, device))
 
     # rounds
 
     def open_round(self, round: int, *, cohort: Mapping[str, bytes], global_digest: bytes, at: float) -> None:
         listed = json.dumps({device: digest.hex() for device, digest in cohort.items()})
-        with self._errors():
-            self._db.execute(
-                "INSERT INTO rounds VALUES (?, 'open', ?, ?, NULL, ?, NULL, NULL)",
-                (round, listed, global_digest, at),
-            )
+        self.write(
+            "INSERT INTO rounds VALUES (?, 'open', ?, ?, NULL, ?, NULL, NULL)", (round, listed, global_digest, at)
+        )
 
     def close_round(self, round: int, *, result_digest: bytes, metrics: Mapping[str, Any], at: float) -> None:
         """Marks a round closed and drops the bytes of its updates; call it inside `transaction`."""
-        with self._errors():
-            self._db.execute(
-                "UPDATE rounds SET phase = 'closed', result_digest = ?, metrics = ?, closed_at = ? WHERE round = ?",
-                (result_digest, json.dumps(metrics), at, round),
-            )
-            self._db.execute("UPDATE updates SET data = NULL, public_before = NULL WHERE round = ?", (round,))
+        self.write(
+            "UPDATE rounds SET phase = 'closed', result_digest = ?, metrics = ?, closed_at = ? WHERE round = ?",
+            (result_digest, json.dumps(metrics), at, round),
+        )
+        self.write("UPDATE updates SET data = NULL, public_before = NULL WHERE round = ?", (round,))
 
-    def rounds(self) -> list[RoundRow]:
+    def rounds(self) -> list[StoredRound]:
         """All rounds, oldest first."""
-        with self._errors():
-            rows = self._db.execute("SELECT * FROM rounds ORDER BY round").fetchall()
-        return [_round_row(row) for row in rows]
+        return [_stored_round(row) for row in self.rows("SELECT * FROM rounds ORDER BY round")]
 
-    def last_round(self) -> RoundRow | None:
-        with self._errors():
-            row = self._db.execute("SELECT * FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
-        return None if row is None else _round_row(row)
+    def last_round(self) -> StoredRound | None:
+        row = self.row("SELECT * FROM rounds ORDER BY round DESC LIMIT 1")
+        return None if row is None else _stored_round(row)
 
-    # updates, declines, refusals, privacy
+    # updates
 
     def put_update(self, round: int, row: UpdateRow, *, data: bytes, public_before: bytes) -> None:
         """:param public_before: the public state that `data` is read with, kept until the round is closed."""
-        with self._errors():
-            self._db.execute(
-                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (round, *astuple(row), data, public_before),
-            )
+        columns = (round, *astuple(row), data, public_before)
+        self.write("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
 
     def update(self, round: int, device: str) -> UpdateRow | None:
         """The update that was accepted, also after the round was closed."""
-        with self._errors():
-            row = self._db.execute(f"{_SELECT_UPDATE} AND device = ?", (round, device)).fetchone()
+        row = self.row(f"{_SELECT_UPDATE} AND device = ?", (round, device))
         return None if row is None else UpdateRow(*row)
 
     def updates(self, round: int) -> list[UpdateRow]:
         """The accepted updates of a round, by device, without their bytes."""
-        with self._errors():
-            rows = self._db.execute(f"{_SELECT_UPDATE} ORDER BY device", (round,)).fetchall()
-        return [UpdateRow(*row) for row in rows]
+        return [UpdateRow(*row) for row in self.rows(f"{_SELECT_UPDATE} ORDER BY device", (round,))]
+
+    def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
+        """Blob and public state of an accepted update; None once the round is closed."""
+        query = "SELECT data, public_before FROM updates WHERE round = ? AND device = ? AND data IS NOT NULL"
+        row = self.row(query, (round, device))
+        return None if row is None else (row[0], row[1])
 
     def has_open_update(self, device: str) -> bool:
         """Whether an update of the device was accepted in the open round."""
         query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase = 'open' AND device = ?"
-        with self._errors():
-            return self._db.execute(query, (device,)).fetchone() is not None
+        return self.row(query, (device,)) is not None
 
     def accepted_rounds(self) -> dict[str, int]:
         """Device -> in how many rounds it was accepted."""
-        with self._errors():
-            return dict(self._db.execute("SELECT device, COUNT(*) FROM updates GROUP BY device").fetchall())
+        return dict(self.rows("SELECT device, COUNT(*) FROM updates GROUP BY device"))
 
     def held_models(self, *, until: int) -> dict[str, bytes]:
         """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""
-        with self._errors():
-            return dict(
-                self._db.execute(
-                    "SELECT device, global_digest FROM rounds JOIN "
-                    "(SELECT device, MAX(round) AS round FROM updates WHERE round <= ? GROUP BY device) USING (round)",
-                    (until,),
-                ).fetchall()
-            )
+        latest = "SELECT device, MAX(round) AS round FROM updates WHERE round <= ? GROUP BY device"
+        return dict(self.rows(f"SELECT device, global_digest FROM rounds JOIN ({latest}) USING (round)", (until,)))
 
     def latest_updates(self) -> dict[str, tuple[int, bytes]]:
         """Device -> round and digest of its last accepted update, for those whose public state followed from it."""
-        with self._errors():
-            rows = self._db.execute(
-                "SELECT device, MAX(round), digest FROM updates JOIN devices ON id = device "
-                "WHERE public_digest IS NOT NULL GROUP BY device"
-            ).fetchall()
+        rows = self.rows(
+            "SELECT device, MAX(round), digest FROM updates JOIN devices ON id = device "
+            "WHERE public_digest IS NOT NULL GROUP BY device"
+        )
         return {device: (round, digest) for device, round, digest in rows}
 
-    def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
-        """Blob and public state of an accepted update; None once the round is closed."""
-        with self._errors():
-            row = self._db.execute(
-                "SELECT data, public_before FROM updates WHERE round = ? AND device = ? AND data IS NOT NULL",
-                (round, device),
-            ).fetchone()
-        return None if row is None else (row[0], row[1])
+    # declines, refusals, privacy
 
     def put_decline(self, round: int, device: str, *, code: str, reason: str) -> None:
-        with self._errors():
-            self._db.execute("INSERT OR REPLACE INTO declines VALUES (?, ?, ?, ?)", (round, device, code, reason))
+        self.write("INSERT OR REPLACE INTO declines VALUES (?, ?, ?, ?)", (round, device, code, reason))
 
-    def declines(self, round: int | None = None) -> list[tuple[int, str, str, str]]:
+    def declines(self, round: int | None = None) -> list[Row]:
         """(round, device, code, reason), of one round or of all."""
-        with self._errors():
-            return self._db.execute(
-                "SELECT * FROM declines WHERE ?1 IS NULL OR round = ?1 ORDER BY round, device", (round,)
-            ).fetchall()
+        return self.rows("SELECT * FROM declines WHERE ?1 IS NULL OR round = ?1 ORDER BY round, device", (round,))
 
     def count_refusal(self, device: str, code: str, *, count: int = 1) -> None:
-        with self._errors():
-            self._db.execute(
-                "INSERT INTO refusals VALUES (?1, ?2, ?3) ON CONFLICT (device, code) DO UPDATE SET count = count + ?3",
-                (device, code, count),
-            )
+        self.write(
+            "INSERT INTO refusals VALUES (?1, ?2, ?3) ON CONFLICT (device, code) DO UPDATE SET count = count + ?3",
+            (device, code, count),
+        )
 
     def refusals(self) -> dict[str, dict[str, int]]:
         """Device -> code -> how often."""
         counted: dict[str, dict[str, int]] = {}
-        with self._errors():
-            for device, code, count in self._db.execute("SELECT * FROM refusals ORDER BY device, code"):
-                counted.setdefault(device, {})[code] = count
+        for device, code, count in self.rows("SELECT * FROM refusals ORDER BY device, code"):
+            counted.setdefault(device, {})[code] = count
         return counted
 
     def put_fault(self, round: int, device: str, *, code: str) -> int:
@@ -416,36 +298,27 @@ class AggregatorStore:
 
         0 if it was noted for this round before.
         """
-        with self._errors():
-            noted = self._db.execute("INSERT OR IGNORE INTO faults VALUES (?, ?, ?)", (round, device, code))
-            if not noted.rowcount:
-                return 0
-            return self._db.execute("SELECT COUNT(*) FROM faults WHERE device = ?", (device,)).fetchone()[0]
+        if not self.write("INSERT OR IGNORE INTO faults VALUES (?, ?, ?)", (round, device, code)):
+            return 0
+        return int(self.rows("SELECT COUNT(*) FROM faults WHERE device = ?", (device,))[0][0])
 
     def faults(self) -> dict[str, int]:
         """Device -> in how many rounds an update of its own was refused."""
-        with self._errors():
-            return dict(self._db.execute("SELECT device, COUNT(*) FROM faults GROUP BY device").fetchall())
+        return dict(self.rows("SELECT device, COUNT(*) FROM faults GROUP BY device"))
 
     def put_charge(self, row: ChargeRow) -> None:
-        with self._errors():
-            self._db.execute(
-                "INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                astuple(row),
-            )
+        self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
     def charges(self) -> list[ChargeRow]:
         """Every charged round of every device, by device and round."""
-        with self._errors():
-            rows = self._db.execute("SELECT * FROM privacy ORDER BY device, round").fetchall()
-        return [ChargeRow(*row) for row in rows]
+        return [ChargeRow(*row) for row in self.rows("SELECT * FROM privacy ORDER BY device, round")]
 
 
-def _round_row(row: tuple[Any, ...]) -> RoundRow:
+def _stored_round(row: Row) -> StoredRound:
     number, phase, cohort, global_digest, result_digest, opened_at, closed_at, metrics = row
     listed = {device: bytes.fromhex(digest) for device, digest in json.loads(cohort).items()}
     parsed = None if metrics is None else json.loads(metrics)
-    return RoundRow(number, phase, listed, global_digest, result_digest, opened_at, closed_at, parsed)
+    return StoredRound(number, phase, listed, global_digest, result_digest, opened_at, closed_at, parsed)
 
 
 def refuse_used(folder: Path) -> None:

@@ -6,37 +6,43 @@ standing beside the board.
 
 from __future__ import annotations
 
-import math
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from hushfleet.config.spec import require
-from hushfleet.config.strict import from_plain
+from msgspec import Meta
+
+from hushfleet.config.schema import (
+    Checked,
+    Count,
+    Positive,
+    PositiveOrInf,
+    Probability,
+    from_plain,
+    read_file,
+    require,
+)
+from hushfleet.config.spec import Accounting
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.firmware_profiles import load_board
-from hushfleet.wire.format.topics import NAME_RULE, is_name
+from hushfleet.wire.format.topics import Name
 
+PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
 USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
 
 
 @dataclass(frozen=True)
-class DeviceSection:
+class DeviceSection(Checked):
     """:param state_dir: holds the store; one folder for each device, never shared or copied."""
 
-    id: str
+    id: Name
     state_dir: str
-    federation: str = "default"
+    federation: Name = "default"
     board: str = "generic-x86"
-
-    def __post_init__(self) -> None:
-        require(is_name(self.id), "id", self.id, NAME_RULE)
-        require(is_name(self.federation), "federation", self.federation, NAME_RULE)
 
 
 @dataclass(frozen=True)
-class BrokerSection:
+class BrokerSection(Checked):
     """:param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned."""
 
     url: str
@@ -45,17 +51,12 @@ class BrokerSection:
     key_file: str | None = None
     username: str | None = None
     password_file: str | None = None
-    server_key: str | None = None
+    server_key: PublicKeyText | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         url_ok = self.url.startswith(("mqtt://", "mqtts://"))
         require(url_ok, "url", self.url.rpartition("@")[2], "mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
-        if self.server_key is not None:
-            try:
-                valid = len(bytes.fromhex(self.server_key)) == 32
-            except ValueError:
-                valid = False
-            require(valid, "server_key", self.server_key, "64 hex digits")
         paired = (self.cert_file is None) == (self.key_file is None)
         require(paired, "key_file", self.key_file, "given together with cert_file")
 
@@ -71,7 +72,7 @@ class BrokerSection:
 
 
 @dataclass(frozen=True)
-class DataSection:
+class DataSection(Checked):
     """:param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels."""
 
     kind: Literal["folder", "arrays"]
@@ -79,7 +80,7 @@ class DataSection:
 
 
 @dataclass(frozen=True)
-class LimitsSection:
+class LimitsSection(Checked):
     """What the device's owner allows.
 
     :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
@@ -95,28 +96,18 @@ class LimitsSection:
         the unit `record`, outside of simulations.
     """
 
-    epsilon_server: float
-    delta: float = 1e-5
-    memory_mib: int = 0
-    noise_preference: float = 1.0
-    accounting: Literal["strict", "as-published"] = "strict"
-    min_noise_multiplier: float = 0.0
-    noise_split: int = 0
+    epsilon_server: PositiveOrInf
+    delta: Probability = 1e-5
+    memory_mib: Count = 0
+    noise_preference: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    accounting: Accounting = "strict"
+    min_noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    noise_split: Count = 0
     constant_time: bool | None = None
-
-    def __post_init__(self) -> None:
-        require(self.epsilon_server > 0, "epsilon_server", self.epsilon_server, "positive (inf: no limit)")
-        require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
-        require(self.memory_mib >= 0, "memory_mib", self.memory_mib, "0 (from the board) or more")
-        wish = self.noise_preference
-        require(0 < wish <= 1000, "noise_preference", wish, "in (0, 1000]")
-        least = self.min_noise_multiplier
-        require(0 <= least <= 1000, "min_noise_multiplier", least, "0 (any) to 1000")
-        require(self.noise_split >= 0, "noise_split", self.noise_split, "0 (what the task names) or more")
 
 
 @dataclass(frozen=True)
-class SimulationSection:
+class SimulationSection(Checked):
     """FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
 
     :param index: the device's number, part of the seed.
@@ -129,28 +120,19 @@ class SimulationSection:
     :param durable: the store is synced as in the field, for simulated power cuts.
     """
 
-    seed: int
-    index: int
+    seed: Annotated[int, Meta(ge=0)]
+    index: Count
     common_test: str | None = None
     local_test: str | None = None
     metrics: str | None = None
-    reconnect_s: float | None = None
-    slowdown: float = 1.0
-    write_mb_s: float | None = None
+    reconnect_s: Positive | None = None
+    slowdown: Annotated[float, Meta(ge=1, le=1e9, description="1 or more")] = 1.0
+    write_mb_s: Positive | None = None
     durable: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
-        require(self.index >= 0, "index", self.index, "0 or more")
-        delay = self.reconnect_s
-        require(delay is None or 0 < delay < math.inf, "reconnect_s", delay, "positive seconds")
-        require(1 <= self.slowdown < math.inf, "slowdown", self.slowdown, "1 or more")
-        rate = self.write_mb_s
-        require(rate is None or 0 < rate < math.inf, "write_mb_s", rate, "positive megabytes a second")
 
 
 @dataclass(frozen=True)
-class DeviceConfig:
+class DeviceConfig(Checked):
     """All of DEVICE.toml; paths are absolute once `load_config` has read it."""
 
     device: DeviceSection
@@ -185,18 +167,13 @@ _PATHS: dict[str, tuple[str, ...]] = {
 
 def load_config(path: Path) -> DeviceConfig:
     """Reads DEVICE.toml; relative paths in it are relative to the file. Raises `BadInput`."""
-    try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example") from error
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not valid TOML: {error}") from error
+    if not path.exists():
+        raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example")
+    plain = read_file(path)
     try:
         config = from_plain(DeviceConfig, plain)
     except Malformed as error:
-        raise BadInput(f"{path}: {str(error).removeprefix('DeviceConfig.')}") from error
+        raise BadInput(f"{path}: {str(error).removeprefix('DeviceConfig: ').removeprefix('DeviceConfig.')}") from error
     load_board(config.device.board)
     base = path.resolve().parent
     sections: dict[str, Any] = {}

@@ -9,40 +9,54 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
-from hushfleet.config.strict import from_plain, later, to_plain
+from hushfleet.config.schema import (
+    Checked,
+    Count,
+    Finite,
+    NotNegative,
+    Positive,
+    PositiveOrInf,
+    Probability,
+    Share,
+    from_plain,
+    later,
+    to_plain,
+)
+from hushfleet.config.schema import require as require
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.model.params import MAX_PARAMS, ParamLayout
 from hushfleet.privacy.accounting.epsilon import Accountant
 
 SPEC_VERSION = 1
 Augment = Literal["none", "flip-crop"]
+Form = Literal["quantized", "one-bit", "float16", "float32"]
+Unit = Literal["device", "record"]
+Accounting = Literal["as-published", "strict"]
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
-TASK_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-
-
-def require(condition: bool, name: str, value: object, accepted: str) -> None:
-    """Raises ValueError in the one form that all configuration errors have."""
-    if not condition:
-        raise ValueError(f"{name} = {value!r}: must be {accepted}")
+MAX_ROUNDS = 1_000_000
+_TASK_ID = "[a-z0-9][a-z0-9._-]{0,95}"
+TaskId = Annotated[str, Meta(pattern=rf"^{_TASK_ID}\Z", description=f"like {_TASK_ID}")]
+RoundNumber = Annotated[int, Meta(ge=0, le=MAX_ROUNDS)]
+Rounds = Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 bytes")]
+ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
+Step = Annotated[float, Meta(gt=0, le=16, description="in (0, 16]")]
+_Side = Annotated[int, Meta(ge=1, le=4096)]
 
 
 @dataclass(frozen=True)
-class BlobRef:
+class BlobRef(Checked):
     """Content-addressed bytes: their SHA-256 and their size."""
 
-    digest: bytes
-    size: int
-
-    def __post_init__(self) -> None:
-        require(len(self.digest) == 32, "digest", self.digest.hex(), "32 bytes")
-        require(0 < self.size <= 1 << 32, "size", self.size, "between 1 and 2^32 bytes")
+    digest: Digest
+    size: Annotated[int, Meta(ge=1, le=1 << 32)]
 
     @classmethod
     def of(cls, data: bytes) -> BlobRef:
@@ -50,20 +64,19 @@ class BlobRef:
 
 
 @dataclass(frozen=True)
-class DropoutSpec:
+class DropoutSpec(Checked):
     """A dropout mask that the gradient graph takes as input: per-sample shape and drop rate."""
 
-    shape: tuple[int, ...]
-    rate: float
+    shape: tuple[Annotated[int, Meta(ge=1)], ...]
+    rate: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")]
 
     def __post_init__(self) -> None:
-        require(0 <= self.rate < 1, "rate", self.rate, "in [0, 1)")
-        require(all(n > 0 for n in self.shape), "shape", self.shape, "positive sizes")
+        super().__post_init__()
         require(math.prod(self.shape) <= MAX_PARAMS, "shape", self.shape, f"at most {MAX_PARAMS} entries")
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Checked):
     """The network as data: how the flat vector is read, and the graphs that compute with it.
 
     :param input_shape: channels, height, width of one image.
@@ -73,28 +86,25 @@ class ModelSpec:
 
     name: str
     layout: ParamLayout
-    input_shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    input_shape: tuple[_Side, _Side, _Side]
+    class_names: Annotated[tuple[str, ...], Meta(min_length=2, max_length=65536)]
+    mean: tuple[Finite, ...]
+    std: tuple[Positive, ...]
     dropout: tuple[DropoutSpec, ...]
     gradient: BlobRef
     inference: BlobRef
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         channels = self.input_shape[0]
-        require(all(0 < n <= 4096 for n in self.input_shape), "input_shape", self.input_shape, "1 to 4096 each")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
-        require(1 < len(self.class_names) <= 65536, "class_names", len(self.class_names), "2 to 65536 names")
         require(len(self.mean) == len(self.std) == channels, "mean, std", len(self.mean), f"{channels} values")
-        require(all(math.isfinite(m) for m in self.mean), "mean", self.mean, "finite")
-        require(all(0 < s < math.inf for s in self.std), "std", self.std, "positive and finite")
         for graph in (self.gradient, self.inference):
             require(graph.size <= MAX_GRAPH_BYTES, "graph size", graph.size, f"at most {MAX_GRAPH_BYTES} bytes")
 
 
 @dataclass(frozen=True)
-class PrivacySpec:
+class PrivacySpec(Checked):
     """How each round's update is protected.
 
     :param unit: what one unit of privacy is: `device`, the whole update of a device in a round, or `record`, each
@@ -111,38 +121,24 @@ class PrivacySpec:
     :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
     """
 
-    unit: Literal["device", "record"]
-    accounting: Literal["as-published", "strict"]
-    clip_norm: float
-    noise_multiplier: float
-    delta: float
-    sample_rate: float = later(1.0)
-    batches: int = later(1)
+    unit: Unit
+    accounting: Accounting
+    clip_norm: PositiveOrInf
+    noise_multiplier: NotNegative
+    delta: Probability
+    sample_rate: Share = later(1.0)
+    batches: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
     accountant: Accountant = later("exact")
-    noise_split: int = later(1)
+    noise_split: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
 
     def __post_init__(self) -> None:
-        require(0 < self.sample_rate <= 1, "sample_rate", self.sample_rate, "in (0, 1]")
-        require(1 <= self.batches <= 1_000_000, "batches", self.batches, "1 to 1000000")
-        require(1 <= self.noise_split <= 1_000_000, "noise_split", self.noise_split, "1 to 1000000")
-        require(self.clip_norm > 0, "clip_norm", self.clip_norm, "positive (inf: no clipping)")
-        require(
-            self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier),
-            "noise_multiplier",
-            self.noise_multiplier,
-            "0 or a finite positive number",
-        )
-        require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
-        require(
-            self.noise_multiplier == 0 or math.isfinite(self.clip_norm),
-            "clip_norm",
-            self.clip_norm,
-            "finite where noise is added, since the noise is scaled to it",
-        )
+        super().__post_init__()
+        bounded = self.noise_multiplier == 0 or math.isfinite(self.clip_norm)
+        require(bounded, "clip_norm", self.clip_norm, "finite where noise is added, since the noise is scaled to it")
 
 
 @dataclass(frozen=True)
-class WireSpec:
+class WireSpec(Checked):
     """How updates travel.
 
     :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
@@ -152,19 +148,14 @@ class WireSpec:
     :param chunk_bytes: payload bytes of one MQTT message.
     """
 
-    codec: Literal["quantized", "one-bit", "float16", "float32"] = "quantized"
-    step: float = 1.0
-    relative_step: float = 0.05
-    chunk_bytes: int = 60 * 1024
-
-    def __post_init__(self) -> None:
-        require(0 < self.step <= 16, "step", self.step, "in (0, 16]")
-        require(0 < self.relative_step <= 1, "relative_step", self.relative_step, "in (0, 1]")
-        require(1024 <= self.chunk_bytes <= 1 << 19, "chunk_bytes", self.chunk_bytes, "1024 to 524288")
+    codec: Form = "quantized"
+    step: Step = 1.0
+    relative_step: Share = 0.05
+    chunk_bytes: ChunkBytes = 60 * 1024
 
 
 @dataclass(frozen=True)
-class TaskSpec:
+class TaskSpec(Checked):
     """The whole task package.
 
     :param task: the run's id: the task's name and a short random part.
@@ -173,25 +164,23 @@ class TaskSpec:
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
     """
 
-    task: str
-    rounds: int
+    task: TaskId
+    rounds: Rounds
     method: str
     method_config: dict[str, Any]
     privacy: PrivacySpec
     wire: WireSpec
     model: ModelSpec
-    memory_mib: int
+    memory_mib: Count
     augment: Augment = later("none")
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
-        require(bool(TASK_ID.fullmatch(self.task)), "task", self.task, f"like {TASK_ID.pattern}")
-        require(0 < self.rounds <= 1_000_000, "rounds", self.rounds, "1 to 1000000")
-        require(self.memory_mib >= 0, "memory_mib", self.memory_mib, "not negative")
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb(to_plain(self))
+        return msgspec.msgpack.encode(to_plain(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskSpec:
@@ -199,7 +188,7 @@ class TaskSpec:
         if len(data) > MAX_SPEC_BYTES:
             raise TooLarge(f"the task package has {len(data)} bytes, above the cap of {MAX_SPEC_BYTES}")
         try:
-            plain = msgpack.unpackb(data, strict_map_key=True)
-        except Exception as error:  # msgpack raises a dozen kinds, ValueError and its own among them
+            plain = msgspec.msgpack.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Malformed(f"the task package is not msgpack: {error}") from error
         return from_plain(cls, plain)

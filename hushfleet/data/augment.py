@@ -15,7 +15,8 @@ FLIP_PROBABILITY = 0.5
 
 def black(mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
     """What a pixel of value 0 is after normalisation: float32 `[C]`, as `Samples.x` has it."""
-    return -(np.array(mean) / np.array(std)).astype(np.float32)
+    value: np.ndarray = -(np.array(mean) / np.array(std)).astype(np.float32)
+    return value
 
 
 def draw_flip_crop(batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -59,4 +60,5 @@ def apply_flip_crop(
 
 def _overlap(shift: int, size: int) -> tuple[slice, slice]:
     """Where the shifted image meets its frame: places in the frame, and in the image."""
-    return tuple(slice(max(by, 0), max(size - max(-by, 0), 0)) for by in (-shift, shift))
+    in_frame, in_image = (slice(max(by, 0), max(size - max(-by, 0), 0)) for by in (-shift, shift))
+    return in_frame, in_image

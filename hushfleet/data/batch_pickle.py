@@ -53,6 +53,7 @@ def read_batch(content: bytes) -> dict[str, Any]:
         del stack[len(stack) - count :]
         return taken
 
+    value: Any
     for opcode, value, _ in pickletools.genops(content):
         match opcode.name:
             case "PROTO" | "FRAME":
@@ -120,9 +121,10 @@ def labels_of(numbers: Any) -> npt.NDArray[np.int64]:
 
 
 def _called(name: str, made: Any) -> Pickled:
-    if _expect(Pickled, made).callee != name:
-        raise ValueError(f"it calls {made.callee} where {name} is expected")
-    return made
+    called: Pickled = _expect(Pickled, made)
+    if called.callee != name:
+        raise ValueError(f"it calls {called.callee} where {name} is expected")
+    return called
 
 
 def _global(module: str, name: str) -> Global:

@@ -1,41 +1,28 @@
-"""CIFAR-10 in the three forms in which people keep it, and CIFAR-100 in the original one.
+"""CIFAR-10 and CIFAR-100 as people keep them: the original Python batches, class folders of images, or a tar of either.
 
-The original Python batches (`cifar-10-batches-py/`), class folders of images (`train/cat/0001.jpg`), or a
-tar of either. Decoding 60,000 JPEG files takes some ten seconds, so what comes from a tar is kept decoded
-in the user's cache folder.
+Decoding 60,000 JPEG files takes some ten seconds, so what comes from a tar is kept decoded in the user's cache folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import sys
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.batch_pickle import bytes_of, labels_of, read_batch
-from hushfleet.data.download import user_cache_dir
+from hushfleet.data.folder import pillow
 from hushfleet.errors import BadInput
+from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FINE_LABELS = """
     apple aquarium-fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
     castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
@@ -46,53 +33,84 @@ _FINE_LABELS = """
     television tiger tractor train trout tulip turtle wardrobe whale willow-tree wolf woman worm
 """
 CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
-TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-TEST_BATCHES = ("test_batch",)
 ORDER_SEED = 0
+_CACHED = ("train_images", "train_labels", "test_images", "test_labels")
 
+Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
-def find_cifar10(folder: Path) -> Arrays | None:
-    """Training images uint8 `[n, 3, 32, 32]` and labels int64 `[n]`, then the test part; None if absent."""
-    for place in (folder / "cifar10", folder):
-        batches = place / "cifar-10-batches-py"
-        if batches.is_dir():
-            return _from_files(_read_files(batches, sorted(batches.glob("*_batch*"))), batches)
-        if (place / "train" / CIFAR10_CLASSES[0]).is_dir() and (place / "test").is_dir():
-            files = sorted(place.glob("train/*/*")) + sorted(place.glob("test/*/*"))
-            return _from_files(_read_files(place, files), place)
-        archives = sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")])
-        for archive in (each for each in archives if "100" not in each.name):
-            return _from_tar(archive)
-    return None
+class Cifar(NamedTuple):
+    """One of the two sets.
+
+    :param name: as the set is called in its folder's and archive's name.
+    :param batches: the folder of its Python batches.
+    :param parts: the files of the training part, and of the test part.
+    :param labels: under which key a batch has them.
+    """
+
+    name: str
+    batches: str
+    parts: tuple[tuple[str, ...], tuple[str, ...]]
+    labels: str
+    class_names: tuple[str, ...]
+
+    def find(self, folder: Path) -> Arrays | None:
+        """Training images uint8 `[n, 3, 32, 32]` and labels int64 `[n]`, then the test part; None if absent."""
+        for place in (folder / self.name, folder):
+            batches = place / self.batches
+            if batches.is_dir():
+                return self._arrays(_read_files(batches, "*"), batches)
+            if (place / "train" / self.class_names[0]).is_dir() and (place / "test").is_dir():
+                return self._arrays(_read_files(place, "train/*/*", "test/*/*"), place)
+            number = self.name.removeprefix("cifar")
+            archives = [*place.glob(f"cifar*{number}*.tar.gz"), *place.glob(f"cifar*{number}*.tgz")]
+            for archive in sorted(each for each in archives if ("100" in each.name) == (number == "100")):
+                return self._from_tar(archive)
+        return None
+
+    def _from_tar(self, archive: Path) -> Arrays:
+        cached = user_cache_dir() / f"{self.name}-{_key(archive)}.npz"
+        kept = _read_cache(cached)
+        if kept is not None:
+            return kept
+        print(f"decoding {archive.name}, once; the copy goes to {cached}", file=sys.stderr)
+        arrays = self._arrays(_read_tar(archive), archive)
+        _write_cache(cached, arrays)
+        return arrays
+
+    def _arrays(self, files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
+        """Sorts named file contents into batches or class images, and decodes them."""
+        batches: dict[str, Part] = {}
+        images: dict[str, tuple[npt.NDArray[np.uint8], int]] = {}
+        for name, content in files:
+            *folders, base = name.split("/")
+            if base in (*self.parts[0], *self.parts[1]):
+                batches[base] = _unpickle(content, f"{where}: {name}", labels_key=self.labels)
+            elif len(folders) >= 2 and folders[-2] in ("train", "test"):
+                if folders[-1] not in self.class_names:
+                    known = ", ".join(self.class_names)
+                    raise BadInput(f"{where} holds the class folder {folders[-1]!r}; {self.name} has {known}")
+                label = self.class_names.index(folders[-1])
+                images["/".join([*folders[-2:], base])] = (_decode(content, f"{where}: {name}"), label)
+        if not batches:
+            return (*_shuffled(images, "train/", where), *_shuffled(images, "test/", where))
+        missing = [name for part in self.parts for name in part if name not in batches]
+        if missing:
+            raise BadInput(f"{where} lacks {', '.join(missing)} of {self.name}'s batches; fetch it again")
+        train, test = ([batches[name] for name in part] for part in self.parts)
+        stacked = [np.concatenate([pair[at] for pair in part]) for part in (train, test) for at in (0, 1)]
+        return stacked[0], stacked[1], stacked[2], stacked[3]
 
 
-def find_cifar100(folder: Path) -> Arrays | None:
-    """The same of CIFAR-100, by its 100 fine labels: `cifar-100-python/` with `train` and `test`, or a tar of it."""
-    for place in (folder / "cifar100", folder):
-        batches = place / "cifar-100-python"
-        if batches.is_dir():
-            return _from_two_files(_read_files(batches, [batches / part for part in ("train", "test")]), batches)
-        for archive in sorted([*place.glob("cifar*100*.tar.gz"), *place.glob("cifar*100*.tgz")]):
-            return _from_two_files(_read_tar(archive), archive)
-    return None
+TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST_BATCHES = ("test_batch",)
+CIFAR10 = Cifar("cifar10", "cifar-10-batches-py", (TRAIN_BATCHES, TEST_BATCHES), "labels", CIFAR10_CLASSES)
+CIFAR100 = Cifar("cifar100", "cifar-100-python", (("train",), ("test",)), "fine_labels", CIFAR100_CLASSES)
 
 
-def _from_two_files(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
-    parts = {
-        base: _unpickle(content, f"{where}: {base}", labels_key="fine_labels", kind="CIFAR-100")
-        for name, content in files
-        if (base := name.rpartition("/")[2]) in ("train", "test")
-    }
-    missing = [part for part in ("train", "test") if part not in parts]
-    if missing:
-        raise BadInput(f"{where} lacks {' and '.join(missing)} of CIFAR-100; fetch it again")
-    return (*parts["train"], *parts["test"])
-
-
-def _read_files(root: Path, files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
-    for file in files:
+def _read_files(root: Path, *patterns: str) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
         if file.is_file():
             yield file.relative_to(root).as_posix(), file.read_bytes()
 
@@ -108,17 +126,6 @@ def _read_tar(archive: Path) -> Iterator[tuple[str, bytes]]:
         raise BadInput(f"{archive} cannot be read: {error}; fetch it again") from error
 
 
-def _from_tar(archive: Path) -> Arrays:
-    cached = user_cache_dir() / f"cifar10-{_key(archive)}.npz"
-    kept = _read_cache(cached)
-    if kept is not None:
-        return kept
-    print(f"decoding {archive.name}, once; the copy goes to {cached}", file=sys.stderr)
-    arrays = _from_files(_read_tar(archive), archive)
-    _write_cache(cached, arrays)
-    return arrays
-
-
 def _key(archive: Path) -> str:
     """Names the file's content without reading all of it: size, time of change, and its first 64 KiB."""
     status = archive.stat()
@@ -128,52 +135,22 @@ def _key(archive: Path) -> str:
 
 
 def _read_cache(path: Path) -> Arrays | None:
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            return (kept["train_images"], kept["train_labels"], kept["test_images"], kept["test_labels"])
-    except Exception:  # missing, cut short or of another making: it is only a copy, and is made again
+    content = read_cached(path)
+    if content is None:
         return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as kept:
+        train_images, train_labels, test_images, test_labels = (kept[name] for name in _CACHED)
+    return train_images, train_labels, test_images, test_labels
 
 
 def _write_cache(path: Path, arrays: Arrays) -> None:
-    names = ("train_images", "train_labels", "test_images", "test_labels")
-    unfinished: str | None = None
+    named: dict[str, Any] = dict(zip(_CACHED, arrays, strict=True))
+    buffer = io.BytesIO()
+    np.savez(buffer, **named)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-            unfinished = part.name
-            np.savez(part, **dict(zip(names, arrays, strict=True)))
-        os.replace(unfinished, path)
+        write_cached(path, buffer.getvalue())
     except OSError as error:  # the set is loaded all the same; the next start decodes again
         print(f"the decoded copy could not be kept in {path.parent}: {error}", file=sys.stderr)
-        if unfinished is not None:
-            Path(unfinished).unlink(missing_ok=True)
-
-
-def _from_files(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
-    """Sorts named file contents into batches or class images, and decodes them."""
-    batches: dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]] = {}
-    images: dict[str, tuple[npt.NDArray[np.uint8], int]] = {}
-    for name, content in files:
-        *folders, base = name.split("/")
-        if base in TRAIN_BATCHES + TEST_BATCHES:
-            batches[base] = _unpickle(content, f"{where}: {name}")
-        elif len(folders) >= 2 and folders[-2] in ("train", "test"):
-            if folders[-1] not in CIFAR10_CLASSES:
-                raise BadInput(
-                    f"{where} holds the class folder {folders[-1]!r}; "
-                    f"CIFAR-10 has {', '.join(CIFAR10_CLASSES)}"
-                )
-            key = "/".join([*folders[-2:], base])
-            images[key] = (_decode(content, f"{where}: {name}"), CIFAR10_CLASSES.index(folders[-1]))
-    if batches:
-        missing = [name for name in TRAIN_BATCHES + TEST_BATCHES if name not in batches]
-        if missing:
-            raise BadInput(f"{where} lacks {', '.join(missing)} of CIFAR-10's batches; fetch it again")
-        parts = [[batches[name] for name in names] for names in (TRAIN_BATCHES, TEST_BATCHES)]
-        stacked = [np.concatenate([pair[at] for pair in part]) for part in parts for at in (0, 1)]
-        return stacked[0], stacked[1], stacked[2], stacked[3]
-    return (*_shuffled(images, "train/", where), *_shuffled(images, "test/", where))
 
 
 def _shuffled(
@@ -190,13 +167,9 @@ def _shuffled(
 
 def _decode(content: bytes, what: str) -> npt.NDArray[np.uint8]:
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise BadInput(f"{what} is an image; reading it needs Pillow: pip install pillow") from error
-    try:
-        with Image.open(io.BytesIO(content)) as image:
+        with pillow().Image.open(io.BytesIO(content)) as image:
             pixels = np.asarray(image.convert("RGB"))
-    except MemoryError:
+    except (BadInput, MemoryError):
         raise
     except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
         raise BadInput(f"{what} is not a readable image: {error}") from error
@@ -205,16 +178,12 @@ def _decode(content: bytes, what: str) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _unpickle(
-    content: bytes, what: str, *, labels_key: str = "labels", kind: str = "CIFAR-10"
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _unpickle(content: bytes, what: str, *, labels_key: str = "labels") -> Part:
     try:
         batch = read_batch(content)
         pixels, labels = bytes_of(batch["data"]), labels_of(batch[labels_key])
     except Exception as error:  # broken bytes fail in many ways: ValueError, IndexError, KeyError, ...
-        raise BadInput(f"{what} is not a {kind} batch: {error}") from error
+        raise BadInput(f"{what} is not a CIFAR batch: {error}") from error
     if pixels.shape != (len(labels), 3 * 32 * 32):
-        raise BadInput(
-            f"{what} holds data {list(pixels.shape)} for {len(labels)} labels; [n, 3072] is expected"
-        )
+        raise BadInput(f"{what} holds data {list(pixels.shape)} for {len(labels)} labels; [n, 3072] is expected")
     return pixels.reshape(-1, 3, 32, 32), labels

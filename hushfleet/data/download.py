@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from hushfleet.data.torchvision_shim import import_torchvision
 from hushfleet.errors import BadInput
+from hushfleet.user_files import user_cache_dir as user_cache_dir
+from hushfleet.user_files import user_data_dir as user_data_dir
 
 ORIGINS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -19,22 +20,6 @@ ORIGINS = {
     "svhn": "http://ufldl.stanford.edu/housenumbers/",
 }
 """Where torchvision takes each set from; named in the message for a machine without a network."""
-
-
-def user_data_dir() -> Path:
-    """`$XDG_DATA_HOME/hushfleet`, or `~/.local/share/hushfleet`."""
-    return _xdg("XDG_DATA_HOME", ".local/share")
-
-
-def user_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/hushfleet`, or `~/.cache/hushfleet`."""
-    return _xdg("XDG_CACHE_HOME", ".cache")
-
-
-def _xdg(variable: str, fallback: str) -> Path:
-    base = os.environ.get(variable, "")
-    # The XDG specification says to ignore a relative path.
-    return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "hushfleet"
 
 
 def download(name: str, folder: Path, *, looked_for: str) -> None:

@@ -16,7 +16,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -30,27 +30,19 @@ MAX_NAMED_FILES = 5
 _log = logging.getLogger(__name__)
 
 
-def load_folder_set(
-    path: Path,
-    *,
-    input_shape: tuple[int, int, int],
-    class_names: Sequence[str],
-    mean: Sequence[float],
-    std: Sequence[float],
-) -> DataSet:
-    """Reads `path/train/<class>/*` and `path/test/<class>/*` as the data set `folder`.
+class ImageForm(TypedDict):
+    """What a model takes.
 
-    :param path: where only `test/` is present, the training part is empty: an aggregator in the field tests
-        with public images and trains with none. The other parameters are those of `scan_folder`.
-    :raises BadInput: no `test/`, or either part is one that `scan_folder` refuses.
+    :param input_shape: (C, H, W); C is 1 (grey) or 3 (RGB).
+    :param class_names: what labels 0, 1, ... mean; the names of the sub-folders.
+    :param mean: per channel, of pixels scaled to 0..1.
+    :param std: per channel, likewise.
     """
-    if not (path / "test").is_dir():
-        raise BadInput(f"{path} lacks the folder test/; put images into {path / 'test'}/<class>/, and train/ likewise")
-    test = load_folder(path / "test", input_shape=input_shape, class_names=class_names, mean=mean, std=std)
-    train = test.take(slice(0, 0))
-    if (path / "train").is_dir():
-        train = load_folder(path / "train", input_shape=input_shape, class_names=class_names, mean=mean, std=std)
-    return DataSet("folder", train, test, tuple(class_names))
+
+    input_shape: tuple[int, int, int]
+    class_names: Sequence[str]
+    mean: Sequence[float]
+    std: Sequence[float]
 
 
 class FolderScan(NamedTuple):
@@ -64,50 +56,39 @@ class FolderScan(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def load_folder(
-    path: Path,
-    *,
-    input_shape: tuple[int, int, int],
-    class_names: Sequence[str],
-    mean: Sequence[float],
-    std: Sequence[float],
-    may_be_empty: bool = False,
-) -> Samples:
+def load_folder_set(path: Path, **form: Unpack[ImageForm]) -> DataSet:
+    """Reads `path/train/<class>/*` and `path/test/<class>/*` as the data set `folder`.
+
+    :param path: where only `test/` is present, the training part is empty: an aggregator in the field tests
+        with public images and trains with none.
+    :raises BadInput: no `test/`, or either part is one that `scan_folder` refuses.
+    """
+    if not (path / "test").is_dir():
+        raise BadInput(f"{path} lacks the folder test/; put images into {path / 'test'}/<class>/, and train/ likewise")
+    test = load_folder(path / "test", **form)
+    train = load_folder(path / "train", **form) if (path / "train").is_dir() else test.take(slice(0, 0))
+    return DataSet("folder", train, test, tuple(form["class_names"]))
+
+
+def load_folder(path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageForm]) -> Samples:
     """Reads a folder of images; logs one warning if files were skipped. See `scan_folder`."""
-    scan = scan_folder(
-        path, input_shape=input_shape, class_names=class_names, mean=mean, std=std, may_be_empty=may_be_empty
-    )
-    if scan.skipped:
-        named = "; ".join(scan.skipped[:MAX_NAMED_FILES])
-        more = len(scan.skipped) - MAX_NAMED_FILES
-        _log.warning(
-            "%d files in %s were skipped: %s%s",
-            len(scan.skipped),
-            path,
-            named,
-            f"; and {more} more" if more > 0 else "",
-        )
-    return scan.samples
+    samples, skipped = scan_folder(path, may_be_empty=may_be_empty, **form)
+    if skipped:
+        more = len(skipped) - MAX_NAMED_FILES
+        named = "; ".join([*skipped[:MAX_NAMED_FILES], *([f"and {more} more"] if more > 0 else [])])
+        _log.warning("%d files in %s were skipped: %s", len(skipped), path, named)
+    return samples
 
 
-def scan_folder(
-    path: Path,
-    *,
-    input_shape: tuple[int, int, int],
-    class_names: Sequence[str],
-    mean: Sequence[float],
-    std: Sequence[float],
-    may_be_empty: bool = False,
-) -> FolderScan:
+def scan_folder(path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageForm]) -> FolderScan:
     """Reads a folder of images.
 
     :param path: holds one sub-folder for each class; hidden files and folders are ignored, classes may be
         missing, and image files that lie outside a class folder count as skipped.
-    :param input_shape: (C, H, W) of the model; C is 1 (grey) or 3 (RGB).
-    :param class_names: what labels 0, 1, ... mean; the names of the sub-folders.
     :param may_be_empty: whether no readable image at all is as good as some.
     :raises BadInput: no such folder, a sub-folder that is no class, or not one readable image.
     """
+    input_shape, class_names = form["input_shape"], form["class_names"]
     channels = input_shape[0]
     if channels not in (1, 3):
         raise BadInput(f"the model takes {channels} channels; images can give 1 (grey) or 3 (RGB)")
@@ -147,32 +128,14 @@ def scan_folder(
     samples = Samples(
         np.stack(images) if images else np.empty((0, *input_shape), np.uint8),
         np.array(labels, dtype=np.int64),
-        tuple(float(value) for value in mean),
-        tuple(float(value) for value in std),
+        tuple(map(float, form["mean"])),
+        tuple(map(float, form["std"])),
     )
     return FolderScan(samples, tuple(skipped))
 
 
-def save_folder(samples: Samples, path: Path, *, class_names: Sequence[str]) -> None:
-    """Writes samples as PNG files that `load_folder` reads back exactly.
-
-    :raises BadInput: a class name that is not a plain folder name, or images that are neither grey nor RGB.
-    """
-    image_module = _pillow().Image
-    for name in class_names:
-        if not name or name in (".", "..") or any(sign in name for sign in "/\\\0"):
-            raise BadInput(f"the class name {name!r} cannot be a folder name")
-    if samples.images.shape[1] not in (1, 3):
-        raise BadInput(f"images with {samples.images.shape[1]} channels cannot be written; 1 or 3 can")
-    digits = len(str(max(len(samples) - 1, 0)))
-    for at, (image, label) in enumerate(zip(samples.images, samples.labels, strict=True)):
-        folder = path / class_names[int(label)]
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        image_module.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{at:0{digits}d}.png")
-
-
-def _pillow() -> Any:
+def pillow() -> Any:
+    """The package PIL. Raises `BadInput` where it is not installed."""
     try:
         import PIL.Image
         import PIL.ImageOps
@@ -184,7 +147,7 @@ def _pillow() -> Any:
 def read_image(file: Path, *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
     """One image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
     channels, height, width = input_shape
-    pil = _pillow()
+    pil = pillow()
     try:
         with warnings.catch_warnings():
             # An image of more pixels than Pillow thinks sane would take more memory than a board has.

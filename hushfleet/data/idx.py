@@ -35,9 +35,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         with gzip.open(path, "rb") if zipped else path.open("rb") as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != UNSIGNED_BYTES:
-                raise BadInput(
-                    f"{path} is not an IDX file of bytes: it starts with {magic.hex() or 'nothing'}"
-                )
+                raise BadInput(f"{path} is not an IDX file of bytes: it starts with {magic.hex() or 'nothing'}")
             dimensions = magic[3]
             if not 1 <= dimensions <= MAX_DIMENSIONS:
                 raise BadInput(f"{path} names {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are expected")

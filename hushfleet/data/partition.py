@@ -116,16 +116,11 @@ def stratified_choice(labels: npt.NDArray[np.integer[Any]], count: int, rng: np.
     remainders = quotas - takes
     by_remainder = np.lexsort((rng.random(len(classes)), -remainders))
     takes[by_remainder[: count - int(takes.sum())]] += 1
-    chosen = [
-        rng.permutation(np.flatnonzero(labels == cls))[:take]
-        for cls, take in zip(classes, takes, strict=True)
-    ]
+    chosen = [rng.permutation(np.flatnonzero(labels == cls))[:take] for cls, take in zip(classes, takes, strict=True)]
     return np.sort(np.concatenate(chosen))
 
 
-def label_counts(
-    labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int
-) -> npt.NDArray[np.int64]:
+def label_counts(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.int64]:
     """How many samples of each class every device holds: int64 `[devices, classes]`."""
     labels = np.asarray(labels)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
@@ -146,9 +141,7 @@ def _check(
     if devices < 1:
         raise BadInput(f"devices is {devices}; at least one is needed")
     if min_samples < 1:
-        raise BadInput(
-            f"min_samples is {min_samples}; at least 1 is needed, or a device has nothing to learn"
-        )
+        raise BadInput(f"min_samples is {min_samples}; at least 1 is needed, or a device has nothing to learn")
     if devices * min_samples > len(labels):
         raise BadInput(
             f"{devices} devices with at least {min_samples} samples each need {devices * min_samples} "
@@ -160,8 +153,7 @@ def _check(
         classes = len(np.unique(labels))
         if classes_per_device is None or not 1 <= classes_per_device <= classes:
             raise BadInput(
-                f"the pathological split needs classes_per_device from 1 to {classes}, "
-                f"got {classes_per_device}"
+                f"the pathological split needs classes_per_device from 1 to {classes}, got {classes_per_device}"
             )
         if devices * classes_per_device < classes:
             raise BadInput(
@@ -174,9 +166,7 @@ def _advice(kind: str) -> str:
     return "raise alpha" if kind.startswith("dirichlet") else "raise classes_per_device"
 
 
-def _dirichlet_class(
-    labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
+def _dirichlet_class(labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
     fair_share = len(labels) / devices
     parts: list[list[Indices]] = [[] for _ in range(devices)]
     held = np.zeros(devices, dtype=np.int64)
@@ -194,9 +184,7 @@ def _dirichlet_class(
     return [np.concatenate(pieces) for pieces in parts]
 
 
-def _dirichlet_device(
-    labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
+def _dirichlet_device(labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
     classes = np.unique(labels)
     supplies = [list(rng.permutation(np.flatnonzero(labels == cls))) for cls in classes]
     mixes = rng.dirichlet(np.full(len(classes), alpha), size=devices)
@@ -238,8 +226,6 @@ def _pathological(
     parts: list[list[Indices]] = [[] for _ in range(devices)]
     for cls, devices_of in zip(classes, holders, strict=True):
         members = rng.permutation(np.flatnonzero(labels == cls))
-        for device, piece in zip(
-            rng.permutation(devices_of), np.array_split(members, len(devices_of)), strict=True
-        ):
+        for device, piece in zip(rng.permutation(devices_of), np.array_split(members, len(devices_of)), strict=True):
             parts[device].append(piece)
     return [np.concatenate(pieces) for pieces in parts]

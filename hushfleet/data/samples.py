@@ -31,9 +31,7 @@ class Samples:
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise BadInput(
-                f"images must be uint8 [n, C, H, W], got {self.images.dtype} {list(self.images.shape)}"
-            )
+            raise BadInput(f"images must be uint8 [n, C, H, W], got {self.images.dtype} {list(self.images.shape)}")
         if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
             raise BadInput(
                 f"labels must be int64 [{len(self.images)}], one for each image, "

@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hushfleet.data.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, find_cifar10, find_cifar100
-from hushfleet.data.download import download, user_data_dir
+from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES
+from hushfleet.data.download import download
 from hushfleet.data.idx import read_idx
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+from hushfleet.user_files import user_data_dir
 
 ORDER_SEED = 0
 """Seeds the fixed splits and orders below; changing it changes every published figure."""
@@ -67,20 +68,13 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
     if name not in _SOURCES:
         raise BadInput(f"unknown data set {name!r}; the sets are {', '.join(set_names())}")
     source = _SOURCES[name]
-    if data_dir is not None:
-        arrays = source.find(Path(data_dir))
-        if arrays is None:
-            raise BadInput(f"the data set {name} is not in {data_dir}: looked for {source.looked_for}")
-    else:
-        home = user_data_dir()
-        arrays = source.find(home)
-        if arrays is None:
-            download(name, home, looked_for=source.looked_for)
-            arrays = source.find(home)
-        if arrays is None:
-            raise BadInput(
-                f"{name} was downloaded to {home} but is not where it was expected: {source.looked_for}"
-            )
+    folder = Path(data_dir or user_data_dir())
+    arrays = source.find(folder)
+    if arrays is None and data_dir is None:
+        download(name, folder, looked_for=source.looked_for)
+        arrays = source.find(folder)
+    if arrays is None:
+        raise BadInput(f"the data set {name} is not in {folder}: looked for {source.looked_for}")
     train_images, train_labels, test_images, test_labels = arrays
     for labels in (train_labels, test_labels):
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(source.class_names):
@@ -127,9 +121,7 @@ def _digits() -> DataSet:
     )
 
 
-def _idx_finder(
-    name: str, torchvision_name: str, prefixes: tuple[str, str]
-) -> Callable[[Path], Arrays | None]:
+def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> Callable[[Path], Arrays | None]:
     """Looks for the four IDX files, plain or gzipped, under their classic or torchvision's names."""
 
     def find(folder: Path) -> Arrays | None:
@@ -211,9 +203,7 @@ def _svhn_part(path: Path) -> tuple[Images, Labels]:
         raise BadInput(f"{path} cannot be read as SVHN's MATLAB file: {error}; fetch it again") from error
     labels = labels.reshape(-1).astype(np.int64)
     if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
-        raise BadInput(
-            f"{path} holds X {images.dtype} {list(images.shape)}; uint8 [32, 32, 3, n] is expected"
-        )
+        raise BadInput(f"{path} holds X {images.dtype} {list(images.shape)}; uint8 [32, 32, 3, n] is expected")
     labels[labels == 10] = 0  # the files call the digit zero class 10
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 
@@ -236,18 +226,7 @@ _SOURCES: dict[str, _Source] = {
     "fashion-mnist": _Source(
         _idx_finder("fashion-mnist", "FashionMNIST", ("train-", "t10k-")),
         _idx_text("fashion-mnist", "FashionMNIST"),
-        (
-            "t-shirt",
-            "trouser",
-            "pullover",
-            "dress",
-            "coat",
-            "sandal",
-            "shirt",
-            "sneaker",
-            "bag",
-            "ankle-boot",
-        ),
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot"),
         (0.2860,),
         (0.3530,),
     ),
@@ -259,7 +238,7 @@ _SOURCES: dict[str, _Source] = {
         (0.3309,),
     ),
     "cifar10": _Source(
-        find_cifar10,
+        CIFAR10.find,
         "in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "
         "or a cifar*10*.tar.gz of either",
         CIFAR10_CLASSES,
@@ -267,7 +246,7 @@ _SOURCES: dict[str, _Source] = {
         (0.2470, 0.2435, 0.2616),
     ),
     "cifar100": _Source(
-        find_cifar100,
+        CIFAR100.find,
         "cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here",
         CIFAR100_CLASSES,
         (0.5071, 0.4865, 0.4409),

@@ -32,7 +32,8 @@ def import_torchvision() -> ModuleType:
     for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[module]
     if not _declared:
-        library = torch.library.Library("torchvision", "DEF")
+        make: Any = torch.library.Library  # has no types
+        library = make("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _declared.append(library)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,22 +54,51 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, object]
 
-    def int(self, name: str, default: int = 0) -> int:
-        return self._typed(name, int, default)
 
-    def ints(self, name: str) -> list[int] | None:
-        return self._typed(name, list, None)
+@dataclass(frozen=True)
+class Call:
+    """A node and what is known of its inputs; None is an input that is left out."""
+
+    node: Node
+    inputs: Sequence[Tensor | None]
+
+    def __getitem__(self, place: int) -> Tensor:
+        tensor = self.get(place)
+        if tensor is None:
+            raise GraphRefused(f"it has fewer than {place + 1} inputs")
+        return tensor
+
+    def get(self, place: int) -> Tensor | None:
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    def first(self, count: int) -> list[Tensor]:
+        return [self[place] for place in range(count)]
+
+    @property
+    def results(self) -> int:
+        return len(self.node.outputs)
+
+    def number(self, name: str, default: int = 0) -> int:
+        return int(self._typed(name, int, default))
+
+    def numbers(self, name: str) -> list[int] | None:
+        numbers: list[int] | None = self._typed(name, list, None)
+        return numbers
 
     def text(self, name: str, default: str) -> str:
-        return self._typed(name, bytes, default.encode()).decode("latin-1")
+        return str(self._typed(name, bytes, default.encode()), "latin-1")
 
     def tensor(self, name: str) -> Tensor | None:
-        return self._typed(name, Tensor, None)
+        tensor: Tensor | None = self._typed(name, Tensor, None)
+        return tensor
 
-    def _typed(self, name: str, kind: type, default: object) -> object:
-        value = self.attributes.get(name, default)
+    def _typed(self, name: str, kind: type, default: Any) -> Any:
+        value = self.node.attributes.get(name, default)
         require(value is default or isinstance(value, kind), f"its attribute {name!r} is of another type")
         return value
+
+
+Rule = Callable[[Call], Given]
 
 
 def require(condition: bool, reason: str) -> None:
@@ -77,11 +106,9 @@ def require(condition: bool, reason: str) -> None:
         raise GraphRefused(reason)
 
 
-def apply(node: Node, inputs: Sequence[Tensor | None], opset: int) -> Given:
+def apply(node: Node, inputs: Sequence[Tensor | None]) -> Given:
     """What `node` gives for these inputs; None is an input that is left out. Raises `GraphRefused`."""
-    least, rule = _RULES[node.operator]
-    require(len(inputs) >= least and None not in inputs[:least], f"it has fewer than {least} inputs")
-    return rule(node, list(inputs), opset)
+    return _RULES[node.operator](Call(node, inputs))
 
 
 # broadcasting
@@ -98,14 +125,15 @@ def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
     return tuple(result)
 
 
-def _elementwise(kind_of: int | None = None, first: int = 0) -> Callable[..., Given]:
+def _elementwise(least: int, kind_of: int | None = None, first: int = 0) -> Rule:
     """:param kind_of: the element type of the output, else that of the input `first`."""
 
-    def rule(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-        given = [tensor for tensor in inputs if tensor is not None]
+    def rule(call: Call) -> Given:
+        call.first(least)
+        given = [tensor for tensor in call.inputs if tensor is not None]
+        kind = call[first].kind if kind_of is None else kind_of
         shape = broadcast([tensor.shape for tensor in given])
-        kind = given[first].kind if kind_of is None else kind_of
-        return _one(Tensor(kind, shape, _computed(node, given, kind)))
+        return _one(Tensor(kind, shape, _computed(call.node, given, kind)))
 
     return rule
 
@@ -133,11 +161,14 @@ def _one(tensor: Tensor, *, work: Size = 0, scratch: Size = 0) -> Given:
     return Given((tensor,), work + tensor.size, scratch)
 
 
-def _same(scratch: int = 0) -> Callable[..., Given]:
+def _same(least: int = 1, *, scratch: int = 0) -> Rule:
     """The first input's shape and type; `scratch` is in copies of it."""
-    return lambda node, inputs, opset: _one(
-        Tensor(inputs[0].kind, inputs[0].shape), work=4 * inputs[0].size, scratch=scratch * inputs[0].size
-    )
+
+    def rule(call: Call) -> Given:
+        data = call.first(least)[0]
+        return _one(Tensor(data.kind, data.shape), work=4 * data.size, scratch=scratch * data.size)
+
+    return rule
 
 
 # what only moves values
@@ -149,7 +180,8 @@ def _axis(axis: int, rank: int) -> int:
 
 
 def _list(tensor: Tensor | None, what: str) -> list[Size]:
-    require(tensor is not None and tensor.known is not None, f"its {what} cannot be told before it runs")
+    if tensor is None or tensor.known is None:
+        raise GraphRefused(f"its {what} cannot be told before it runs")
     return list(tensor.known.ravel())
 
 
@@ -164,11 +196,11 @@ def _sizes(tensor: Tensor | None) -> tuple[Size, ...]:
     return tuple(sizes)
 
 
-def _axes(node: Node, inputs: list[Tensor | None], rank: int, place: int = 1) -> list[int] | None:
+def _axes(call: Call, rank: int, place: int = 1) -> list[int] | None:
     """From the attribute of older operator sets or the input of newer ones; None where neither is there."""
-    axes = node.ints("axes")
-    if axes is None and len(inputs) > place and inputs[place] is not None:
-        axes = _ints(inputs[place], "axes")
+    axes = call.numbers("axes")
+    if axes is None and call.get(place) is not None:
+        axes = _ints(call.get(place), "axes")
     if axes is None:
         return None
     axes = [_axis(axis, rank) for axis in axes]
@@ -176,37 +208,43 @@ def _axes(node: Node, inputs: list[Tensor | None], rank: int, place: int = 1) ->
     return axes
 
 
-def _reshape(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, wanted = inputs[0], _list(inputs[1], "shape")
+def _reshape(call: Call) -> Given:
+    data, wanted = call[0], _list(call[1], "shape")
     require(len(wanted) <= 8 and all(n >= -1 for n in wanted), f"the shape {wanted[:9]} is not allowed")
-    if not node.int("allowzero"):
+    if not call.number("allowzero"):
         require(all(n or i < len(data.shape) for i, n in enumerate(wanted)), "its shape copies a size that is missing")
         wanted = [n or data.shape[i] for i, n in enumerate(wanted)]
     if -1 in wanted:
         rest = math.prod(n for n in wanted if n != -1)
         require(wanted.count(-1) == 1 and rest > 0, f"{data.shape} does not fill {wanted}")
         missing = divide(data.size, rest)
-        require(missing is not None, f"{data.shape} does not fill {wanted}")
+        if missing is None:
+            raise GraphRefused(f"{data.shape} does not fill {wanted}")
         wanted = [missing if n == -1 else n for n in wanted]
     require(math.prod(wanted) == data.size, f"{data.shape} does not fill {wanted}")
     return _view(data, tuple(wanted))
 
 
 def _view(data: Tensor, shape: tuple[Size, ...]) -> Given:
-    return _one(Tensor(data.kind, shape, None if data.known is None else data.known.reshape(shape)))
+    return _one(Tensor(data.kind, shape, None if data.known is None else _reshaped(data.known, shape)))
 
 
-def _squeeze(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data = inputs[0]
-    axes = _axes(node, inputs, len(data.shape))
+def _reshaped(values: np.ndarray, shape: tuple[Size, ...]) -> np.ndarray:
+    return np.asarray(values, object).reshape([fixed(n) for n in shape])
+
+
+def _squeeze(call: Call) -> Given:
+    data = call[0]
+    axes = _axes(call, len(data.shape))
     axes = [i for i, n in enumerate(data.shape) if fixed(n) == 1] if axes is None else axes
     require(all(data.shape[axis] == 1 for axis in axes), f"it squeezes {axes} of {data.shape}")
     return _view(data, tuple(n for i, n in enumerate(data.shape) if i not in axes))
 
 
-def _unsqueeze(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data = inputs[0]
-    asked = node.ints("axes") if node.ints("axes") is not None else _ints(_at(inputs, 1), "axes")
+def _unsqueeze(call: Call) -> Given:
+    data = call[0]
+    asked = call.numbers("axes")
+    asked = _ints(call.get(1), "axes") if asked is None else asked
     rank = len(data.shape) + len(asked)
     axes = {_axis(axis, rank) for axis in asked}
     require(len(axes) == len(asked), f"its axes {asked} repeat")
@@ -214,47 +252,47 @@ def _unsqueeze(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
     return _view(data, tuple(1 if i in axes else next(rest) for i in range(rank)))
 
 
-def _flatten(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    shape, axis = inputs[0].shape, node.int("axis", 1)
+def _flatten(call: Call) -> Given:
+    shape, axis = call[0].shape, call.number("axis", 1)
     require(-len(shape) <= axis <= len(shape), f"its axis {axis} is not one of {len(shape)}")
     axis += len(shape) if axis < 0 else 0
-    return _view(inputs[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    return _view(call[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def _transpose(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    shape, order = inputs[0].shape, node.ints("perm")
+def _transpose(call: Call) -> Given:
+    shape, order = call[0].shape, call.numbers("perm")
     order = list(range(len(shape)))[::-1] if order is None else order
     require(sorted(order) == list(range(len(shape))), f"its order {order} is none of {len(shape)} axes")
-    return _one(Tensor(inputs[0].kind, tuple(shape[i] for i in order)))
+    return _one(Tensor(call[0].kind, tuple(shape[i] for i in order)))
 
 
-def _concat(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    require(None not in inputs, "an input is left out")
-    first = inputs[0].shape
-    axis = _axis(node.int("axis"), len(first))
+def _concat(call: Call) -> Given:
+    inputs, first = call.first(len(call.inputs)), call[0].shape
+    axis = _axis(call.number("axis"), len(first))
     for tensor in inputs:
         fits = len(tensor.shape) == len(first) and tensor.shape[:axis] == first[:axis]
         require(fits and tensor.shape[axis + 1 :] == first[axis + 1 :], f"{tensor.shape} does not fit {first}")
     shape = (*first[:axis], sum(tensor.shape[axis] for tensor in inputs), *first[axis + 1 :])
     known = None
-    if all(tensor.known is not None for tensor in inputs):
-        known = _followed(np.concatenate([tensor.known for tensor in inputs], axis))
-    return _one(Tensor(inputs[0].kind, shape, known))
+    parts = [tensor.known for tensor in inputs if tensor.known is not None]
+    if len(parts) == len(inputs):
+        known = _followed(np.concatenate(parts, axis))
+    return _one(Tensor(call[0].kind, shape, known))
 
 
-def _expand(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    return _one(Tensor(inputs[0].kind, broadcast([inputs[0].shape, _sizes(inputs[1])])))
+def _expand(call: Call) -> Given:
+    return _one(Tensor(call[0].kind, broadcast([call[0].shape, _sizes(call[1])])))
 
 
 _ALL = (1 << 31) - 1  # as an end: more than any axis has
 
 
-def _slice(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, rank = inputs[0], len(inputs[0].shape)
-    starts, stops = _ints(inputs[1], "starts"), _list(inputs[2], "ends")
-    axes = _axes(node, inputs, rank, place=3)
+def _slice(call: Call) -> Given:
+    data, rank = call[0], len(call[0].shape)
+    starts, stops = _ints(call[1], "starts"), _list(call[2], "ends")
+    axes = _axes(call, rank, place=3)
     axes = list(range(len(starts))) if axes is None else axes
-    steps = [1] * len(starts) if _at(inputs, 4) is None else _ints(inputs[4], "steps")
+    steps = [1] * len(starts) if call.get(4) is None else _ints(call[4], "steps")
     require(len(starts) == len(stops) == len(axes) == len(steps) <= rank and 0 not in steps, "its ranges do not fit")
     shape, known = list(data.shape), data.known
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
@@ -274,12 +312,12 @@ def _places(size: int, start: int, stop: int, step: int) -> range:
     return range(min(max(start, 0), max(high, 0)), min(max(stop, low), high), step) if size else range(0)
 
 
-def _split(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data = inputs[0]
-    axis, count = _axis(node.int("axis"), len(data.shape)), len(node.outputs)
+def _split(call: Call) -> Given:
+    data = call[0]
+    axis, count = _axis(call.number("axis"), len(data.shape)), call.results
     size = fixed(data.shape[axis])
-    if _at(inputs, 1) is not None:
-        sizes = _ints(inputs[1], "split")
+    if call.get(1) is not None:
+        sizes = _ints(call[1], "split")
     else:
         part = -(-size // count)
         sizes = [min(part, size - i * part) for i in range(count)]
@@ -289,38 +327,39 @@ def _split(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
     return Given(tuple(Tensor(data.kind, shape) for shape in shapes), data.size)
 
 
-def _gather(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, indices = inputs[0], inputs[1]
-    axis = _axis(node.int("axis"), len(data.shape))
+def _gather(call: Call) -> Given:
+    data, indices = call[0], call[1]
+    axis = _axis(call.number("axis"), len(data.shape))
     known = None
     if data.known is not None and indices.known is not None and data.known.ndim == 1:
         places = [fixed(i) for i in indices.known.ravel()]
         if all(-len(data.known) <= i < len(data.known) for i in places):
-            known = np.asarray(data.known[places].reshape(indices.shape), object)
+            known = _reshaped(np.asarray(data.known[places], object), indices.shape)
     return _one(Tensor(data.kind, (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]), known))
 
 
-def _gather_elements(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    require(len(inputs[0].shape) == len(inputs[1].shape), "its inputs differ in rank")
-    return _one(Tensor(inputs[0].kind, inputs[1].shape))
+def _gather_elements(call: Call) -> Given:
+    require(len(call[0].shape) == len(call[1].shape), "its inputs differ in rank")
+    return _one(Tensor(call[0].kind, call[1].shape))
 
 
-def _gather_nd(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, indices, batch = inputs[0].shape, inputs[1].shape, node.int("batch_dims")
-    require(indices and 0 <= batch < min(len(data), len(indices)), "its ranks do not fit")
-    require(data[:batch] == indices[:batch] and 0 < fixed(indices[-1]) <= len(data) - batch, "its indices do not fit")
-    return _one(Tensor(inputs[0].kind, (*indices[:-1], *data[batch + indices[-1] :])))
+def _gather_nd(call: Call) -> Given:
+    data, indices, batch = call[0].shape, call[1].shape, call.number("batch_dims")
+    require(bool(indices) and 0 <= batch < min(len(data), len(indices)), "its ranks do not fit")
+    depth = fixed(indices[-1])
+    require(data[:batch] == indices[:batch] and 0 < depth <= len(data) - batch, "its indices do not fit")
+    return _one(Tensor(call[0].kind, (*indices[:-1], *data[batch + depth :])))
 
 
-def _scatter(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, indices, updates = inputs[0], inputs[1], inputs[2]
+def _scatter(call: Call) -> Given:
+    data, indices, updates = call[0], call[1], call[2]
     # A kernel copies the indices, as 64-bit numbers; they count as two elements each.
     return _one(Tensor(data.kind, data.shape), work=indices.size + updates.size, scratch=2 * indices.size)
 
 
-def _pad(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, pads = inputs[0], _ints(inputs[1], "pads")
-    axes = _axes(node, inputs, len(data.shape), place=3)
+def _pad(call: Call) -> Given:
+    data, pads = call[0], _ints(call[1], "pads")
+    axes = _axes(call, len(data.shape), place=3)
     axes = list(range(len(data.shape))) if axes is None else axes
     require(len(pads) == 2 * len(axes), f"{len(pads)} pads for {len(axes)} axes")
     shape = list(data.shape)
@@ -334,69 +373,71 @@ def _pad(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
 # what makes values
 
 
-def _shape_of(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    rank = len(inputs[0].shape)
-    sizes = inputs[0].shape[slice(node.int("start"), node.int("end", rank))]
+def _shape_of(call: Call) -> Given:
+    rank = len(call[0].shape)
+    sizes = call[0].shape[slice(call.number("start"), call.number("end", rank))]
     return _one(Tensor(INT64, (len(sizes),), _followed(list(sizes))))
 
 
-def _size_of(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    return _one(Tensor(INT64, (), _followed(inputs[0].size)))
+def _size_of(call: Call) -> Given:
+    return _one(Tensor(INT64, (), _followed(call[0].size)))
 
 
-def _constant(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    value, ints, number = node.tensor("value"), node.ints("value_ints"), node.attributes.get("value_int")
+def _constant(call: Call) -> Given:
+    value, ints, number = call.tensor("value"), call.numbers("value_ints"), call.node.attributes.get("value_int")
     if value is not None:
         return _one(value)
     if ints is not None or number is not None:
         values = ints if number is None else number
         return _one(Tensor(INT64, () if ints is None else (len(ints),), _followed(values)))
-    floats = node.attributes.get("value_floats")
-    require(isinstance(floats, list) or "value_float" in node.attributes, "its value is of a kind that is not allowed")
+    floats = call.numbers("value_floats")
+    known = floats is not None or "value_float" in call.node.attributes
+    require(known, "its value is of a kind that is not allowed")
     return _one(Tensor(FLOAT32, () if floats is None else (len(floats),)))
 
 
-def _constant_of_shape(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    value = node.tensor("value")
-    return _one(Tensor(FLOAT32 if value is None else value.kind, _sizes(inputs[0])))
+def _constant_of_shape(call: Call) -> Given:
+    value = call.tensor("value")
+    return _one(Tensor(FLOAT32 if value is None else value.kind, _sizes(call[0])))
 
 
-def _range(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    require(None not in inputs and all(tensor.size == 1 for tensor in inputs), "its bounds are not single numbers")
-    start, stop, step = (_list(tensor, "bounds")[0] for tensor in inputs)
+def _range(call: Call) -> Given:
+    require(all(tensor.size == 1 for tensor in call.first(len(call.inputs))), "its bounds are not single numbers")
+    start, stop, step = (_list(call[place], "bounds")[0] for place in range(3))
     if start == 0 and step == 1:  # then the end may be the batch
-        return _one(Tensor(inputs[0].kind, (stop if stop > 0 else 0,)))
-    require(fixed(step) != 0, "its step is 0")
-    return _one(Tensor(inputs[0].kind, (len(range(fixed(start), fixed(stop), step)),)))
+        return _one(Tensor(call[0].kind, (stop if stop > 0 else 0,)))
+    by = fixed(step)
+    require(by != 0, "its step is 0")
+    return _one(Tensor(call[0].kind, (len(range(fixed(start), fixed(stop), by)),)))
 
 
-def _cast(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    kind = inputs[1].kind if node.operator == "CastLike" else node.int("to")
-    known = inputs[0].known if kind in (6, INT64) else None
-    return _one(Tensor(kind, inputs[0].shape, known))
+def _cast(call: Call) -> Given:
+    kind = call[1].kind if call.node.operator == "CastLike" else call.number("to")
+    known = call[0].known if kind in (6, INT64) else None
+    return _one(Tensor(kind, call[0].shape, known))
 
 
-def _identity(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    return _one(inputs[0])
+def _identity(call: Call) -> Given:
+    return _one(call[0])
 
 
 # what computes
 
 
-def _reduce(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data, rank = inputs[0], len(inputs[0].shape)
-    axes = [_axis(node.int("axis"), rank)] if node.operator == "ArgMax" else _axes(node, inputs, rank)
+def _reduce(call: Call) -> Given:
+    data, rank = call[0], len(call[0].shape)
+    axes = [_axis(call.number("axis"), rank)] if call.node.operator == "ArgMax" else _axes(call, rank)
     if not axes:
-        axes = [] if node.int("noop_with_empty_axes") else list(range(rank))
-    kept = node.int("keepdims", 1)
+        axes = [] if call.number("noop_with_empty_axes") else list(range(rank))
+    kept = call.number("keepdims", 1)
     shape = tuple(1 if i in axes else n for i, n in enumerate(data.shape) if kept or i not in axes)
     # A kernel may list where each number that it adds up lies.
-    kind = INT64 if node.operator == "ArgMax" else data.kind
+    kind = INT64 if call.node.operator == "ArgMax" else data.kind
     return _one(Tensor(kind, shape), work=data.size, scratch=2 * data.size)
 
 
-def _matmul(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    a, b = inputs[0].shape, inputs[1].shape
+def _matmul(call: Call) -> Given:
+    a, b = call[0].shape, call[1].shape
     require(bool(a) and bool(b), "it multiplies a single number")
     left = (1, *a) if len(a) == 1 else a
     right = (*b, 1) if len(b) == 1 else b
@@ -404,24 +445,24 @@ def _matmul(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
     outer = broadcast([left[:-2], right[:-2]]) if len(left) > 2 or len(right) > 2 else ()
     work = math.prod(outer) * left[-2] * right[-1] * left[-1]
     shape = (*outer, *left[-2:-1][len(a) == 1 :], *right[-1:][len(b) == 1 :])
-    return _one(Tensor(inputs[0].kind, shape), work=work)
+    return _one(Tensor(call[0].kind, shape), work=work)
 
 
-def _gemm(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    a, b = inputs[0].shape, inputs[1].shape
+def _gemm(call: Call) -> Given:
+    a, b = call[0].shape, call[1].shape
     require(len(a) == len(b) == 2, f"it multiplies {a} and {b}")
-    a, b = a[::-1] if node.int("transA") else a, b[::-1] if node.int("transB") else b
+    a, b = a[::-1] if call.number("transA") else a, b[::-1] if call.number("transB") else b
     require(a[1] == b[0], f"{a} does not fit {b}")
     shape = (a[0], b[1])
-    if _at(inputs, 2) is not None:
-        require(broadcast([shape, inputs[2].shape]) == shape, f"{inputs[2].shape} does not fit {shape}")
-    return _one(Tensor(inputs[0].kind, shape), work=a[0] * a[1] * b[1])
+    if call.get(2) is not None:
+        require(broadcast([shape, call[2].shape]) == shape, f"{call[2].shape} does not fit {shape}")
+    return _one(Tensor(call[0].kind, shape), work=a[0] * a[1] * b[1])
 
 
-def _windows(node: Node, spatial: list[int], kernel: list[int], pads: list[int]) -> list[int]:
+def _windows(call: Call, spatial: list[int], kernel: list[int], pads: list[int]) -> list[int]:
     """How many windows fit along each spatial axis."""
-    strides, dilations = _per_axis(node, "strides", len(kernel)), _per_axis(node, "dilations", len(kernel))
-    mode = node.text("auto_pad", "NOTSET")
+    strides, dilations = _per_axis(call, "strides", len(kernel)), _per_axis(call, "dilations", len(kernel))
+    mode = call.text("auto_pad", "NOTSET")
     counts = []
     for i, (size, width) in enumerate(zip(spatial, kernel, strict=True)):
         reach = (width - 1) * dilations[i] + 1
@@ -432,54 +473,54 @@ def _windows(node: Node, spatial: list[int], kernel: list[int], pads: list[int])
         require(mode in ("NOTSET", "VALID"), f"its auto_pad {mode!r} is not known")
         room = size - reach + (pads[i] + pads[i + len(kernel)] if mode == "NOTSET" else 0)
         require(room >= 0, "its kernel is larger than what it is moved over")
-        count = (-(-room // strides[i]) if node.int("ceil_mode") else room // strides[i]) + 1
-        if node.int("ceil_mode") and (count - 1) * strides[i] >= size + (pads[i] if mode == "NOTSET" else 0):
+        count = (-(-room // strides[i]) if call.number("ceil_mode") else room // strides[i]) + 1
+        if call.number("ceil_mode") and (count - 1) * strides[i] >= size + (pads[i] if mode == "NOTSET" else 0):
             count -= 1  # a window that would begin in the padding behind
         counts.append(count)
     return counts
 
 
-def _per_axis(node: Node, name: str, rank: int, *, default: int = 1, least: int = 1) -> list[int]:
-    values = node.ints(name)
+def _per_axis(call: Call, name: str, rank: int, *, default: int = 1, least: int = 1) -> list[int]:
+    values = call.numbers(name)
     values = [default] * rank if values is None else values
     require(len(values) == rank and min(values, default=least) >= least, f"its {name} {values[:9]} are not allowed")
     return values
 
 
-def _image(inputs: list[Tensor | None]) -> tuple[Size, Size, list[int]]:
-    shape = inputs[0].shape
+def _image(call: Call) -> tuple[Size, Size, list[int]]:
+    shape = call[0].shape
     require(len(shape) >= 3, f"{shape} is no batch of images")
     return shape[0], shape[1], [fixed(n) for n in shape[2:]]
 
 
-def _conv(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    batch, channels, spatial = _image(inputs)
-    weights, groups = inputs[1].shape, node.int("group", 1)
-    require(len(weights) == len(spatial) + 2 and groups > 0, f"weights {weights} do not fit {inputs[0].shape}")
+def _conv(call: Call) -> Given:
+    batch, channels, spatial = _image(call)
+    weights, groups = call[1].shape, call.number("group", 1)
+    require(len(weights) == len(spatial) + 2 and groups > 0, f"weights {weights} do not fit {call[0].shape}")
     require(channels == weights[1] * groups, f"{channels} channels for {weights}")
     require(groups == 1 or fixed(weights[0]) % groups == 0, f"{weights} in {groups} groups")
     kernel = [fixed(n) for n in weights[2:]]
-    require(node.ints("kernel_shape") in (None, kernel), "its kernel_shape is not that of its weights")
-    pads = _per_axis(node, "pads", 2 * len(kernel), default=0, least=0)
-    counts = _windows(node, spatial, kernel, pads)
+    require(call.numbers("kernel_shape") in (None, kernel), "its kernel_shape is not that of its weights")
+    pads = _per_axis(call, "pads", 2 * len(kernel), default=0, least=0)
+    counts = _windows(call, spatial, kernel, pads)
     shape = (batch, weights[0], *counts)
     taps = weights[1] * math.prod(kernel)
     # A kernel may lay out one image's windows before it multiplies.
-    return _one(Tensor(inputs[0].kind, shape), work=math.prod(shape) * taps, scratch=taps * math.prod(counts))
+    return _one(Tensor(call[0].kind, shape), work=math.prod(shape) * taps, scratch=taps * math.prod(counts))
 
 
-def _conv_transpose(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    batch, channels, spatial = _image(inputs)
-    weights, groups, rank = inputs[1].shape, node.int("group", 1), len(spatial)
-    require(len(weights) == rank + 2 and groups > 0, f"weights {weights} do not fit {inputs[0].shape}")
+def _conv_transpose(call: Call) -> Given:
+    batch, channels, spatial = _image(call)
+    weights, groups, rank = call[1].shape, call.number("group", 1), len(spatial)
+    require(len(weights) == rank + 2 and groups > 0, f"weights {weights} do not fit {call[0].shape}")
     require(channels == weights[0], f"{channels} channels for {weights}")
     require(groups == 1 or fixed(channels) % groups == 0, f"{channels} channels in {groups} groups")
     kernel = [fixed(n) for n in weights[2:]]
-    require(node.ints("kernel_shape") in (None, kernel), "its kernel_shape is not that of its weights")
-    require(node.text("auto_pad", "NOTSET") == "NOTSET" and node.ints("output_shape") is None, "it pads by itself")
-    strides, dilations = _per_axis(node, "strides", rank), _per_axis(node, "dilations", rank)
-    pads = _per_axis(node, "pads", 2 * rank, default=0, least=0)
-    extra = _per_axis(node, "output_padding", rank, default=0, least=0)
+    require(call.numbers("kernel_shape") in (None, kernel), "its kernel_shape is not that of its weights")
+    require(call.text("auto_pad", "NOTSET") == "NOTSET" and call.numbers("output_shape") is None, "it pads by itself")
+    strides, dilations = _per_axis(call, "strides", rank), _per_axis(call, "dilations", rank)
+    pads = _per_axis(call, "pads", 2 * rank, default=0, least=0)
+    extra = _per_axis(call, "output_padding", rank, default=0, least=0)
     sizes = [
         strides[i] * (spatial[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - pads[i] - pads[i + rank]
         for i in range(rank)
@@ -488,89 +529,87 @@ def _conv_transpose(node: Node, inputs: list[Tensor | None], opset: int) -> Give
     taps = weights[1] * math.prod(kernel)
     work = batch * channels * math.prod(spatial) * taps
     shape = (batch, weights[1] * groups, *sizes)
-    return _one(Tensor(inputs[0].kind, shape), work=work, scratch=taps * math.prod(spatial))
+    return _one(Tensor(call[0].kind, shape), work=work, scratch=taps * math.prod(spatial))
 
 
-def _pool(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    batch, channels, spatial = _image(inputs)
-    kernel = _per_axis(node, "kernel_shape", len(spatial))
-    pads = _per_axis(node, "pads", 2 * len(kernel), default=0, least=0)
-    shape = (batch, channels, *_windows(node, spatial, kernel, pads))
-    pooled = Tensor(inputs[0].kind, shape)
-    places = (Tensor(INT64, shape),) * (len(node.outputs) - 1)
+def _pool(call: Call) -> Given:
+    batch, channels, spatial = _image(call)
+    kernel = _per_axis(call, "kernel_shape", len(spatial))
+    pads = _per_axis(call, "pads", 2 * len(kernel), default=0, least=0)
+    shape = (batch, channels, *_windows(call, spatial, kernel, pads))
+    pooled = Tensor(call[0].kind, shape)
+    places = (Tensor(INT64, shape),) * (call.results - 1)
     return Given((pooled, *places), math.prod(shape) * (math.prod(kernel) + len(places)))
 
 
-def _global_pool(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    batch, channels, spatial = _image(inputs)
-    return _one(Tensor(inputs[0].kind, (batch, channels, *(1 for _ in spatial))), work=inputs[0].size)
+def _global_pool(call: Call) -> Given:
+    batch, channels, spatial = _image(call)
+    return _one(Tensor(call[0].kind, (batch, channels, *(1 for _ in spatial))), work=call[0].size)
 
 
-def _layer_norm(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    data = inputs[0]
-    axis = _axis(node.int("axis", -1), len(data.shape))
+def _layer_norm(call: Call) -> Given:
+    data, _ = call.first(2)
+    axis = _axis(call.number("axis", -1), len(data.shape))
     moments = Tensor(FLOAT32, (*data.shape[:axis], *(1 for _ in data.shape[axis:])))
-    return Given((Tensor(data.kind, data.shape), moments, moments)[: len(node.outputs)], 8 * data.size, 2 * data.size)
+    outputs = (Tensor(data.kind, data.shape), moments, moments)
+    return Given(outputs[: call.results], 8 * data.size, 2 * data.size)
 
 
-def _batch_norm(node: Node, inputs: list[Tensor | None], opset: int) -> Given:
-    moments = Tensor(inputs[1].kind, inputs[1].shape)
-    outputs = (Tensor(inputs[0].kind, inputs[0].shape), moments, moments, moments, moments)[: len(node.outputs)]
-    return Given(outputs, 8 * inputs[0].size)
+def _batch_norm(call: Call) -> Given:
+    data, scale, *_ = call.first(5)
+    moments = Tensor(scale.kind, scale.shape)
+    outputs = (Tensor(data.kind, data.shape), moments, moments, moments, moments)
+    return Given(outputs[: call.results], 8 * data.size)
 
 
-def _at(inputs: list[Tensor | None], place: int) -> Tensor | None:
-    return inputs[place] if place < len(inputs) else None
+def _each(names: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
 
 
-def _each(names: str, least: int, rule: Callable[..., Given]) -> dict[str, tuple[int, Callable[..., Given]]]:
-    return dict.fromkeys(names.split(), (least, rule))
-
-
-_RULES: Mapping[str, tuple[int, Callable[..., Given]]] = (
-    _each("Add Sub Mul Div Pow PRelu And Or Xor", 2, _elementwise())
-    | _each("Max Min Mean Sum", 1, _elementwise())
-    | _each("Equal Greater GreaterOrEqual Less LessOrEqual", 2, _elementwise(BOOL))
-    | _each("Where", 3, _elementwise(first=1))
-    | _each("Abs Elu Erf Exp HardSigmoid LeakyRelu Log Neg Not Reciprocal Relu Selu Sigmoid Sign", 1, _same())
-    | _each("Softplus Sqrt Tanh Trilu Clip", 1, _same())
+_RULES: Mapping[str, Rule] = (
+    _each("Add Sub Mul Div Pow PRelu And Or Xor", _elementwise(2))
+    | _each("Max Min Mean Sum", _elementwise(1))
+    | _each("Equal Greater GreaterOrEqual Less LessOrEqual", _elementwise(2, BOOL))
+    | _each("Where", _elementwise(3, first=1))
+    | _each("Abs Elu Erf Exp HardSigmoid LeakyRelu Log Neg Not Reciprocal Relu Selu Sigmoid Sign", _same())
+    | _each("Softplus Sqrt Tanh Trilu Clip", _same())
     # Some of these are expanded to several nodes, or work on a copy.
-    | _each("Gelu HardSwish LogSoftmax Softmax", 1, _same(scratch=4))
-    | _each("GroupNormalization InstanceNormalization", 3, _same(scratch=4))
-    | _each("BatchNormalization", 5, _batch_norm)
-    | _each("LayerNormalization", 2, _layer_norm)
-    | _each("ArgMax ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin", 1, _reduce)
-    | _each("ReduceProd ReduceSum ReduceSumSquare", 1, _reduce)
-    | _each("MaxPool AveragePool", 1, _pool)
-    | _each("GlobalAveragePool GlobalMaxPool", 1, _global_pool)
+    | _each("Gelu HardSwish LogSoftmax Softmax", _same(scratch=4))
+    | _each("GroupNormalization InstanceNormalization", _same(3, scratch=4))
+    | _each("BatchNormalization", _batch_norm)
+    | _each("LayerNormalization", _layer_norm)
+    | _each("ArgMax ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin", _reduce)
+    | _each("ReduceProd ReduceSum ReduceSumSquare", _reduce)
+    | _each("MaxPool AveragePool", _pool)
+    | _each("GlobalAveragePool GlobalMaxPool", _global_pool)
     | {
-        "Cast": (1, _cast),
-        "CastLike": (2, _cast),
-        "Concat": (1, _concat),
-        "Constant": (0, _constant),
-        "ConstantOfShape": (1, _constant_of_shape),
-        "Conv": (2, _conv),
-        "ConvTranspose": (2, _conv_transpose),
-        "Expand": (2, _expand),
-        "Flatten": (1, _flatten),
-        "Gather": (2, _gather),
-        "GatherElements": (2, _gather_elements),
-        "GatherND": (2, _gather_nd),
-        "Gemm": (2, _gemm),
-        "Identity": (1, _identity),
-        "MatMul": (2, _matmul),
-        "Pad": (2, _pad),
-        "Range": (3, _range),
-        "Reshape": (2, _reshape),
-        "ScatterElements": (3, _scatter),
-        "ScatterND": (3, _scatter),
-        "Shape": (1, _shape_of),
-        "Size": (1, _size_of),
-        "Slice": (3, _slice),
-        "Split": (1, _split),
-        "Squeeze": (1, _squeeze),
-        "Transpose": (1, _transpose),
-        "Unsqueeze": (1, _unsqueeze),
+        "Cast": _cast,
+        "CastLike": _cast,
+        "Concat": _concat,
+        "Constant": _constant,
+        "ConstantOfShape": _constant_of_shape,
+        "Conv": _conv,
+        "ConvTranspose": _conv_transpose,
+        "Expand": _expand,
+        "Flatten": _flatten,
+        "Gather": _gather,
+        "GatherElements": _gather_elements,
+        "GatherND": _gather_nd,
+        "Gemm": _gemm,
+        "Identity": _identity,
+        "MatMul": _matmul,
+        "Pad": _pad,
+        "Range": _range,
+        "Reshape": _reshape,
+        "ScatterElements": _scatter,
+        "ScatterND": _scatter,
+        "Shape": _shape_of,
+        "Size": _size_of,
+        "Slice": _slice,
+        "Split": _split,
+        "Squeeze": _squeeze,
+        "Transpose": _transpose,
+        "Unsqueeze": _unsqueeze,
     }
 )
 OPERATORS = frozenset(_RULES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hushfleet.errors import Malformed
 
@@ -30,10 +30,17 @@ class Field(NamedTuple):
 
 Schema = Mapping[int, Field]
 
+
+def fields(text: str) -> Schema:
+    """Fields written as `number name kind`, or `kind*` where one is repeated, with commas between them."""
+    entries = [entry.split() for entry in text.split(",")]
+    return {int(number): Field(name, kind.rstrip("*"), kind[-1] == "*") for number, name, kind in entries}
+
+
 _NUMBER_WIRE_TYPES = {"int": VARINT, "float": FIXED32, "double": FIXED64}
 
 
-def read_message(data: memoryview, schema: Schema, *, message: str, max_values: int) -> dict[str, list]:
+def read_message(data: memoryview, schema: Schema, *, message: str, max_values: int) -> dict[str, list[Any]]:
     """All fields of one message by name, each a list of its values.
 
     Integers come as signed 64 bits, strings as `str`, bytes and messages as views into `data`, floating-point
@@ -42,7 +49,7 @@ def read_message(data: memoryview, schema: Schema, *, message: str, max_values: 
     :param max_values: cap on the values of the whole message.
     :raises Malformed: the bytes are cut, break the wire format, or hold a field that `schema` does not allow.
     """
-    values: dict[str, list] = {}
+    values: dict[str, list[Any]] = {}
     position, seen = 0, 0
     while position < len(data):
         key, position = _varint(data, position, message)
@@ -88,9 +95,10 @@ def _single(data: memoryview, position: int, field: Field, message: str) -> tupl
         raise Malformed(f"{message}.{field.name} is not UTF-8: {error}") from error
 
 
-def _packed(chunk: memoryview, field: Field, message: str, max_values: int) -> list:
+def _packed(chunk: memoryview, field: Field, message: str, max_values: int) -> list[Any]:
     if field.kind == "int":
-        numbers, position = [], 0
+        numbers: list[int] = []
+        position = 0
         while position < len(chunk):
             value, position = _varint(chunk, position, message)
             numbers.append(_signed(value))

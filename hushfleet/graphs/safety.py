@@ -13,13 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.operators import MAX_KNOWN, OPERATORS, Node, Tensor
-from hushfleet.graphs.protobuf import Field, Schema, read_message
+from hushfleet.graphs.protobuf import Schema, fields, read_message
 
 MAX_NODES = 16_384
 MAX_VALUES = 1 << 17  # fields of one message
@@ -47,74 +48,34 @@ _TYPED_DATA = dict.fromkeys((2, 3, 6, 9), "int32_data") | {
 # onnx.proto, AttributeProto: the kinds that hold no graph, type or sparse tensor.
 _ATTRIBUTE_FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings", 9: "tensors"}
 
-_MODEL: Schema = {
-    1: Field("ir_version", "int"),
-    2: Field("producer_name", "string"),
-    3: Field("producer_version", "string"),
-    4: Field("domain", "string"),
-    5: Field("model_version", "int"),
-    6: Field("doc_string", "string"),
-    7: Field("graph", "message"),
-    8: Field("opset_import", "message", repeated=True),
-}
-_OPSET: Schema = {1: Field("domain", "string"), 2: Field("version", "int")}
-_GRAPH: Schema = {
-    1: Field("node", "message", repeated=True),
-    2: Field("name", "string"),
-    5: Field("initializer", "message", repeated=True),
-    10: Field("doc_string", "string"),
-    11: Field("input", "message", repeated=True),
-    12: Field("output", "message", repeated=True),
-    13: Field("value_info", "message", repeated=True),
-}
-_NODE: Schema = {
-    1: Field("input", "string", repeated=True),
-    2: Field("output", "string", repeated=True),
-    3: Field("name", "string"),
-    4: Field("op_type", "string"),
-    5: Field("attribute", "message", repeated=True),
-    6: Field("doc_string", "string"),
-    7: Field("domain", "string"),
-}
-_ATTRIBUTE: Schema = {
-    1: Field("name", "string"),
-    2: Field("f", "float"),
-    3: Field("i", "int"),
-    4: Field("s", "bytes"),
-    5: Field("t", "message"),
-    7: Field("floats", "float", repeated=True),
-    8: Field("ints", "int", repeated=True),
-    9: Field("strings", "bytes", repeated=True),
-    10: Field("tensors", "message", repeated=True),
-    13: Field("doc_string", "string"),
-    20: Field("type", "int"),
-}
-_TENSOR: Schema = {
-    1: Field("dims", "int", repeated=True),
-    2: Field("data_type", "int"),
-    4: Field("float_data", "float", repeated=True),
-    5: Field("int32_data", "int", repeated=True),
-    7: Field("int64_data", "int", repeated=True),
-    8: Field("name", "string"),
-    9: Field("raw_data", "bytes"),
-    10: Field("double_data", "double", repeated=True),
-    12: Field("doc_string", "string"),
-    13: Field("external_data", "message", repeated=True),
-    14: Field("data_location", "int"),
-}
-_VALUE_INFO: Schema = {
-    1: Field("name", "string"),
-    2: Field("type", "message"),
-    3: Field("doc_string", "string"),
-}
-_TYPE: Schema = {1: Field("tensor_type", "message"), 6: Field("denotation", "string")}
-_TENSOR_TYPE: Schema = {1: Field("elem_type", "int"), 2: Field("shape", "message")}
-_SHAPE: Schema = {1: Field("dim", "message", repeated=True)}
-_DIMENSION: Schema = {
-    1: Field("dim_value", "int"),
-    2: Field("dim_param", "string"),
-    3: Field("denotation", "string"),
-}
+_MODEL = fields(
+    "1 ir_version int, 2 producer_name string, 3 producer_version string, 4 domain string, 5 model_version int, "
+    "6 doc_string string, 7 graph message, 8 opset_import message*"
+)
+_OPSET = fields("1 domain string, 2 version int")
+_GRAPH = fields(
+    "1 node message*, 2 name string, 5 initializer message*, 10 doc_string string, 11 input message*, "
+    "12 output message*, 13 value_info message*"
+)
+_NODE = fields(
+    "1 input string*, 2 output string*, 3 name string, 4 op_type string, 5 attribute message*, 6 doc_string string, "
+    "7 domain string"
+)
+_ATTRIBUTE = fields(
+    "1 name string, 2 f float, 3 i int, 4 s bytes, 5 t message, 7 floats float*, 8 ints int*, 9 strings bytes*, "
+    "10 tensors message*, 13 doc_string string, 20 type int"
+)
+_TENSOR = fields(
+    "1 dims int*, 2 data_type int, 4 float_data float*, 5 int32_data int*, 7 int64_data int*, 8 name string, "
+    "9 raw_data bytes, 10 double_data double*, 12 doc_string string, 13 external_data message*, 14 data_location int"
+)
+_VALUE_INFO = fields("1 name string, 2 type message, 3 doc_string string")
+_TYPE = fields("1 tensor_type message, 6 denotation string")
+_TENSOR_TYPE = fields("1 elem_type int, 2 shape message")
+_SHAPE = fields("1 dim message*")
+_DIMENSION = fields("1 dim_value int, 2 dim_param string, 3 denotation string")
+
+Message = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
@@ -172,7 +133,7 @@ def _model(data: memoryview, max_initializer_bytes: int) -> GraphFacts:
     return _graph(_read(model["graph"][0], _GRAPH, "GraphProto"), opset, max_initializer_bytes)
 
 
-def _graph(graph: dict[str, list], opset: int, max_initializer_bytes: int) -> GraphFacts:
+def _graph(graph: Message, opset: int, max_initializer_bytes: int) -> GraphFacts:
     nodes = graph.get("node", [])
     if len(nodes) > MAX_NODES:
         raise GraphRefused(f"the graph has {len(nodes)} nodes, above the cap of {MAX_NODES}")
@@ -186,8 +147,8 @@ def _graph(graph: dict[str, list], opset: int, max_initializer_bytes: int) -> Gr
             raise GraphRefused(f"the constant {name!r} has no name, or the name of another value")
         known.add(name)
     program = tuple(_node(entry, known, constants) for entry in nodes)
-    for _ in map(_value, graph.get("value_info", [])):
-        pass
+    for entry in graph.get("value_info", []):
+        _value(entry)
     outputs = _values(graph, "output")
     for name in outputs:
         _require(name in known, "graph output that nothing computes", name)
@@ -228,7 +189,7 @@ def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[
     return name, _attribute_value(kind, attribute, tensors)
 
 
-def _attribute_value(kind: int, attribute: dict[str, list], tensors: list[Tensor]) -> object:
+def _attribute_value(kind: int, attribute: Message, tensors: list[Tensor]) -> object:
     """As `Node` has it: protobuf leaves out what is 0 or empty."""
     match _ATTRIBUTE_FIELDS[kind]:
         case "i":
@@ -259,19 +220,13 @@ class _Constants:
             raise GraphRefused(f"the constant {name!r} lies in another file, which is not allowed")
         _require(kind in ELEMENT_BYTES, f"element type of the constant {name!r}", kind)
         shape = tensor.get("dims", [])
-        _require(
-            len(shape) <= MAX_RANK and all(n >= 0 for n in shape), f"shape of the constant {name!r}", shape
-        )
+        _require(len(shape) <= MAX_RANK and all(n >= 0 for n in shape), f"shape of the constant {name!r}", shape)
         count = math.prod(shape)
         self.total_bytes += count * ELEMENT_BYTES[kind]
         if self.total_bytes > self.max_bytes:
-            raise GraphRefused(
-                f"the constants need {self.total_bytes} bytes, above the cap of {self.max_bytes}"
-            )
+            raise GraphRefused(f"the constants need {self.total_bytes} bytes, above the cap of {self.max_bytes}")
         stored = {key for key in ("raw_data", *_TYPED_DATA.values()) if tensor.get(key)}
-        _require(
-            stored <= {"raw_data"} or stored == {_TYPED_DATA[kind]}, f"data of the constant {name!r}", stored
-        )
+        _require(stored <= {"raw_data"} or stored == {_TYPED_DATA[kind]}, f"data of the constant {name!r}", stored)
         raw = _one(tensor, "raw_data", b"")
         found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
         if found != count or len(raw) % ELEMENT_BYTES[kind]:
@@ -279,7 +234,7 @@ class _Constants:
         return name, Tensor(kind, tuple(shape), _integers(kind, raw, tensor, shape))
 
 
-def _integers(kind: int, raw: bytes | memoryview, tensor: dict[str, list], shape: list[int]) -> np.ndarray | None:
+def _integers(kind: int, raw: bytes | memoryview, tensor: Message, shape: list[int]) -> np.ndarray | None:
     """The values of a few integers, which may be a shape, axes or pads."""
     if kind not in _INTEGERS or math.prod(shape) > MAX_KNOWN:
         return None
@@ -287,7 +242,7 @@ def _integers(kind: int, raw: bytes | memoryview, tensor: dict[str, list], shape
     return np.array(values, object).reshape(shape)
 
 
-def _values(graph: dict[str, list], kind: str) -> dict[str, ValueFacts]:
+def _values(graph: Message, kind: str) -> dict[str, ValueFacts]:
     entries = [_value(entry) for entry in graph.get(kind, [])]
     values = dict(entries)
     _require(len(values) == len(entries) and "" not in values, f"names of the graph's {kind}s", list(values))
@@ -311,7 +266,7 @@ def _value(data: memoryview) -> tuple[str, ValueFacts]:
     return name, ValueFacts(_ELEMENT_NAMES[element], tuple(shape))
 
 
-def _read(data: memoryview, schema: Schema, message: str) -> dict[str, list]:
+def _read(data: memoryview, schema: Schema, message: str) -> Message:
     values = read_message(data, schema, message=message, max_values=MAX_VALUES)
     for field in schema.values():
         if field.kind == "string" and any(len(text) > MAX_NAME_CHARS for text in values.get(field.name, [])):
@@ -319,7 +274,7 @@ def _read(data: memoryview, schema: Schema, message: str) -> dict[str, list]:
     return values
 
 
-def _one(values: dict[str, list], name: str, default: object) -> object:
+def _one(values: Message, name: str, default: Any) -> Any:
     return values[name][0] if name in values else default
 
 

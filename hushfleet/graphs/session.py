@@ -11,7 +11,8 @@ takes `teacher` float32 [B, classes] and `distill` float32 [B]. Outputs: `loss` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -20,7 +21,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.model.objectives import require_both
 from hushfleet.model.params import ParamLayout
 
-_TYPES = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+_TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 
 def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
@@ -45,7 +46,7 @@ class _BoundGraph:
     """A session whose inputs and outputs are bound to the memory of NumPy arrays."""
 
     def __init__(
-        self, graph: bytes, layout: ParamLayout, *, outputs: dict[str, tuple[int, ...] | None], threads: int
+        self, graph: bytes, layout: ParamLayout, *, outputs: Mapping[str, tuple[int, ...] | None], threads: int
     ) -> None:
         """:param outputs: the names and shapes that the graph must have; None where a shape is not fixed."""
         self.layout = layout
@@ -59,8 +60,8 @@ class _BoundGraph:
             if name not in self.inputs:
                 raise GraphRefused(f"the graph has no input {name!r}, which the layout demands")
             _require_float(self.inputs[name], shape)
-        for name, shape in outputs.items():
-            _require_float(found[name], shape)
+        for name, expected in outputs.items():
+            _require_float(found[name], expected)
         self.batched = [name for name in self.inputs if name not in self.params]
         for name in self.batched:
             if self.inputs[name].type not in _TYPES:
@@ -70,9 +71,7 @@ class _BoundGraph:
         """A binding with all inputs in place; the arrays must outlive the run."""
         check_array("params", params, np.dtype(np.float32), (self.layout.size,))
         if set(batched) != set(self.batched):
-            raise GraphRefused(
-                f"the graph takes {sorted(self.batched)} besides parameters, not {sorted(batched)}"
-            )
+            raise GraphRefused(f"the graph takes {sorted(self.batched)} besides parameters, not {sorted(batched)}")
         batch = len(batched["x"])
         if batch == 0:
             raise ValueError("the batch is empty; a mean over no samples has no gradient")
@@ -104,9 +103,7 @@ def check_array(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int,
 def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
     if value.type != "tensor(float)" or (shape is not None and tuple(value.shape) != shape):
         found = f"{value.type} {value.shape}"
-        raise GraphRefused(
-            f"the graph does not fit the layout: {value.name!r} is a {found}, not float {shape}"
-        )
+        raise GraphRefused(f"the graph does not fit the layout: {value.name!r} is a {found}, not float {shape}")
 
 
 class GradientGraph:
@@ -166,56 +163,16 @@ class GradientGraph:
         self._graph.run(binding)
         return float(loss), out
 
-    def _taught(
-        self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None
-    ) -> dict[str, np.ndarray]:
+    def _taught(self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None) -> dict[str, np.ndarray]:
         require_both(teacher, distill)
         if not self.distills:
             if teacher is not None:
                 raise ValueError("the graph's loss is the cross-entropy, which has no teacher")
             return {}
-        if teacher is None:
+        if teacher is None or distill is None:
             shape = (batch, *self._graph.inputs["teacher"].shape[1:])
             teacher, distill = np.zeros(shape, np.float32), np.zeros(batch, np.float32)
         return {"teacher": teacher, "distill": distill}
-
-
-class PerSampleGraph:
-    """Each sample's own loss and gradient, for clipping per record: the gradient graph on batches of one.
-
-    A graph of its own would have to loop over the samples as well (a convolution's weight gradient has no
-    batched form in ONNX), and would write `[B, *shape]` tensors that are then copied into `[B, d]`.
-    """
-
-    def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
-        self._gradient = GradientGraph(graph, layout, threads=threads)
-        self.layout = layout
-
-    def __call__(
-        self,
-        params: np.ndarray,
-        x: np.ndarray,
-        y: np.ndarray,
-        dropout: Sequence[np.ndarray] = (),
-        out: np.ndarray | None = None,
-        teacher: np.ndarray | None = None,
-        distill: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Losses float32 `[B]` and gradients float32 `[B, d]`; arguments as for `GradientGraph`.
-
-        Memory: `out` is the only thing that grows with the batch, 4 d bytes a sample. Where that is too much,
-        pass slices of the batch and keep the clipped sum only.
-        """
-        losses = np.empty(len(x), np.float32)
-        out = np.empty((len(x), self.layout.size), np.float32) if out is None else out
-        if out.shape != (len(x), self.layout.size):
-            raise ValueError(f"out must be float32 {(len(x), self.layout.size)}, not {out.dtype} {out.shape}")
-        for i in range(len(x)):
-            one = slice(i, i + 1)
-            masks = [mask[one] for mask in dropout]
-            taught = [None if each is None else each[one] for each in (teacher, distill)]
-            losses[i], _ = self._gradient(params, x[one], y[one], masks, out[i], *taught)
-        return losses, out
 
 
 class InferenceGraph:
@@ -229,8 +186,9 @@ class InferenceGraph:
         binding = self._graph.bind(params, {"x": x})
         binding.bind_output("logits")
         self._graph.run(binding)
-        return binding.get_outputs()[0].numpy()
+        logits: np.ndarray = binding.get_outputs()[0].numpy()
+        return logits
 
 
-def _bind(bind: object, name: str, array: np.ndarray) -> None:
+def _bind(bind: Callable[..., None], name: str, array: np.ndarray) -> None:
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -101,7 +101,7 @@ def _steps(facts: GraphFacts) -> list[_Step]:
     steps = []
     for node in facts.nodes:
         try:
-            given = apply(node, [values[name] for name in node.inputs], facts.opset)
+            given = apply(node, [values[name] for name in node.inputs])
         except GraphRefused as error:
             raise GraphRefused(f"the sizes of {node.operator!r} cannot be told: {error}") from error
         for tensor in given.outputs:
@@ -121,11 +121,11 @@ def _inputs(facts: GraphFacts) -> dict[str, Tensor]:
     """The batch is the first size, and only that may be open."""
     inputs = {}
     for name, value in facts.inputs.items():
-        shape: list[Size] = list(value.shape)
-        if shape and isinstance(shape[0], str):
-            shape[0] = BATCH
-        if any(isinstance(size, str) for size in shape):
-            raise GraphRefused(f"the input {name!r} has an open size besides the batch: {value.shape}")
+        shape: list[Size] = []
+        for place, size in enumerate(value.shape):
+            if isinstance(size, str) and place:
+                raise GraphRefused(f"the input {name!r} has an open size besides the batch: {value.shape}")
+            shape.append(BATCH if isinstance(size, str) else size)
         inputs[name] = Tensor(ELEMENT_KINDS[value.dtype], tuple(shape))
     return inputs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.config.strict import from_plain
 from hushfleet.errors import BadInput
 from hushfleet.methods.acdp_pfsd import ACDPpFSD
 from hushfleet.methods.apdp_fl import APDPFL

@@ -19,30 +19,28 @@ printed. Zhao et al. have the temperature in b too, and KT^2 before the sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
-from hushfleet.config.spec import require
+from hushfleet.config.schema import Checked
 
 Kind = Literal["cross-entropy", "distillation", "decoupled-distillation"]
 
 
 @dataclass(frozen=True)
-class Objective:
-    """:param kind: `cross-entropy` with the labels, or that and a teacher's logits.
+class Objective(Checked):
+    """The loss of a batch.
+
+    :param kind: `cross-entropy` with the labels, or that and a teacher's logits.
     :param temperature: of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
     """
 
     kind: Kind = "cross-entropy"
-    temperature: float = 1.0
-    non_target_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.kind in get_args(Kind), "kind", self.kind, f"one of {get_args(Kind)}")
-        require(0 < self.temperature <= 1000, "temperature", self.temperature, "in (0, 1000]")
-        require(0 <= self.non_target_weight <= 1000, "non_target_weight", self.non_target_weight, "in [0, 1000]")
+    temperature: Annotated[float, Meta(gt=0, le=1000, description="in (0, 1000]")] = 1.0
+    non_target_weight: Annotated[float, Meta(ge=0, le=1000, description="in [0, 1000]")] = 1.0
 
     @property
     def distills(self) -> bool:
@@ -113,4 +111,5 @@ def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, n
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return normalized

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
 from hushfleet.errors import Malformed
 
 MAX_PARAMS = 1 << 28
 MAX_TENSORS = 4096
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_PARAMS)], ...], Meta(max_length=8)]
+_Tensors = Annotated[tuple[tuple[str, _Shape], ...], Meta(max_length=MAX_TENSORS)]
 
 
 class LayerSpan(NamedTuple):
@@ -34,7 +36,6 @@ class LayerSpan(NamedTuple):
         return self.stop - self.start
 
 
-@dataclass(frozen=True)
 class ParamLayout:
     """Where each named tensor lies in the flat vector.
 
@@ -45,17 +46,25 @@ class ParamLayout:
     :param shapes: the shape of each tensor.
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        if len(self.names) != len(self.shapes) or not self.names:
+    def __init__(self, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
+        self.names = names
+        self.shapes = shapes
+        if len(names) != len(shapes) or not names:
             raise ValueError("a layout needs one shape for each of its names, and at least one")
-        if len(set(self.names)) != len(self.names):
-            raise ValueError(f"tensor names repeat in the layout: {self.names}")
+        if len(set(names)) != len(names):
+            raise ValueError(f"tensor names repeat in the layout: {names}")
         layer_names = [span.name for span in self.layers]
         if len(set(layer_names)) != len(layer_names):
-            raise ValueError(f"tensors of one layer must be adjacent, got {self.names}")
+            raise ValueError(f"tensors of one layer must be adjacent, got {names}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ParamLayout) and (self.names, self.shapes) == (other.names, other.shapes)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.shapes))
+
+    def __repr__(self) -> str:
+        return f"ParamLayout(names={self.names}, shapes={self.shapes})"
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> ParamLayout:
@@ -100,10 +109,6 @@ class ParamLayout:
             for (name, place), shape in zip(self.slices.items(), self.shapes, strict=True)
         }
 
-    def per_layer(self, values: Iterable[float]) -> dict[str, float]:
-        """Names one value a layer, for reports."""
-        return {span.name: float(v) for span, v in zip(self.layers, values, strict=True)}
-
     def to_wire(self) -> list[list[Any]]:
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
 
@@ -111,16 +116,9 @@ class ParamLayout:
     def from_wire(cls, data: object) -> ParamLayout:
         """The inverse of `to_wire` for data from the network. Raises `Malformed`."""
         try:
-            if not isinstance(data, list) or not 0 < len(data) <= MAX_TENSORS:
-                raise ValueError(f"a list of 1 to {MAX_TENSORS} tensors is expected")
-            names, shapes = [], []
-            for name, shape in data:
-                if not isinstance(name, str) or not _is_shape(shape):
-                    raise ValueError(f"not a tensor: {name!r} {shape!r}")
-                names.append(name)
-                shapes.append(tuple(shape))
-            layout = cls(tuple(names), tuple(shapes))
-        except (ValueError, TypeError) as error:
+            tensors = msgspec.convert(data, _Tensors)
+            layout = cls(tuple(name for name, _ in tensors), tuple(shape for _, shape in tensors))
+        except ValueError as error:
             raise Malformed(f"the parameter layout does not parse: {error}") from error
         if layout.size > MAX_PARAMS:
             raise Malformed(f"the layout has {layout.size} parameters, above the cap of {MAX_PARAMS}")
@@ -129,13 +127,4 @@ class ParamLayout:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over names and shapes: two sides with the same digest read vectors alike."""
-        return hashlib.sha256(msgpack.packb(self.to_wire())).hexdigest()
-
-
-def _is_shape(shape: object) -> bool:
-    return (
-        isinstance(shape, (list, tuple))
-        and len(shape) <= 8
-        and all(type(n) is int and 0 < n <= MAX_PARAMS for n in shape)
-        and math.prod(shape) <= MAX_PARAMS
-    )
+        return hashlib.sha256(msgspec.msgpack.encode(self.to_wire())).hexdigest()

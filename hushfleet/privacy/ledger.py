@@ -18,7 +18,7 @@ import hashlib
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -28,10 +28,8 @@ from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 
 DIGEST_BYTES = 32
-_COLUMNS = (
-    "seq, task, round, unit, adjacency, mechanism, noise_multiplier, noise_split, sample_rate, steps, payload_digest, "
-    "hash, raw"
-)
+_CHARGE = ("unit", "adjacency", "mechanism", "noise_multiplier", "noise_split", "sample_rate", "steps")
+_COLUMNS = f"seq, task, round, {', '.join(_CHARGE)}, payload_digest, hash, raw"
 _GENESIS = bytes(DIGEST_BYTES)
 _RAW_SEPARATOR = "\n"
 
@@ -279,24 +277,15 @@ def _epsilon_of(charges: Sequence[Charge], delta: float, accountant: Accountant)
 
 def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tuple[Any, ...]:
     """One entry's columns, in the order of the schema."""
-    return (
-        task,
-        round,
-        charge.unit,
-        charge.adjacency,
-        charge.mechanism,
-        float(charge.noise_multiplier),
-        charge.noise_split,
-        float(charge.sample_rate),
-        charge.steps,
-        bytes(payload_digest),
-    )
+    exact = replace(charge, noise_multiplier=float(charge.noise_multiplier), sample_rate=float(charge.sample_rate))
+    return task, round, *(getattr(exact, name) for name in _CHARGE), bytes(payload_digest)
 
 
 def _entry(fields: list[Any], raw: str) -> LedgerEntry:
-    task, round, *charge, payload_digest = fields
+    task, round, *values, payload_digest = fields
+    charge = dict(zip(_CHARGE, values, strict=True))
     named = tuple(raw.split(_RAW_SEPARATOR)) if raw else ()
-    return LedgerEntry(task, round, Charge(*charge, raw=named), payload_digest)
+    return LedgerEntry(task, round, Charge(**charge, raw=named), payload_digest)
 
 
 def _link(previous: bytes, seq: int, fields: tuple[Any, ...], raw: str) -> bytes:

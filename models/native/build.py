@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from hushfleet.errors import HushfleetError
+from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 COMPILERS = ("cc", "gcc", "clang")
 BUILD_TIMEOUT_S = 300
@@ -25,7 +26,6 @@ BUILD_TIMEOUT_S = 300
 # become zeros. What the kernels reorder, they reorder themselves.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 NATIVE = ("-march=native", "-mcpu=native")  # one of them, or neither, is what a compiler understands
-DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,6 @@ def _first_compiler(search_path: str) -> Compiler:
     raise HushfleetError(reason)
 
 
-def default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hushfleet" / "native"
-
-
 def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | None = None) -> ctypes.CDLL:
     """The library of one C source text, from the cache if it was built before.
 
@@ -78,15 +73,15 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
     compiler = find_compiler()
     command = [compiler.path, *FLAGS, *compiler.tuning, *flags]
     key = hashlib.sha256("\0".join((*command, compiler.macros, source)).encode()).hexdigest()
-    cached = (cache_dir or default_cache_dir()) / f"{key[:32]}.so"
-    if _is_whole(cached):
+    cached = (cache_dir or user_cache_dir() / "native") / f"{key[:32]}.so"
+    if read_cached(cached) is not None:  # loaders do not mind the digest after a library's end
         with contextlib.suppress(OSError):  # a folder that forbids execution, for one
             return ctypes.CDLL(str(cached))
     with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder:
         built = Path(folder) / "library.so"
         _run([*command, "-x", "c", "-", "-o", str(built), "-lm"], source)
-        _append_digest(built)
-        _keep(built, cached)
+        with contextlib.suppress(OSError):  # where nothing can be written, builds take longer
+            write_cached(cached, built.read_bytes())
         try:
             return ctypes.CDLL(str(built))
         except OSError as error:
@@ -106,31 +101,3 @@ def _run(command: list[str], text: str) -> str:
         reason = errors[0] if errors else f"exit status {done.returncode}"
         raise HushfleetError(f"the C compiler {command[0]} failed: {reason}")
     return done.stdout
-
-
-def _append_digest(library: Path) -> None:
-    """Loaders do not mind bytes after the end; by these a file torn by a power cut is told from a whole one."""
-    data = library.read_bytes()
-    library.write_bytes(data + hashlib.sha256(data).digest())
-
-
-def _is_whole(library: Path) -> bool:
-    try:
-        data = library.read_bytes()
-    except OSError:
-        return False
-    return hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
-
-
-def _keep(library: Path, cached: Path) -> None:
-    """The file appears in the cache whole or not at all; where nothing can be written, builds take longer."""
-    with contextlib.suppress(OSError):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=cached.parent, prefix=".", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(library.read_bytes())
-            os.replace(temporary, cached)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise

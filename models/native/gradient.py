@@ -42,9 +42,7 @@ class NativeGradient:
 
     takes_part = True
 
-    def __init__(
-        self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None
-    ) -> None:
+    def __init__(self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> None:
         self.model = model
         self.objective = objective
         self.layout = model.layout
@@ -76,7 +74,7 @@ class NativeGradient:
         out = self._check_out(out, params)
         inputs, masks = self._check_batch(params, x, y, dropout)
         layers = self._layers(part)
-        if self._is_taught(len(x), teacher, distill):
+        if self._is_taught(len(x), teacher, distill) and teacher is not None and distill is not None:
             with self._program.scratch(len(x)) as (library, scratch):
                 losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
                 slopes = (slopes / len(x)).astype(np.float32)
@@ -117,7 +115,7 @@ class NativeGradient:
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         :raises ValueError: as a call does.
         """
-        known = None if callable(clip_norm) else _positive(clip_norm)
+        known = math.nan if callable(clip_norm) else _positive(clip_norm)
         if out is None:
             raise ValueError("out must be given: it receives the sum")
         self._check_out(out, params)
@@ -129,14 +127,14 @@ class NativeGradient:
             out[...] = 0
             return np.zeros(0), np.zeros(0)
         inputs, _ = self._check_batch(params, x, y, dropout)
-        if not self._is_taught(len(x), teacher, distill):
+        if not self._is_taught(len(x), teacher, distill) or teacher is None or distill is None:
             teacher, distill = np.zeros((len(x), self.model.classes), np.float32), np.zeros(len(x), np.float32)
         norms = np.empty(len(x))
         with self._clipping.scratch(len(x)) as (library, scratch):
             losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
             slopes = slopes.astype(np.float32)
             arrays = *inputs, _pointer(slopes), *layers
-            if known is None:
+            if callable(clip_norm):
                 library.clipped_of_slopes(*arrays, ctypes.c_double(), _pointer(norms), None, scratch)
                 known = float(clip_norm(norms))
             library.clipped_of_slopes(*arrays, ctypes.c_double(known), _pointer(norms), _pointer(out), scratch)
@@ -161,7 +159,7 @@ class NativeGradient:
         if wrong.any():
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
-        library.gradient_logits(*inputs, _pointer(logits), scratch)
+        library.logits(*inputs, _pointer(logits), scratch)
         return self.objective.loss_and_cotangent(logits, y, teacher, distill)
 
     def _layers(self, part: slice) -> tuple[int, int]:
@@ -192,7 +190,7 @@ class NativeGradient:
         with self._program.scratch(min(batch, LOGITS_BATCH)) as (library, scratch):
             for first in range(0, batch, LOGITS_BATCH):
                 part = x[first : first + LOGITS_BATCH]
-                library.logits(_pointer(params), _pointer(part), len(part), _pointer(logits[first:]), scratch)
+                library.logits(_pointer(params), _pointer(part), len(part), None, _pointer(logits[first:]), scratch)
         return logits
 
     def _check_out(self, out: np.ndarray | None, params: np.ndarray) -> np.ndarray:
@@ -217,7 +215,7 @@ class NativeGradient:
         return (_pointer(params), _pointer(x), batch, masks), masks
 
     def _is_taught(self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None) -> bool:
-        if not self.objective.require_taught(teacher, distill):
+        if not self.objective.require_taught(teacher, distill) or teacher is None or distill is None:
             return False
         check_array("teacher", teacher, FLOAT, (batch, self.model.classes))
         check_array("distill", distill, FLOAT, (batch,))

@@ -24,7 +24,7 @@ STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
 def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY) -> str:
-    """C source text of `gradient` and `logits`, and of the two halves of a gradient if the objective distils.
+    """C source text of `gradient` and `logits`, and of a gradient's second half if the objective distils.
 
     :raises BadInput: the kernels do not know a layer.
     """
@@ -50,9 +50,7 @@ class _Writer:
     def parts(self) -> Iterator[str]:
         yield from self._head()
         yield _function("backward", ", int from, int until, float *out", self._backward())
-        yield from self._entries(_SCRATCH, _ENTRY)
-        if self.objective.distills:
-            yield from self._entries(_LOGITS, _SLOPES)
+        yield from self._entries(_SCRATCH, _ENTRY, _LOGITS, *([_SLOPES] if self.objective.distills else []))
 
     def _entries(self, *texts: str) -> Iterator[str]:
         for text in texts:
@@ -61,8 +59,8 @@ class _Writer:
     def _head(self) -> Iterator[str]:
         for stage in self.stages.convs:
             yield self._conv_constant(stage)
-        for stage in self.stages.linears:
-            yield f"static const Linear {stage.name} = {{{stage.inputs}, {stage.outputs}}};"
+        for linear in self.stages.linears:
+            yield f"static const Linear {linear.name} = {{{linear.inputs}, {linear.outputs}}};"
         yield _struct("Sample", self._sample())
         yield _struct("Shared", self._shared())
         yield _function("forward", "", self._forward())
@@ -94,10 +92,10 @@ class _Writer:
             yield f"uint64_t alive{stage.number}[{stage.words}]"
         yield f"float flat[{self.stages.convs[-1].output_size}]"
         yield f"float grad_flat[{self.stages.convs[-1].output_size}]"
-        for stage in self.stages.linears:
-            yield f"float {stage.name}[{stage.outputs}]"
-            if stage.relu:
-                yield f"float grad_{stage.name}[{stage.outputs}]"
+        for linear in self.stages.linears:
+            yield f"float {linear.name}[{linear.outputs}]"
+            if linear.relu:
+                yield f"float grad_{linear.name}[{linear.outputs}]"
 
     def _shared(self) -> Iterator[str]:
         """The fields of the memory that samples use one after the other."""
@@ -127,14 +125,14 @@ class _Writer:
             if stage.winograd_rows:
                 yield f"winograd_weights({stage.name}, shared->forward{n}, shared->points{n});"
         yield from self._each_sample(self._forward_sample())
-        for stage in self.stages.linears:
+        for linear in self.stages.linears:
             yield (
-                f"linear_forward({stage.name}, batch, samples->{self._input(stage)}, {STRIDE}, {self._weight(stage)}, "
-                f"{self._bias(stage)}, samples->{stage.name}, {STRIDE});"
+                f"linear_forward({linear.name}, batch, samples->{self._input(linear)}, {STRIDE}, "
+                f"{self._weight(linear)}, {self._bias(linear)}, samples->{linear.name}, {STRIDE});"
             )
-            if stage.relu:
-                mask = self._mask(stage.mask, stage.outputs)
-                yield from self._each_sample([f"relu_dropout({stage.outputs}, sample->{stage.name}, {mask});"])
+            if linear.relu:
+                mask = self._mask(linear.mask, linear.outputs)
+                yield from self._each_sample([f"relu_dropout({linear.outputs}, sample->{linear.name}, {mask});"])
 
     def _forward_sample(self) -> Iterator[str]:
         for stage in self.stages.convs:
@@ -155,11 +153,11 @@ class _Writer:
         yield f"flatten(shared->y, {self._flat_mask}, sample->flat, {self._flat_shape});"
 
     def _backward(self) -> Iterator[str]:
-        for stage in reversed(self.stages.linears):
-            number = self._number(stage)
-            yield from _where(f"from <= {number}", self._linear_relu_gradient(stage))
-            yield from _where(self._wanted(stage), [self._linear_weight_gradient(stage)])
-            yield from _where(f"from < {number}", [self._linear_input_gradient(stage)])
+        for linear in reversed(self.stages.linears):
+            number = self._number(linear)
+            yield from _where(f"from <= {number}", self._linear_relu_gradient(linear))
+            yield from _where(self._wanted(linear), [self._linear_weight_gradient(linear)])
+            yield from _where(f"from < {number}", [self._linear_input_gradient(linear)])
         yield f"if (from >= {len(self.stages.convs)})"
         yield "    return;"
         for stage in self.stages.convs:
@@ -297,16 +295,16 @@ class _ClippingWriter(_Writer):
     def _clipped_backward(self) -> Iterator[str]:
         """Without `out` only norms, which leave all that a second call takes for the sum."""
         convs = self.stages.convs
-        for stage in reversed(self.stages.linears):
-            number = self._number(stage)
-            yield from _where(f"from <= {number}", self._linear_relu_gradient(stage))
-            yield from _where(f"from < {number}", [self._linear_input_gradient(stage)])
+        for linear in reversed(self.stages.linears):
+            number = self._number(linear)
+            yield from _where(f"from <= {number}", self._linear_relu_gradient(linear))
+            yield from _where(f"from < {number}", [self._linear_input_gradient(linear)])
         yield from _where(f"from < {len(convs)}", self._sums_begin())
         yield from self._each_sample(self._clipped_sample())
         yield "if (!out)"
         yield "    return;"
-        for stage in self.stages.linears:
-            yield from _where(self._wanted(stage), [self._linear_weight_gradient(stage)])
+        for linear in self.stages.linears:
+            yield from _where(self._wanted(linear), [self._linear_weight_gradient(linear)])
         yield from _where(f"from < {len(convs)}", self._sums_end())
 
     def _sums_begin(self) -> Iterator[str]:
@@ -327,9 +325,9 @@ class _ClippingWriter(_Writer):
         fields = [(kind, stage) for stage in convs for kind in ("weight", "bias")]
         yield from _where(f"from < {len(convs)}", self._single_gradient())
         yield "double squares = 0;"
-        for stage in linears:
-            squares = f"linear_squares({stage.name}, sample->{_grad(stage)}, sample->{self._input(stage)})"
-            yield from _where(self._wanted(stage), [f"squares += {squares};"])
+        for linear in linears:
+            squares = f"linear_squares({linear.name}, sample->{_grad(linear)}, sample->{self._input(linear)})"
+            yield from _where(self._wanted(linear), [f"squares += {squares};"])
         for kind, stage in fields:
             squares = f"sum_squares({_count(kind, stage)}, shared->grad_{kind}{stage.number})"
             yield from _where(self._wanted(stage), [f"squares += {squares};"])
@@ -337,8 +335,8 @@ class _ClippingWriter(_Writer):
         yield "if (!out)"
         yield "    continue;"
         yield "const float factor = norms[i] > clip_norm ? (float)(clip_norm / norms[i]) : 1;"
-        for stage in linears:
-            yield f"scale({stage.outputs}, factor, sample->{_grad(stage)});"
+        for linear in linears:
+            yield f"scale({linear.outputs}, factor, sample->{_grad(linear)});"
         for kind, stage in fields:
             one, total = f"shared->grad_{kind}{stage.number}", f"shared->sum_{kind}{stage.number}"
             yield from _where(self._wanted(stage), [f"add_scaled({_count(kind, stage)}, factor, {one}, {total});"])
@@ -378,6 +376,8 @@ def _function(name: str, more: str, lines: Iterator[str]) -> str:
 
 
 _SCRATCH = """
+#define SPLIT_SCRATCH Shared *const shared = scratch; Sample *const samples = (Sample *)(shared + 1);
+
 size_t scratch_bytes(int batch) {{ return sizeof(Shared) + batch * sizeof(Sample); }}
 """
 
@@ -387,33 +387,22 @@ _ENTRY = """\
 int gradient(const float *params, const float *images, const int64_t *labels, int batch, const float *const *masks,
              int from, int until, float *out, float *loss, void *scratch)
 {{
-    Shared *const shared = scratch;
-    Sample *const samples = (Sample *)(shared + 1);
+    SPLIT_SCRATCH
     forward(params, images, batch, masks, samples, shared);
     const int wrong = cross_entropy(batch, {classes}, samples->{logits}, {stride}, labels, loss);
     if (wrong < 0)
         backward(params, images, batch, masks, samples, shared, from, until, out);
     return wrong;
 }}
-
-void logits(const float *params, const float *images, int batch, float *out, void *scratch)
-{{
-    Shared *const shared = scratch;
-    Sample *const samples = (Sample *)(shared + 1);
-    forward(params, images, batch, 0, samples, shared);
-    for (int i = 0; i < batch; i++)
-        memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
-}}
 """
 
 _LOGITS = """
-/* A gradient under a loss that the caller computes: its logits, and then what the loss's derivative by them, `slopes`,
- * makes of the same inputs. Nothing else may use the scratch memory in between. */
-void gradient_logits(const float *params, const float *images, int batch, const float *const *masks, float *out,
+/* The logits alone, or the first half of a gradient under a loss that the caller computes: `slopes` are then the loss's
+ * derivative by them. Nothing else may use the scratch memory in between. */
+void logits(const float *params, const float *images, int batch, const float *const *masks, float *out,
                      void *scratch)
 {{
-    Shared *const shared = scratch;
-    Sample *const samples = (Sample *)(shared + 1);
+    SPLIT_SCRATCH
     forward(params, images, batch, masks, samples, shared);
     for (int i = 0; i < batch; i++)
         memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
@@ -424,8 +413,7 @@ _SLOPES = """
 void gradient_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
                         const float *slopes, int from, int until, float *out, void *scratch)
 {{
-    Shared *const shared = scratch;
-    Sample *const samples = (Sample *)(shared + 1);
+    SPLIT_SCRATCH
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
     backward(params, images, batch, masks, samples, shared, from, until, out);
@@ -439,8 +427,7 @@ void clipped_of_slopes(const float *params, const float *images, int batch, cons
                        const float *slopes, int from, int until, double clip_norm, double *norms, float *out,
                        void *scratch)
 {{
-    Shared *const shared = scratch;
-    Sample *const samples = (Sample *)(shared + 1);
+    SPLIT_SCRATCH
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
     clipped_backward(params, images, batch, masks, samples, shared, from, until, clip_norm, norms, out);

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hushfleet.errors import BadInput
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Place, Pool
 from hushfleet.models.model import Model
 
+L = TypeVar("L", Conv, Pool, Dropout, Linear)
 WIDTH = 16  # channels and hidden units come in multiples of this, the widest vector of any target
 CACHE_FLOATS = 8 << 10  # what a kernel's working set may take of a first-level cache
 MAX_PIXELS = 16  # of a tile
@@ -185,21 +187,25 @@ def stages_of(model: Model) -> Stages:
         raise BadInput(f"{model.name} is written as PyTorch code, not as a list of layers that could be compiled")
     places, masks = list(network.places), iter(range(len(model.dropout)))
 
-    def accept(kind: type) -> Place | None:
-        return places.pop(0) if places and isinstance(places[0].layer, kind) else None
+    def accept(kind: type[L]) -> tuple[L, Place] | None:
+        if not places or not isinstance(places[0].layer, kind):
+            return None
+        return places[0].layer, places.pop(0)
 
     convs: list[ConvStage] = []
-    while place := accept(Conv):
-        _require_width(model, place)
-        window = 2 if accept(Pool) else 1
-        convs.append(ConvStage(len(convs) + 1, place.layer, place.input_shape, window))
+    while found := accept(Conv):
+        conv, place = found
+        _require_width(model, place.name, conv.outputs)
+        channels, height, width = place.input_shape
+        convs.append(ConvStage(len(convs) + 1, conv, (channels, height, width), 2 if accept(Pool) else 1))
     flat_mask = next(masks) if convs and accept(Dropout) else None
     linears: list[LinearStage] = []
-    while place := accept(Linear):
-        if place.layer.relu:
-            _require_width(model, place)
-        mask = next(masks) if place.layer.relu and accept(Dropout) else None
-        linears.append(LinearStage(place.name, *place.input_shape, place.layer.outputs, place.layer.relu, mask))
+    while taken := accept(Linear):
+        linear, place = taken
+        if linear.relu:
+            _require_width(model, place.name, linear.outputs)
+        mask = next(masks) if linear.relu and accept(Dropout) else None
+        linears.append(LinearStage(place.name, math.prod(place.input_shape), linear.outputs, linear.relu, mask))
     relus = [stage.relu for stage in linears]
     if places or not convs or not linears or relus != [True] * (len(linears) - 1) + [False]:
         raise BadInput(
@@ -209,9 +215,6 @@ def stages_of(model: Model) -> Stages:
     return Stages(tuple(convs), flat_mask, tuple(linears))
 
 
-def _require_width(model: Model, place: Place) -> None:
-    if place.layer.outputs % WIDTH:
-        raise BadInput(
-            f"{model.name}: {place.name} has {place.layer.outputs} outputs; "
-            f"the compiled kernels need a multiple of {WIDTH}"
-        )
+def _require_width(model: Model, name: str, outputs: int) -> None:
+    if outputs % WIDTH:
+        raise BadInput(f"{model.name}: {name} has {outputs} outputs; the compiled kernels need a multiple of {WIDTH}")

@@ -8,6 +8,7 @@ interrupted sweep goes on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -33,8 +34,8 @@ def sweep_noise(
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
     for multiplier in sorted(set(multipliers)):
-        privacy = simulation.task.privacy.model_copy(update={"noise_multiplier": multiplier, "epsilon": None})
-        task = simulation.task.model_copy(update={"privacy": privacy})
+        privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
+        task = replace(simulation.task, privacy=privacy)
         result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
         yield SweepPoint(
             noise_multiplier=multiplier,
@@ -80,7 +81,7 @@ def with_wire(task: Task, choice: str) -> Task:
         changes: dict[str, Any] = {"codec": "quantized", unit: float(choice)}
     except ValueError:
         changes = {"codec": choice}
-    plain = task.model_dump(mode="json", exclude_none=True)
+    plain = task.to_plain()
     plain["wire"] |= changes
     try:
         return parse_task(plain, where="the task")

@@ -12,7 +12,7 @@ import pytest
 from field_bench import Field
 
 from hushfleet.aggregator.devices import enrolment as enrolment_module
-from hushfleet.aggregator.devices.enrolment import MAX_KNOCKS, STRANGERS_A_SECOND, STRANGERS_AT_ONCE, TokenBucket
+from hushfleet.aggregator.devices.enrolment import MAX_REFUSED_BIRTHS, MAX_UNKNOWN_BURST, UNKNOWN_A_SECOND, TokenBucket
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, decode_message, encode_message
 
@@ -52,16 +52,16 @@ def test_most_births_of_strangers_are_dropped_unread(make_field: MakeField, read
     field = make_field()
     flood(field)
     field.run(steps=FLOOD + 100)
-    assert len(read) <= STRANGERS_AT_ONCE
+    assert len(read) <= MAX_UNKNOWN_BURST
     before = len(read)
     flood(field)
     field.run(2.0, steps=FLOOD // 10)
-    assert len(read) - before <= 2.1 * STRANGERS_A_SECOND
+    assert len(read) - before <= 2.1 * UNKNOWN_A_SECOND
     assert sum(field.refusals()["unknown"].values()) == 2 * FLOOD, "each of them was counted"
 
 
 def test_memory_and_disk_do_not_grow_with_strangers(make_field: MakeField, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enrolment_module, "STRANGERS_AT_ONCE", FLOOD)
+    monkeypatch.setattr(enrolment_module, "MAX_UNKNOWN_BURST", FLOOD)
     field = make_field()
     writes: list[str] = []
     field.register._db.set_trace_callback(writes.append)
@@ -69,10 +69,10 @@ def test_memory_and_disk_do_not_grow_with_strangers(make_field: MakeField, monke
     field.run(steps=FLOOD + 100)
     field.run(6.0)
     enrolment = field.coordinator.enrolment
-    assert len(enrolment._knocks) == MAX_KNOCKS
+    assert len(enrolment._refused) == MAX_REFUSED_BIRTHS
     assert len(enrolment._known) == len(enrolment._sessions) == 3
     assert not enrolment._seen
-    assert len(field.register.knocks()) == MAX_KNOCKS
+    assert len(field.register.refused_births()) == MAX_REFUSED_BIRTHS
     assert sum(statement.startswith("COMMIT") for statement in writes) <= 2
     assert len(field.fleet.store.devices()) == 3
 

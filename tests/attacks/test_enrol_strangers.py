@@ -15,6 +15,7 @@ from field_bench import Field
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.ingest.decoding import decode
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled
@@ -92,14 +93,14 @@ def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> No
     come(field, {name: identity})
     field.run(6.0)
     with DeviceRegister(field.fleet.folder) as register:
-        (knock,) = register.knocks()
-        assert (knock.device, knock.public_key, knock.count) == (name, identity.public_key, 1)
-        register.add([KnownDevice(name, knock.public_key)])
+        (birth,) = register.refused_births()
+        assert (birth.device, birth.public_key, birth.count) == (name, identity.public_key, 1)
+        register.add([KnownDevice(name, birth.public_key)])
     field.run(1.2)
     assert field.coordinator.present == {name: "ready"}
     field.run(6.0)
     with DeviceRegister(field.fleet.folder) as register:
-        assert register.knocks() == []
+        assert register.refused_births() == []
         row = register.device(name)
     assert row is not None
     assert (row.state, row.board, row.last_seen is not None) == ("known", "test-board", True)
@@ -184,7 +185,7 @@ def test_an_update_that_is_being_decoded_when_its_device_is_blocked_is_refused(f
     field.join_all()
     engine = field.fleet.engine
     admitted = engine.admit("dev-0", field.fleet.update("dev-0").data)
-    decoded = engine.decode(admitted)
+    decoded = decode(admitted.data, admitted.counts)
     field.coordinator.enrolment.block("dev-0", "it lies")
     field.run()
     assert engine.settle(admitted, decoded).code == "unknown-device"

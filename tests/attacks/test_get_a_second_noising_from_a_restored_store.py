@@ -14,7 +14,7 @@ from hushfleet.edge_client import __main__ as command
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
-from hushfleet.wire.link.local import LocalHub
+from support.local_link import LocalHub
 from support.whole import Board, Whole
 
 TASK = "digits-one"
@@ -106,7 +106,7 @@ def test_a_plan_that_is_ahead_of_the_store_stops_it(whole: Whole) -> None:
     assert whole.drive(lambda: whole.coordinator.engine.closed_rounds >= 1)
     whole.boards.remove(other)
     whole.lose(victim)
-    whole.coordinator._uplink._latest.clear()
+    whole.coordinator._uploads._latest.clear()
     victim = whole.board("victim", old)
     whole.drive(lambda: victim.stopped is not None)
     assert "holds a state of this device that this store has never been in" in str(victim.stopped)
@@ -116,7 +116,7 @@ def test_a_plan_that_is_ahead_of_the_store_stops_it(whole: Whole) -> None:
 def test_duplicate_of_another_update_stops_it(whole: Whole) -> None:
     """Where nothing showed before, the round's plan being from before the update: then at least here."""
     victim = restored(whole)
-    whole.coordinator._uplink._latest.clear()
+    whole.coordinator._uploads._latest.clear()
     whole.drive(lambda: victim.stopped is not None)
     assert isinstance(victim.stopped, CopiedStore)
     assert "this store holds another one" in str(victim.stopped)

@@ -37,7 +37,7 @@ def noise_in_the_sum(fedglp) -> tuple[float, float]:
             mask[ALONE] = device > 0
             state = DeviceState(PublicState(mask, 1), np.zeros(LAYOUT.size, np.float32), fedglp.init_state().private)
             release = fedglp.release(state, np.zeros(LAYOUT.size, np.float32), TERMS, SeededNoise(3, device, number))
-            total.add(release.values[~mask], ~mask)
+            total.add(np.where(mask, np.float32(0), release.values), ~mask)
             bound = float(release.clip_norms[1])
         seen.append(float(total.sums[ALONE]))
     return float(np.std(seen)), bound

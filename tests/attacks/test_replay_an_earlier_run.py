@@ -27,8 +27,8 @@ from hushfleet.wire.format.messages import (
     encode_message,
 )
 from hushfleet.wire.link.interface import Delivery, LinkUp, Will
-from hushfleet.wire.link.local import LocalHub
 from hushfleet.wire.link.mqtt import MqttLink
+from support.local_link import LocalHub
 from support.whole import Board, Connect, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]

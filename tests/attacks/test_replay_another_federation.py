@@ -8,7 +8,7 @@ import pytest
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.wire.format import messages
-from hushfleet.wire.link.local import LocalHub
+from support.local_link import LocalHub
 from support.whole import Board, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]

@@ -16,7 +16,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.agent import Agent
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, encode_message
-from hushfleet.wire.link.local import LocalHub
+from support.local_link import LocalHub
 from support.whole import Board, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]

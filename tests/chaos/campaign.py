@@ -52,7 +52,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def chaos_task(task: Task) -> Task:
     """The task with a round that waits for whoever is struck, so that every run has the calm run's participants."""
-    plain = task.model_dump(mode="json", exclude_none=True)
+    plain = task.to_plain()
     plain.pop("scenario", None)
     half = max(1, task.data.devices // 2)
     plain["round"] |= {"quorum": 1.0, "min_updates": half, "cohort_size": 0, "deadline_s": 600.0}

@@ -18,8 +18,8 @@ from hushfleet.methods.base import PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
 from hushfleet.wire.format.update import decode_update
-from hushfleet.wire.link.local import Chaos
 from support.edge import DEVICE, Bench, Package, write_samples
+from support.local_link import Chaos
 
 MakeBench = Callable[..., Bench]
 

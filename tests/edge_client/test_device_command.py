@@ -21,8 +21,8 @@ from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
-from hushfleet.wire.link.local import LocalHub
 from support.edge import DEVICE, Bench, Package
+from support.local_link import LocalHub
 
 MakeBench = Callable[..., Bench]
 ROOT = Path(__file__).resolve().parents[2]

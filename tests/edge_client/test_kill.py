@@ -10,12 +10,7 @@ The same checks are then turned on clients with planted faults, and must find ev
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import random
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,22 +31,20 @@ from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_update
+from support.kill import CALL, KillPoints, forked
 
-ROOT = Path(__file__).resolve().parents[2]
-WATCHED = tuple(f"{ROOT / package}{os.sep}" for package in ("edge_client", "hushfleet"))
 ROUNDS = 3
 SPREAD = 12
 MULTIPLIER, CLIP_NORM = 2.0, 1.0
 
-# What is called, inside of which function; each is a kill point, before and after.
 NAMED = {
-    "the noise is drawn": ("call", "SecureNoise.normal"),
-    "the update is encoded": ("call", "encode_update"),
-    "the transaction begins": ("call", "DeviceStore._transaction"),
-    "the charge is written": ("execute", "Ledger.charge"),
-    "update and state are written": ("INSERT", "DeviceStore.commit_round"),
-    "the round is committed": ("execute", "DeviceStore._transaction"),
-    "the round is done": ("call", "Trainer.commit"),
+    "the noise is drawn": (CALL, ("SecureNoise.normal",)),
+    "the update is encoded": (CALL, ("encode_update",)),
+    "the transaction begins": (CALL, ("DeviceStore._transaction",)),
+    "the charge is written": ("execute", ("Ledger.charge",)),
+    "update and state are written": ("execute", ("DeviceStore.commit_round",)),
+    "the round is committed": ("execute", ("DeviceStore._transaction",)),
+    "the round is done": (CALL, ("Trainer.commit",)),
 }
 
 LAYOUT = ParamLayout(("body.weight", "head.weight"), ((50, 40), (10, 50)))
@@ -163,66 +156,18 @@ def check(folder: Path, *, whole: bool) -> None:
             assert 0.9 < noise / (MULTIPLIER * CLIP_NORM) < 1.1, "the noise is as large as the ledger says"
 
 
-def forked(work: Callable[[], Any], result: Path) -> int:
-    """Runs `work` in a child and leaves what it returns in a file; the child's exit status."""
-    result.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
-        gc.freeze()  # what earlier tests left must not be collected here: sessions wait for threads that a fork has not
-        status = 1
-        try:
-            result.write_text(json.dumps(work()))
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def counted(folder: Path, kill_at: int) -> list[list[str]]:
-    """Plays with the hook; the labels of all points if it is never killed."""
-    labels: list[list[str]] = []
-
-    def hook(frame: Any, event: str, argument: Any) -> None:
-        if not frame.f_code.co_filename.startswith(WATCHED):
-            return
-        name = getattr(argument, "__name__", "") if event.startswith("c_") else "call"
-        labels.append([event, name, frame.f_code.co_qualname])
-        if len(labels) - 1 == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.setprofile(hook)
-    play(folder)
-    sys.setprofile(None)
-    return labels
-
-
-def is_named(label: list[str], name: str) -> bool:
-    what, function = NAMED[name]
-    what = "execute" if what == "INSERT" else what
-    return label[1] == what and label[2] == function
-
-
 def test_killed_at_any_point_nothing_is_torn_and_nothing_is_noised_again(tmp_path: Path) -> None:
     result = tmp_path / "result"
     (tmp_path / "calm").mkdir()
-    assert forked(lambda: counted(tmp_path / "calm", -1), result) == 0
-    labels = json.loads(result.read_text())
+    points = KillPoints(("edge_client", "hushfleet"), NAMED)
+    labels = points.labels(lambda: play(tmp_path / "calm"), result)
     check(tmp_path / "calm", whole=True)
-    rng = random.Random("kill a device")
-    chosen = {}
-    for name in NAMED:
-        for before in (True, False):
-            events = ("call", "c_call") if before else ("return", "c_return")
-            found = [i for i, label in enumerate(labels) if label[0] in events and is_named(label, name)]
-            assert found, f"{name}: no such point is left; where has the code moved?"
-            chosen[rng.choice(found)] = name
-    spread = {i * len(labels) // SPREAD: "" for i in range(SPREAD)}
-    for point in sorted(spread | chosen):
+    for point, where in points.chosen(labels, spread=SPREAD).items():
         folder = tmp_path / f"kill-{point}"
         folder.mkdir()
-        assert forked(lambda: counted(folder, point), result) == -signal.SIGKILL, labels[point]  # noqa: B023
+        points.kill(lambda: play(folder), point, result)  # noqa: B023
         check(folder, whole=False)
-        assert forked(lambda: play(folder), result) == 0, labels[point]  # noqa: B023
+        assert forked(lambda: play(folder), result) == 0, where or labels[point]  # noqa: B023
         check(folder, whole=True)
 
 

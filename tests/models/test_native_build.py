@@ -11,7 +11,7 @@ import pytest
 
 from hushfleet.errors import HushfleetError
 from hushfleet.models import get_model, native
-from hushfleet.models.native.build import COMPILERS, default_cache_dir, find_compiler, load_library
+from hushfleet.models.native.build import COMPILERS, find_compiler, load_library
 
 SEVEN = "int seven(void) { return 7; }\n"
 
@@ -106,11 +106,3 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, real_co
     blocked.write_text("not a folder")
     assert load_library(SEVEN, cache_dir=blocked / "native").seven() == 7
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_the_default_cache_follows_the_platform(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "hushfleet" / "native"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / ".cache" / "hushfleet" / "native"

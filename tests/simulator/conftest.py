@@ -14,12 +14,10 @@ import pytest
 from rich.console import Console
 
 from chaos.audit import check_stores, check_tap, models_of
-from chaos.machine import build_library
 from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.models.native.build import COMPILERS
 from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -30,12 +28,6 @@ from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 DEVICES = 8
 ROUNDS = 3
 PATIENCE_S = 240.0  # of a machine that does other things too
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """What is preloaded for power cuts; None on a machine without any compiler. One that refuses is a fault of ours."""
-    return build_library(tmp_path_factory.mktemp("library")) if any(map(shutil.which, COMPILERS)) else None
 
 
 def make_task(**sections: dict[str, Any] | int) -> Task:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def _diverged(*_: object) -> None:
 def test_preferences_are_normal_around_one_within_limits_and_by_the_seed(short_task: Any) -> None:
     def preferences(**sections: Any) -> np.ndarray:
         task = task_of(short_task, preference_std=0.5, **sections)
-        data = task.data.model_copy(update={"devices": 150, "min_samples": 2, "limit": None})
-        fleet = make_fleet(task.model_copy(update={"data": data}), load("digits"))
+        data = replace(task.data, devices=150, min_samples=2, limit=None)
+        fleet = make_fleet(replace(task, data=data), load("digits"))
         return np.array([device.preference for device in fleet.devices])
 
     drawn = preferences()

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.data.folder import save_folder
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.fleet import Fleet, Subset, make_fleet, save_samples
 from hushfleet.simulator.run_folder import begin, go_on
+from support.images import save_folder
 
 DIGITS = load("digits")
 
@@ -81,7 +81,7 @@ def test_the_seed_makes_the_fleet() -> None:
 
 
 def test_methods_are_compared_on_the_same_fleet() -> None:
-    plain = task().model_dump()
+    plain = task().to_plain()
     other = parse_task({**plain, "name": "other", "method": {"name": "dp-fedavg"}, "round": {"rounds": 3}})
     assert holdings(make_fleet(other, numbered())) == holdings(make_fleet(task(), numbered()))
 

@@ -24,8 +24,8 @@ from hushfleet.edge_client.board.config import (
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.wire.link.local import Chaos, LocalHub
 from support.edge import CHUNK_BYTES, DEVICE, Bench, Clock, Package, ScriptedAggregator, write_samples
+from support.local_link import Chaos, LocalHub
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ from hushfleet.wire.format.messages import (
 )
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
-from hushfleet.wire.link.local import LocalHub
+from support.local_link import LocalHub
 
 DEVICE = "board-1"
 CHUNK_BYTES = 1024

@@ -19,9 +19,8 @@ y = -x, |x| = 1. For b < 1 the two change places.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,12 +66,12 @@ def z_of(pair: Pair, loss: np.ndarray) -> np.ndarray:
             log_c = math.log(q) - 1 / (2 * s2)
             log_b = math.log1p(-q) + size + np.log(-np.expm1(-size))
             log_root = np.logaddexp(2 * log_b, math.log(4) + 2 * log_c + size) / 2
-            return np.copysign(s2 * (np.logaddexp(log_b, log_root) - math.log(2) - log_c), loss)
+            return np.asarray(np.copysign(s2 * (np.logaddexp(log_b, log_root) - math.log(2) - log_c), loss))
         # e^loss = 1 - q + q e^y, solved for y without a difference of near numbers
         high = loss + np.log1p(-(1 - q) * np.exp(-np.maximum(loss, 0))) - math.log(q)
         middle = np.log1p(np.maximum(np.expm1(np.clip(loss, -1, 1)) / q, -1))
         low = np.log(np.maximum(np.exp(np.minimum(loss, 0)) - (1 - q), 0) / q)
-        return s2 * np.where(loss > 1, high, np.where(loss < -0.7, low, middle)) + 0.5
+        return np.asarray(s2 * np.where(loss > 1, high, np.where(loss < -0.7, low, middle)) + 0.5)
 
 
 @lru_cache(maxsize=64)
@@ -133,5 +132,6 @@ def _cells(z: np.ndarray, mean: float, s: float) -> _Cells:
     return _Cells(mass, error, float(below) * (1 + 8 * ULP), float(above) * (1 + 8 * ULP))
 
 
-def _mixed(q: float, one: Sequence[np.ndarray | float], zero: Sequence[np.ndarray | float]) -> _Cells:
-    return _Cells(*(q * a + (1 - q) * b for a, b in zip(one, zero, strict=True)))
+def _mixed(q: float, one: _Cells, zero: _Cells) -> _Cells:
+    pairs: Any = zip(one, zero, strict=True)
+    return _Cells(*(q * a + (1 - q) * b for a, b in pairs))

@@ -137,7 +137,8 @@ class _Composition:
 
         def bound(rates: np.ndarray) -> np.ndarray:  # Balle et al. 2020, Theorem 21, at order rate + 1
             log_delta = math.log(self.delta)
-            return (self._log_moments(rates) - log_delta - np.log1p(rates)) / rates - np.log1p(1 / rates)
+            per_rate = (self._log_moments(rates) - log_delta - np.log1p(rates)) / rates
+            return np.asarray(per_rate - np.log1p(1 / rates))
 
         rates = np.geomspace(1e-4, 1e9, 53)
         best = int(np.argmin(bound(rates)))

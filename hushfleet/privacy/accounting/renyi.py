@@ -141,7 +141,7 @@ def _log_erfc(x: np.ndarray) -> np.ndarray:
 
 def _log_expm1(x: np.ndarray) -> np.ndarray:
     """log(exp(x) - 1) for x > 0, without overflow."""
-    return np.where(x > 1, x + np.log1p(-np.exp(-np.maximum(x, 1))), np.log(np.expm1(np.minimum(x, 1))))
+    return np.asarray(np.where(x > 1, x + np.log1p(-np.exp(-np.maximum(x, 1))), np.log(np.expm1(np.minimum(x, 1)))))
 
 
 def _log_sum(log_terms: np.ndarray) -> float:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from hushfleet.errors import Malformed, TooLarge
 
@@ -27,10 +30,12 @@ _HEAD = struct.Struct("<2sBB32sIIII")
 _CRC = struct.Struct("<I")
 FRAME_OVERHEAD = _HEAD.size + _CRC.size
 
-Ranges = tuple[tuple[int, int], ...]
+Ranges = Annotated[tuple[tuple[int, int], ...], Meta(max_length=MAX_RANGES)]
+BlobSize = Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """One parsed frame. `payload` is a view into the received bytes."""
 
     digest: bytes
@@ -46,17 +51,13 @@ def chunk_count(size: int, chunk_bytes: int) -> int:
     return -(-size // chunk_bytes)
 
 
-def check_ranges(ranges: Iterable[Sequence[int]]) -> Ranges:
-    """`ranges` as tuples. Raises ValueError unless they rise, do not touch, and are not too many."""
-    checked = tuple((start, stop) for start, stop in ranges)
-    if len(checked) > MAX_RANGES:
-        raise ValueError(f"{len(checked)} ranges of chunks, above the cap of {MAX_RANGES}")
+def check_ranges(ranges: Ranges) -> None:
+    """Raises ValueError unless the ranges rise and do not touch."""
     last = -1
-    for start, stop in checked:
+    for start, stop in ranges:
         if not last < start < stop <= MAX_CHUNKS:
             raise ValueError(f"the range of chunks {start}:{stop} is empty, out of order or too high")
         last = stop
-    return checked
 
 
 def expand(ranges: Ranges, count: int) -> Iterator[int]:
@@ -147,7 +148,7 @@ class Assembler:
         chunk = frame if isinstance(frame, Chunk) else parse_frame(frame)
         if chunk.digest != self.digest or chunk.size != self.size:
             raise Malformed(f"the chunk is of another blob than {self.digest.hex()[:16]}...")
-        if self._have is None:
+        if not self._have:
             self._begin(chunk.chunk_bytes)
         if chunk.chunk_bytes != self.chunk_bytes:
             raise Malformed(f"chunks of {chunk.chunk_bytes} bytes came where they have {self.chunk_bytes}")
@@ -164,8 +165,6 @@ class Assembler:
 
         Empty while nothing came (which asks for everything) and when nothing is missing: see `complete`.
         """
-        if self._have is None:
-            return ()
         ranges: list[tuple[int, int]] = []
         start = self._have.find(0)
         while start >= 0 and len(ranges) < limit:
@@ -178,7 +177,7 @@ class Assembler:
     @property
     def complete(self) -> bool:
         """All chunks are there; `blob` says whether they are the right ones."""
-        return self._have is not None and self.received == len(self._have)
+        return bool(self._have) and self.received == len(self._have)
 
     def blob(self) -> bytes:
         """The whole. Raises `Malformed` while incomplete, or when the digest does not fit.
@@ -197,7 +196,7 @@ class Assembler:
     def _start(self) -> None:
         self.received = 0
         self.chunk_bytes: int | None = None
-        self._have: bytearray | None = None
+        self._have = bytearray()  # one byte a chunk, 1 where it is there; empty before the first
         self._data = bytearray()
         if self._fixed_chunk_bytes is not None:
             self._begin(self._fixed_chunk_bytes)

@@ -14,8 +14,10 @@ The bytes are specified in docs/wire.md, their coding is `hushfleet.wire.format.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from hushfleet.errors import Malformed
 from hushfleet.wire.format.symbols import BLOCK, MAX_LEVEL, BlockEncoder, decode_block, max_block_bytes
@@ -24,6 +26,7 @@ DITHER_KEY_BYTES = 16
 MAX_VALUES = 1 << 28
 MIN_STEP = 2.0**-100  # every decoded value is then a normal float32, which no machine flushes to zero
 MAX_STEP = 2.0**40
+LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 to 2^40")]
 
 
 def encode_values(

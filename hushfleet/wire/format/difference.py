@@ -17,26 +17,26 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
-from hushfleet.config.spec import TASK_ID, require
+from hushfleet.config.schema import Checked, NotNegative, pack, require, unpack
+from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.format import canonical, codec
-from hushfleet.wire.format.topics import DIGEST_BYTES
+from hushfleet.wire.format import codec
 
 MAGIC = b"HD"
 VERSION = 1
 MAX_LAYERS = 4096
 MAX_HEADER_BYTES = 1 << 17
-MAX_ROUNDS = 1_000_000
 
 _HEAD = struct.Struct("<2sBBI")
 
 
 @dataclass(frozen=True)
-class DifferenceHeader:
+class DifferenceHeader(Checked):
     """What a difference is between.
 
     :param round: the round whose close made `result` of `base`.
@@ -45,19 +45,14 @@ class DifferenceHeader:
     :param steps: quantisation step of each layer; 0 where nothing of the layer changed.
     """
 
-    task: str
-    round: int
-    base: bytes
-    result: bytes
-    steps: tuple[float, ...]
+    task: TaskId
+    round: RoundNumber
+    base: Digest
+    result: Digest
+    steps: Annotated[tuple[NotNegative, ...], Meta(min_length=1, max_length=MAX_LAYERS)]
 
     def __post_init__(self) -> None:
-        require(TASK_ID.fullmatch(self.task) is not None, "task", self.task[:96], f"like {TASK_ID.pattern}")
-        require(0 <= self.round <= MAX_ROUNDS, "round", self.round, f"0 to {MAX_ROUNDS}")
-        for name in ("base", "result"):
-            digest = getattr(self, name)
-            require(len(digest) == DIGEST_BYTES, name, digest.hex(), f"{DIGEST_BYTES} bytes")
-        require(1 <= len(self.steps) <= MAX_LAYERS, "steps", len(self.steps), f"of 1 to {MAX_LAYERS} layers")
+        super().__post_init__()
         for step in self.steps:
             fits = step == 0 or codec.MIN_STEP <= step <= codec.MAX_STEP
             # one form only: -0.0 equals 0 and is written otherwise
@@ -94,7 +89,7 @@ def encode_difference(
     # decoded, as a device will, rather than computed beside it: there is one way to the new model's bits
     result = _moved(base, coded, counts, used)
     header = DifferenceHeader(task, round, params_digest(base), params_digest(result), used)
-    packed = canonical.pack(header)
+    packed = pack(header)
     return EncodedDifference(b"".join((_HEAD.pack(MAGIC, VERSION, 0, len(packed)), packed, coded)), result, header)
 
 
@@ -134,7 +129,7 @@ def max_difference_bytes(size: int) -> int:
 
 def params_digest(params: np.ndarray) -> bytes:
     """SHA-256 of a global model as it travels: little-endian float32."""
-    return hashlib.sha256(np.ascontiguousarray(params, "<f4")).digest()
+    return hashlib.sha256(np.ascontiguousarray(params, "<f4").data).digest()
 
 
 def _moved(base: np.ndarray, coded: bytes | memoryview, counts: Sequence[int], steps: Sequence[float]) -> np.ndarray:
@@ -159,7 +154,7 @@ def _of_changed(values: np.ndarray, counts: Sequence[int], steps: Sequence[float
     return np.concatenate(parts) if parts else values[:0]
 
 
-def _changed(counts: Sequence[int], steps: Sequence[float]) -> dict[str, list]:
+def _changed(counts: Sequence[int], steps: Sequence[float]) -> dict[str, Any]:
     """What the codec is told of the layers that changed."""
     changed = [place for place, step in enumerate(steps) if step]
     return {"counts": [counts[place] for place in changed], "steps": [steps[place] for place in changed]}
@@ -186,16 +181,4 @@ def _sections(data: bytes) -> tuple[DifferenceHeader, memoryview]:
     rest = view[_HEAD.size :]
     if header_bytes > len(rest):
         raise Malformed(f"a header of {header_bytes} bytes is announced where {len(rest)} are left")
-    return _header(rest[:header_bytes]), rest[header_bytes:]
-
-
-def _header(packed: memoryview) -> DifferenceHeader:
-    return canonical.unpack(
-        DifferenceHeader,
-        packed,
-        what="the difference's header",
-        max_text=96,
-        max_bytes=DIGEST_BYTES,
-        max_list=MAX_LAYERS,
-        max_map=8,
-    )
+    return unpack(DifferenceHeader, rest[:header_bytes], what="the difference's header"), rest[header_bytes:]

@@ -11,15 +11,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
-from hushfleet.config.spec import WireSpec
+from hushfleet.config.spec import Form, WireSpec
 from hushfleet.errors import Malformed, NotFinite, PrivacyError
 from hushfleet.wire.format import codec, one_bit
 
-Form = Literal["quantized", "one-bit", "float16", "float32"]
 STEPPED: tuple[Form, ...] = ("quantized", "one-bit")
 """Forms with a number for each layer: the quantisation step, or the magnitude of the signs."""
 

@@ -9,35 +9,30 @@ encoder would have cleaned are refused without a rule for each.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from hushfleet.config.spec import TASK_ID, require
-from hushfleet.config.strict import later
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, Count, Finite, later, pack, require, unpack
+from hushfleet.config.spec import Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
-from hushfleet.wire.format import canonical
-from hushfleet.wire.format.chunks import MAX_BLOB_BYTES, MAX_RANGES, Ranges, check_ranges
+from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
-from hushfleet.wire.format.topics import DIGEST_BYTES, NAME_RULE, is_name
+from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 
 MAGIC = b"HF"
 VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
-MAX_ROUNDS = 1_000_000
-MAX_TEXT = 64
 MAX_REASON = 400
-MAX_INT = (1 << 63) - 1
-STATE_DIGEST_BYTES = 16
-MAX_SECONDS = 1e12
 MAX_CONTROLS = 16
-MAX_CONTROL_NAME = 32
 MAX_DIFFERENCES = 16
 BASE_BYTES = 8
 NONCE_BYTES = 16
+MAX_INT = (1 << 63) - 1
 
 _HEAD = struct.Struct("<2sBBI")
 
@@ -50,24 +45,12 @@ RefusedCode = Literal[
 DeclineCode = Literal[
     "budget", "memory", "no-data", "no-privacy", "graph", "disk", "busy", "paused", "error"
 ]  # fmt: skip
-
-
-def _require_count(name: str, value: int, most: int, least: int = 0) -> None:
-    require(least <= value <= most, name, value, f"{least} to {most}")
-
-
-def _require_bytes(name: str, value: bytes, length: int) -> None:
-    require(len(value) == length, name, value.hex()[:64], f"{length} bytes")
-
-
-def _require_text(name: str, value: str) -> None:
-    printable = len(value) <= MAX_TEXT and all(" " <= character <= "~" for character in value)
-    require(printable, name, value[:MAX_TEXT], f"at most {MAX_TEXT} printable ASCII characters")
-
-
-def _require_round(task: str, round_number: int) -> None:
-    require(TASK_ID.fullmatch(task) is not None, "task", task[:96], f"like {TASK_ID.pattern}")
-    _require_count("round", round_number, MAX_ROUNDS)
+PublicKey = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+StateDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Text = Annotated[str, Meta(pattern=r"^[ -~]{0,64}\Z", description="at most 64 printable ASCII characters")]
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+ControlName = Annotated[str, Meta(pattern=r"^[^\W\d]\w{0,31}\Z", description="a short identifier")]
 
 
 def _one_line(text: str) -> str:
@@ -80,55 +63,54 @@ def _one_line(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class ServerState:
+class _WithReason(Checked):
+    """Base of answers with a `reason`, which is cut to one line."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", _one_line(self.reason))  # type: ignore[attr-defined]
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class ServerState(Checked):
     """Retained: the aggregator is there, and this is its key.
 
     :param epoch: grows at each start of any run of this key; a device refuses what names an older one.
     """
 
-    epoch: int
+    epoch: Count
     state: Literal["ready", "lost"]
-    public_key: bytes
-
-    def __post_init__(self) -> None:
-        _require_count("epoch", self.epoch, MAX_INT)
-        require(self.state in ("ready", "lost"), "state", self.state, "ready or lost")
-        _require_bytes("public_key", self.public_key, KEY_BYTES)
+    public_key: PublicKey
 
 
 @dataclass(frozen=True)
-class TaskNotice:
+class TaskNotice(Checked):
     """Retained: the task package is the blob with this SHA-256 and size.
 
     :param epoch: of the aggregator, as in `ServerState`.
     """
 
-    task: str
-    digest: bytes
-    size: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        _require_round(self.task, 0)
-        _require_count("epoch", self.epoch, MAX_INT)
-        _require_bytes("digest", self.digest, DIGEST_BYTES)
-        _require_count("size", self.size, MAX_BLOB_BYTES, least=1)
+    task: TaskId
+    digest: Digest
+    size: BlobSize
+    epoch: Count
 
 
 class DifferenceRef(NamedTuple):
     """Where the difference between two global models is to be had (`hushfleet.wire.format.difference`).
 
     :param base: the first 8 bytes of the SHA-256 of the model that it is applied to.
-    :param digest: SHA-256 of the blob; :param size: its bytes.
+    :param digest: SHA-256 of the blob.
+    :param size: its bytes.
     """
 
-    base: bytes
-    digest: bytes
-    size: int
+    base: Annotated[bytes, Meta(min_length=BASE_BYTES, max_length=BASE_BYTES)]
+    digest: Digest
+    size: BlobSize
 
 
 @dataclass(frozen=True)
-class RoundPlan:
+class RoundPlan(Checked):
     """Retained: who takes part in which round, from which global model, until when.
 
     :param global_digest: SHA-256 of the global model, `d` little-endian float32 values.
@@ -142,42 +124,25 @@ class RoundPlan:
     :param epoch: of the aggregator that announces it, as in `ServerState`; 0 in a simulation without a network.
     """
 
-    task: str
-    round: int
-    rounds: int
+    task: TaskId
+    round: RoundNumber
+    rounds: Rounds
     phase: Phase
-    global_digest: bytes
-    global_bytes: int
-    cohort: dict[str, bytes]
-    noise_split: int
-    deadline_s: float
-    controls: dict[str, float] = later({})
-    differences: tuple[DifferenceRef, ...] = later(())
-    epoch: int = later(0)
+    global_digest: Digest
+    global_bytes: BlobSize
+    cohort: Annotated[dict[str, StateDigest], Meta(max_length=MAX_COHORT)]
+    noise_split: Annotated[int, Meta(ge=1, le=MAX_INT)]
+    deadline_s: Annotated[float, Meta(ge=0, le=1e12)]
+    controls: Annotated[dict[ControlName, Finite], Meta(max_length=MAX_CONTROLS)] = later({})
+    differences: Annotated[tuple[DifferenceRef, ...], Meta(max_length=MAX_DIFFERENCES)] = later(())
+    epoch: Count = later(0)
 
     def __post_init__(self) -> None:
-        _require_round(self.task, self.round)
-        _require_count("rounds", self.rounds, MAX_ROUNDS, least=1)
+        object.__setattr__(self, "differences", tuple(map(tuple, self.differences)))  # so that their items are checked
+        super().__post_init__()
+        for device in self.cohort:  # not by the type `Name`, which takes three times as long for a large cohort
+            require(is_name(device), "cohort device", device, NAME_RULE)
         require(self.round <= self.rounds, "round", self.round, f"at most rounds = {self.rounds}")
-        require(self.phase in get_args(Phase), "phase", self.phase, f"one of {get_args(Phase)}")
-        _require_count("epoch", self.epoch, MAX_INT)
-        _require_bytes("global_digest", self.global_digest, DIGEST_BYTES)
-        _require_count("global_bytes", self.global_bytes, MAX_BLOB_BYTES, least=1)
-        _require_count("cohort size", len(self.cohort), MAX_COHORT)
-        for device, digest in self.cohort.items():
-            require(is_name(device), "cohort device", device[:MAX_TEXT], NAME_RULE)
-            _require_bytes(f"cohort[{device}]", digest, STATE_DIGEST_BYTES)
-        _require_count("noise_split", self.noise_split, MAX_INT, least=1)
-        require(0 <= self.deadline_s <= MAX_SECONDS, "deadline_s", self.deadline_s, f"0 to {MAX_SECONDS:g}")
-        _require_count("number of controls", len(self.controls), MAX_CONTROLS)
-        for name, value in self.controls.items():
-            require(name.isidentifier() and len(name) <= MAX_CONTROL_NAME, "controls", name[:64], "short identifiers")
-            require(math.isfinite(value), f"controls[{name}]", value, "finite")
-        _require_count("number of differences", len(self.differences), MAX_DIFFERENCES)
-        for difference in self.differences:
-            _require_bytes("base of a difference", difference.base, BASE_BYTES)
-            _require_bytes("digest of a difference", difference.digest, DIGEST_BYTES)
-            _require_count("size of a difference", difference.size, MAX_BLOB_BYTES, least=1)
         together = sum(difference.size for difference in self.differences)
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
 
@@ -194,182 +159,140 @@ class RoundPlan:
 
 
 @dataclass(frozen=True)
-class Birth:
+class Birth(Checked):
     """Retained, and the will with state `lost`: a device is there, and this is its key.
 
     :param session: grows by one at each start of the device; a `lost` of an older session is void.
     """
 
-    device: str
-    session: int
+    device: Name
+    session: Count
     state: DeviceStatus
-    board: str
-    version: str
-    public_key: bytes
-    memory_mib: int
-
-    def __post_init__(self) -> None:
-        require(is_name(self.device), "device", self.device[:MAX_TEXT], NAME_RULE)
-        _require_count("session", self.session, MAX_INT)
-        require(self.state in get_args(DeviceStatus), "state", self.state, f"one of {get_args(DeviceStatus)}")
-        _require_text("board", self.board)
-        _require_text("version", self.version)
-        _require_bytes("public_key", self.public_key, KEY_BYTES)
-        _require_count("memory_mib", self.memory_mib, 1 << 40)
+    board: Text
+    version: Text
+    public_key: PublicKey
+    memory_mib: Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 @dataclass(frozen=True)
-class Want:
+class Want(Checked):
     """A device asks for chunks of a blob.
 
     :param missing: ranges `(start, stop)` of chunk indices, rising and apart; empty means everything.
     """
 
-    digest: bytes
-    size: int
+    digest: Digest
+    size: BlobSize
     missing: Ranges
 
     def __post_init__(self) -> None:
-        _require_bytes("digest", self.digest, DIGEST_BYTES)
-        _require_count("size", self.size, MAX_BLOB_BYTES, least=1)
-        object.__setattr__(self, "missing", check_ranges(self.missing))
+        super().__post_init__()
+        check_ranges(self.missing)
 
 
 @dataclass(frozen=True)
-class Offer:
+class Offer(Checked):
     """A device says: I have this update (its SHA-256 and size) for you."""
 
-    task: str
-    round: int
-    digest: bytes
-    size: int
-
-    def __post_init__(self) -> None:
-        _require_round(self.task, self.round)
-        _require_bytes("digest", self.digest, DIGEST_BYTES)
-        _require_count("size", self.size, MAX_BLOB_BYTES, least=1)
+    task: TaskId
+    round: RoundNumber
+    digest: Digest
+    size: BlobSize
 
 
 @dataclass(frozen=True)
-class Decline:
+class Decline(_WithReason):
     """A device says why it sends no update for this round; `reason` is cut to one line."""
 
-    task: str
-    round: int
+    task: TaskId
+    round: RoundNumber
     code: DeclineCode
-    reason: str
-
-    def __post_init__(self) -> None:
-        _require_round(self.task, self.round)
-        require(self.code in get_args(DeclineCode), "code", self.code, f"one of {get_args(DeclineCode)}")
-        object.__setattr__(self, "reason", _one_line(self.reason))
+    reason: Reason
 
 
 @dataclass(frozen=True)
-class Ack:
+class Ack(Checked):
     """The aggregator has committed the update with this SHA-256."""
 
-    task: str
-    round: int
-    digest: bytes
-
-    def __post_init__(self) -> None:
-        _require_round(self.task, self.round)
-        _require_bytes("digest", self.digest, DIGEST_BYTES)
+    task: TaskId
+    round: RoundNumber
+    digest: Digest
 
 
 @dataclass(frozen=True)
-class Missing:
+class Missing(Checked):
     """The aggregator lacks these chunks of the update; empty means all of them."""
 
-    task: str
-    round: int
-    digest: bytes
+    task: TaskId
+    round: RoundNumber
+    digest: Digest
     missing: Ranges
 
     def __post_init__(self) -> None:
-        _require_round(self.task, self.round)
-        _require_bytes("digest", self.digest, DIGEST_BYTES)
-        object.__setattr__(self, "missing", check_ranges(self.missing))
+        super().__post_init__()
+        check_ranges(self.missing)
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(_WithReason):
     """The aggregator will not take the update; `reason` is cut to one line."""
 
-    task: str
-    round: int
-    digest: bytes
+    task: TaskId
+    round: RoundNumber
+    digest: Digest
     code: RefusedCode
-    reason: str
-
-    def __post_init__(self) -> None:
-        _require_round(self.task, self.round)
-        _require_bytes("digest", self.digest, DIGEST_BYTES)
-        require(self.code in get_args(RefusedCode), "code", self.code, f"one of {get_args(RefusedCode)}")
-        object.__setattr__(self, "reason", _one_line(self.reason))
+    reason: Reason
 
 
 @dataclass(frozen=True)
-class NotEnrolled:
+class NotEnrolled(_WithReason):
     """The aggregator does not accept the device that announced itself with this key; `reason` is cut to one line."""
 
-    device: str
-    public_key: bytes
-    reason: str
-
-    def __post_init__(self) -> None:
-        require(is_name(self.device), "device", self.device[:MAX_TEXT], NAME_RULE)
-        _require_bytes("public_key", self.public_key, KEY_BYTES)
-        object.__setattr__(self, "reason", _one_line(self.reason))
+    device: Name
+    public_key: PublicKey
+    reason: Reason
 
 
 @dataclass(frozen=True)
-class Ask:
+class Ask(Checked):
     """A device that has connected asks what the aggregator knows of it, before it trains or sends an update.
 
     :param session: of this process, as in its `Birth`.
     :param nonce: 16 random bytes, drawn once for this process.
     """
 
-    session: int
-    nonce: bytes
-
-    def __post_init__(self) -> None:
-        _require_count("session", self.session, MAX_INT)
-        _require_bytes("nonce", self.nonce, NONCE_BYTES)
+    session: Count
+    nonce: Nonce
 
 
 @dataclass(frozen=True)
-class Known:
+class Known(Checked):
     """What the aggregator knows of a device: the answer to its `Ask`.
 
-    :param epoch: of the aggregator; :param nonce: of the `Ask`, so that no earlier answer can be given for this one.
-    :param session: the newest of this device; :param yours: whether it is the asking process's own.
+    :param epoch: of the aggregator.
+    :param nonce: of the `Ask`, so that no earlier answer can be given for this one.
+    :param session: the newest of this device.
+    :param yours: whether it is the asking process's own.
     :param task, round, phase: of the plan that is announced.
     :param last_round: the newest round of the task of which the aggregator has an update of this device, or was
         offered one; 0 for none.
     :param last_digest: SHA-256 of that update; empty for none.
     """
 
-    epoch: int
-    nonce: bytes
-    session: int
+    epoch: Count
+    nonce: Nonce
+    session: Count
     yours: bool
-    task: str
-    round: int
+    task: TaskId
+    round: RoundNumber
     phase: Phase
-    last_round: int
-    last_digest: bytes
+    last_round: RoundNumber
+    last_digest: Annotated[bytes, Meta(max_length=32)]
 
     def __post_init__(self) -> None:
-        _require_count("epoch", self.epoch, MAX_INT)
-        _require_bytes("nonce", self.nonce, NONCE_BYTES)
-        _require_count("session", self.session, MAX_INT)
-        _require_round(self.task, self.round)
-        require(self.phase in get_args(Phase), "phase", self.phase, f"one of {get_args(Phase)}")
-        _require_count("last_round", self.last_round, MAX_ROUNDS)
-        _require_bytes("last_digest", self.last_digest, DIGEST_BYTES if self.last_round else 0)
+        super().__post_init__()
+        expected = 32 if self.last_round else 0
+        require(len(self.last_digest) == expected, "last_digest", self.last_digest.hex(), f"{expected} bytes")
 
 
 Message = (
@@ -430,15 +353,7 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
         _verify(public_key, signed, signature, federation)
     elif cls not in (Birth, ServerState):
         raise BadSignature(f"a {cls.__name__} cannot be checked, since its sender's key is not known yet")
-    message = canonical.unpack(
-        cls,
-        signed[_HEAD.size :],
-        what=f"the body of the {cls.__name__}",
-        max_text=4 * MAX_REASON,
-        max_bytes=64,
-        max_list=MAX_RANGES,
-        max_map=MAX_COHORT,
-    )
+    message: Message = unpack(cls, signed[_HEAD.size :], what=f"the body of the {cls.__name__}")
     if isinstance(message, (Birth, ServerState)):
         if public_key is None:
             _verify(message.public_key, signed, signature, federation)
@@ -448,7 +363,7 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
 
 
 def _head_and_body(message: Message) -> bytes:
-    body = canonical.pack(message)
+    body = pack(message)
     return _HEAD.pack(MAGIC, VERSION, _NUMBERS[type(message)], len(body)) + body
 
 

@@ -77,7 +77,8 @@ def max_block_bytes(size: int) -> int:
 def _small_symbols(levels: np.ndarray) -> np.ndarray:
     """z of each level as uint8; 254 and 255 stand for all that are too large."""
     small = np.clip(levels, -128, 127).astype(np.int8)
-    return ((small << 1) ^ (small >> 7)).view(np.uint8)
+    symbols: np.ndarray = ((small << 1) ^ (small >> 7)).view(np.uint8)
+    return symbols
 
 
 def _large_symbols(levels: np.ndarray) -> np.ndarray:
@@ -98,7 +99,7 @@ def _coded(levels: np.ndarray, symbols: np.ndarray, mode: int) -> bytes:
     packed = _packed(np.minimum(symbols, escape) if places.size else symbols, mode)
     planes = _large_symbols(levels[places]).astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].T.tobytes()
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
-    data = packer.compress(packed) + packer.compress(planes) + packer.flush()
+    data = packer.compress(packed.data) + packer.compress(planes) + packer.flush()
     return _HEAD.pack(mode, places.size, len(data)) + data
 
 

@@ -7,13 +7,16 @@ A device writes only below `c/<its id>/up/` and reads `server`, `task`, `round`,
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
 
 from hushfleet.errors import BadInput, Malformed
 
 ROOT = "hushfleet/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 NAME_RULE = "1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit"
+Name = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z", description=NAME_RULE)]
 DIGEST_BYTES = 32
 
 TopicKind = Literal["server", "task", "round", "blob", "state", "msg", "chunk", "down"]

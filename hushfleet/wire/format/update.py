@@ -10,35 +10,34 @@ be attached or left out afterwards without touching them, so nothing is ever noi
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
-from hushfleet.config.spec import TASK_ID, require
-from hushfleet.config.strict import later
+from hushfleet.config.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
+from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.format import canonical, codec, forms
+from hushfleet.wire.format import codec, forms
+from hushfleet.wire.format.codec import LayerStep
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
-from hushfleet.wire.format.topics import NAME_RULE, is_name
+from hushfleet.wire.format.messages import StateDigest
+from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"
 VERSION = 2
 MAX_LAYERS = 4096
 MAX_HEADER_BYTES = 1 << 17
-MAX_ROUNDS = 1_000_000
-MAX_REPORT = 16
-PUBLIC_DIGEST_BYTES = 16
 
 _HEAD = struct.Struct("<2sBBI")
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
-class UpdateHeader:
+class UpdateHeader(Checked):
     """What the aggregator must know before it reads the values.
 
     :param value_count: k, the number of values: the shared parameters only, in the flat vector's order.
@@ -53,47 +52,30 @@ class UpdateHeader:
     :param report: a few numbers for the method's server half, covered by the same charge.
     """
 
-    task: str
-    round: int
-    device: str
-    codec: forms.Form
-    value_count: int
-    steps: tuple[float, ...]
-    noise_stds: tuple[float, ...]
-    clip_norms: tuple[float, ...]
-    public_digest: bytes
-    rounds_charged: int
-    epsilon_server: float
-    multiplier_server: float
-    noise_split: int
-    report: tuple[float, ...] = later(())
+    task: TaskId
+    round: RoundNumber
+    device: Name
+    codec: Form
+    value_count: Annotated[int, Meta(ge=0, le=codec.MAX_VALUES)]
+    steps: Annotated[tuple[LayerStep, ...], Meta(max_length=MAX_LAYERS)]
+    noise_stds: Annotated[tuple[NotNegative, ...], Meta(min_length=1, max_length=MAX_LAYERS)]
+    clip_norms: Annotated[tuple[PositiveOrInf, ...], Meta(max_length=MAX_LAYERS)]
+    public_digest: StateDigest
+    rounds_charged: Annotated[int, Meta(ge=0, le=1 << 40)]
+    epsilon_server: Annotated[float, Meta(ge=0)]
+    multiplier_server: NotNegative
+    noise_split: Annotated[int, Meta(ge=1, le=1 << 40)]
+    report: Annotated[tuple[Finite, ...], Meta(max_length=16)] = later(())
 
     def __post_init__(self) -> None:
         # lists and NumPy scalars of the caller become what the wire has, so that equal headers compare equal
         for name in ("steps", "noise_stds", "clip_norms", "report"):
-            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
-        require(TASK_ID.fullmatch(self.task) is not None, "task", self.task[:96], f"like {TASK_ID.pattern}")
-        require(0 <= self.round <= MAX_ROUNDS, "round", self.round, f"0 to {MAX_ROUNDS}")
-        require(is_name(self.device), "device", self.device[:64], NAME_RULE)
-        require(0 <= self.value_count <= codec.MAX_VALUES, "value_count", self.value_count, "0 to 2^28")
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        super().__post_init__()
         layers = len(self.noise_stds)
-        require(1 <= layers <= MAX_LAYERS, "noise_stds", layers, f"of 1 to {MAX_LAYERS} layers")
         require(len(self.clip_norms) == layers, "clip_norms", len(self.clip_norms), f"of {layers} layers")
         expected = layers if self.codec in forms.STEPPED else 0
         require(len(self.steps) == expected, "steps", len(self.steps), f"{expected} with codec {self.codec}")
-        for step in self.steps:
-            require(codec.MIN_STEP <= step <= codec.MAX_STEP, "step", step, "2^-100 to 2^40")
-        for std in self.noise_stds:
-            require(std >= 0 and math.isfinite(std), "noise_stds", std, "finite and not negative")
-        require(all(norm > 0 for norm in self.clip_norms), "clip_norms", min(self.clip_norms), "positive")
-        require(len(self.public_digest) == PUBLIC_DIGEST_BYTES, "public_digest", "", "16 bytes")
-        require(0 <= self.rounds_charged <= 1 << 40, "rounds_charged", self.rounds_charged, "0 to 2^40")
-        require(self.epsilon_server >= 0, "epsilon_server", self.epsilon_server, "not negative")
-        sigma = self.multiplier_server
-        require(sigma >= 0 and math.isfinite(sigma), "multiplier_server", sigma, "finite and not negative")
-        require(1 <= self.noise_split <= 1 << 40, "noise_split", self.noise_split, "1 to 2^40")
-        require(len(self.report) <= MAX_REPORT, "report", len(self.report), f"at most {MAX_REPORT} numbers")
-        require(all(map(math.isfinite, self.report)), "report", self.report, "finite numbers")
 
     @property
     def dither_key(self) -> bytes:
@@ -147,7 +129,7 @@ def encode_update(
     coded = forms.encode(
         header.codec, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
     )
-    plain_header = canonical.pack(header)
+    plain_header = pack(header)
     if len(plain_header) > MAX_HEADER_BYTES:
         raise TooLarge(f"an update's header of {len(plain_header)} bytes is above {MAX_HEADER_BYTES}")
     return EncodedUpdate(_assembled(plain_header, coded, public or b"", identity), sent)
@@ -192,9 +174,7 @@ def decode_update(
     return decoded
 
 
-def decode_signed(
-    data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None
-) -> DecodedUpdate:
+def decode_signed(data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None) -> DecodedUpdate:
     """As `decode_update`, where the signature was verified before: NOT checked are it and that values are finite."""
     return _decoded(_sections(data), counts, out)
 
@@ -263,9 +243,7 @@ def _cut(view: memoryview, length: int) -> tuple[memoryview, memoryview]:
 
 
 def _header(packed: memoryview) -> UpdateHeader:
-    return canonical.unpack(
-        UpdateHeader, packed, what="the update's header", max_text=96, max_bytes=64, max_list=MAX_LAYERS, max_map=32
-    )
+    return unpack(UpdateHeader, packed, what="the update's header")
 
 
 def _check_counts(header: UpdateHeader, counts: Sequence[int]) -> None:

@@ -115,7 +115,7 @@ class Connection:
     def _loop(self, selector: selectors.BaseSelector) -> str:
         client, mailbox = self._client, self._mailbox
         selector.register(mailbox.wake_reader, selectors.EVENT_READ)
-        sock = client.socket()
+        sock: Any = client.socket()
         if sock is None:  # the first packet could not be written
             return self._problem()
         # else every small message behind a PUBACK waits 40 ms for the broker's delayed TCP acknowledgement
@@ -153,7 +153,7 @@ class Connection:
     def _read(self) -> None:
         """Read what is there, but not so much that nothing is sent meanwhile."""
         for _ in range(PACKETS_A_TURN):
-            sock = self._client.socket()
+            sock: Any = self._client.socket()
             if sock is None:
                 return
             before = self._packets
@@ -269,7 +269,7 @@ class Connection:
 
     def _on_message(self, _client: Any, _data: Any, message: paho.MQTTMessage) -> None:
         self._packets += 1
-        delivery = Delivery(message.topic, message.payload, message.retain)
+        delivery = Delivery(message.topic, bytes(message.payload), message.retain)
         self._on_received(delivery.topic, len(delivery.payload))
         if self._up:
             self._mailbox.put(delivery)
@@ -284,6 +284,6 @@ class Connection:
             self._paho_error = text
 
 
-def _pending(sock: socket.socket) -> int:
+def _pending(sock: Any) -> int:
     """Bytes that TLS has decrypted already, which no selector sees."""
-    return getattr(sock, "pending", lambda: 0)()
+    return sock.pending() if hasattr(sock, "pending") else 0

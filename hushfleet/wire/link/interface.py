@@ -1,13 +1,15 @@
 """A link to the broker, as the agent and the coordinator see it.
 
-Two implementations: `mqtt.MqttLink` (paho-mqtt) and `local.LocalLink` (in one process, for tests and
-the simulator). The loss of the connection is an event, not hidden state; while it is lost, `publish`
-raises `LinkLost` and queues nothing, because delivery is acknowledged by the application (docs/wire.md).
+`mqtt.MqttLink` (paho-mqtt) is one; tests have another, in one process. The loss of the connection is an event, not
+hidden state. While it is lost, `publish` raises `LinkLost` and queues nothing, because delivery is acknowledged by the
+application (docs/wire.md).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
+
+from hushfleet.errors import BadInput
 
 
 class Delivery(NamedTuple):
@@ -38,6 +40,14 @@ class Will(NamedTuple):
 LinkEvent = Delivery | LinkUp | LinkDown
 
 DEFAULT_MESSAGE_CAP_BYTES = 1 << 20
+
+
+def check_filter(topic_filter: str) -> None:
+    """Raises `BadInput` unless `+` and `#` stand as MQTT allows (4.7.1)."""
+    parts = topic_filter.split("/")
+    misplaced = any(("+" in p or "#" in p) and p not in ("+", "#") for p in parts) or "#" in parts[:-1]
+    if not topic_filter or misplaced:
+        raise BadInput(f"{topic_filter!r} is not a topic filter: '+' and '#' stand alone, '#' at the end")
 
 
 def publish_packet_bytes(topic: str, payload_bytes: int) -> int:

@@ -18,8 +18,7 @@ from pathlib import Path
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
-from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, publish_packet_bytes
-from hushfleet.wire.link.local import check_filter
+from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter, publish_packet_bytes
 from hushfleet.wire.link.mailbox import Mailbox, Publish
 
 log = logging.getLogger(__name__)

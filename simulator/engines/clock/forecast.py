@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
-
-from pydantic import ValidationError
 
 from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -37,18 +36,19 @@ def read_policies(texts: Sequence[str], rules: RoundSection) -> dict[str, RoundS
     policies = {}
     for text in texts or [""]:
         pairs = [pair.strip() for pair in text.split(",") if pair.strip()]
-        changed = {}
+        changed: dict[str, Any] = {}
         for pair in pairs:
             key, equals, value = (part.strip() for part in pair.partition("="))
             if key not in POLICY_KEYS or not equals:
                 raise BadInput(f"--policy {text!r}: {pair!r} is not KEY=VALUE with one of {', '.join(POLICY_KEYS)}")
-            changed[key] = value
+            try:
+                changed[key] = tomllib.loads(f"value = {value}")["value"]
+            except tomllib.TOMLDecodeError as error:
+                raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
         try:
-            policies[",".join(pairs) or AS_IN_TASK] = RoundSection.model_validate(rules.model_dump() | changed)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise BadInput(f"--policy {text!r}: {key} = {first['input']!r}: {first['msg']}") from error
+            policies[",".join(pairs) or AS_IN_TASK] = replace(rules, **changed)
+        except ValueError as error:
+            raise BadInput(f"--policy {text!r}: {error}") from error
     return policies
 
 
@@ -133,7 +133,7 @@ def forecast(
     """
     task = prepared.task
     names = device_names(len(mix))
-    schedule = schedule_of(task.model_copy(update={"round": rules}), names)
+    schedule = schedule_of(replace(task, round=rules), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
     return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)

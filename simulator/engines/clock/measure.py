@@ -87,8 +87,8 @@ class _Trial:
         self.accept_s: list[float] = []
         self.close_s: list[float] = []
         # More rounds than the task may have, so that the trial never runs out of them.
-        rules = prepared.task.round.model_copy(update={"cohort_size": 0})
-        task = prepared.task.model_copy(update={"round": rules})
+        rules = replace(prepared.task.round, cohort_size=0)
+        task = replace(prepared.task, round=rules)
         spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _MOST_ROUNDS))
         method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)

@@ -23,7 +23,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.link.local import LocalHub
+from support.local_link import LocalHub
 
 MakeFleet = Callable[..., Any]
 

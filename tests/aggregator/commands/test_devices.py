@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands import aggregator as cli
 from hushfleet.aggregator.commands import devices as devices_cli
 from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.devices.register import DeviceRegister, Knock, KnownDevice
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.wire.format.identity import Identity
@@ -57,17 +57,17 @@ def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
     assert states(run) == {"never-seen": "blocked", "two": "expected"}
 
 
-def test_the_list_shows_who_knocked_and_who_was_seen(tmp_path: Path) -> None:
+def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None:
     with DeviceRegister(tmp_path) as register:
         register.add([KnownDevice("one", KEY)])
-        knocks = [Knock("stranger", OTHER, 7, 0.0), Knock("one", KEY, 1, 0.0)]
-        register.note(seen={"one": ("pi-4", 0.0)}, rounds={"one": 12}, knocks=knocks)
-        register.note(seen={"one": ("", 1.0)}, rounds={}, knocks=knocks)
+        refused = [RefusedBirth("stranger", OTHER, 7, 0.0), RefusedBirth("one", KEY, 1, 0.0)]
+        register.note(seen={"one": ("pi-4", 0.0)}, rounds={"one": 12}, refused=refused)
+        register.note(seen={"one": ("", 1.0)}, rounds={}, refused=refused)
     rows = [line.split() for line in invoked("devices", "list", tmp_path).output.splitlines()]
     (known,) = [row for row in rows if row[:1] == ["one"]]
     assert (known[:4], known[-1]) == (["one", "known", "pi-4", "12"], KEY.hex())
-    (knock,) = [row for row in rows if row[:1] == ["stranger"]]
-    assert (knock[1], knock[-1]) == ("7", OTHER.hex())
+    (birth,) = [row for row in rows if row[:1] == ["stranger"]]
+    assert (birth[1], birth[-1]) == ("7", OTHER.hex())
     invoked("devices", "add", tmp_path, "stranger", "--key", OTHER.hex())
     assert "not accepted" not in invoked("devices", "list", tmp_path).output
 

@@ -1,4 +1,4 @@
-"""What the inbox lets pass: every honest update, and nothing that does not amount to the task's mechanism.
+"""What the checks let pass: every honest update, and nothing that does not amount to the task's mechanism.
 
 Hostile updates over the wire are in `test_coordinator.py`; here are the bounds themselves.
 """
@@ -8,31 +8,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.ingest.checks import VerifiedUpdate
-from hushfleet.aggregator.ingest.decoding import Refusal, decode
+from hushfleet.aggregator.ingest.checks import Admitted
+from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
+from hushfleet.aggregator.storage.store import UpdateRow
 from hushfleet.methods.base import PublicState
 from hushfleet.wire.format.update import attach_public
 
 MakeFleet = Callable[..., Any]
 
 
-def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> VerifiedUpdate:
+class Opened(NamedTuple):
+    """An update that has passed all checks."""
+
+    admitted: Admitted
+    decoded: Decoded
+    row: UpdateRow
+
+
+def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> Opened:
     key = fleet.devices.identities[name].public_key
-    inbox = fleet.engine.inbox
-    header, payload = inbox.authenticate(name, data, public_key=key)
+    checks = fleet.engine.checks
+    header, payload = checks.authenticate(name, data, public_key=key)
     known = held or fleet.prepared.method.init_state().public
-    admitted = inbox.admit(header, data, payload=payload, plan=fleet.engine.plan, held=known)
-    decoded = decode(data, counts=admitted.counts)
+    admitted = checks.check_header(header, data, payload=payload, plan=fleet.engine.plan, held=known)
+    decoded = decode(data, admitted.counts)
     if isinstance(decoded, Refusal):
         raise decoded
-    return inbox.verify(admitted, decoded)
+    return Opened(admitted, decoded, checks.check_values(admitted, decoded))
 
 
 def refused(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> Refusal:
@@ -116,16 +125,16 @@ def test_refusals_of_what_nobody_signed_are_not_final(make_fleet: MakeFleet) -> 
     fleet = make_fleet()
     fleet.open()
     update = fleet.update("dev-0", advance=False)
-    inbox, key = fleet.engine.inbox, fleet.devices.identities["dev-0"].public_key
+    checks, key = fleet.engine.checks, fleet.devices.identities["dev-0"].public_key
     broken = update.data[:-1] + bytes([update.data[-1] ^ 1])
     for data, public_key, code in (
         (update.data, None, "unknown-device"),
         (broken, key, "bad-signature"),
         (b"", key, "malformed"),
-        (bytes(inbox.max_bytes + 1), key, "malformed"),
+        (bytes(checks.max_bytes + 1), key, "malformed"),
     ):
         with pytest.raises(Refusal) as caught:
-            inbox.authenticate("dev-0", data, public_key=public_key)
+            checks.authenticate("dev-0", data, public_key=public_key)
         assert (caught.value.code, caught.value.final) == (code, False)
 
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ import pytest
 from hushfleet.aggregator.ingest import decoding_pool
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
 from hushfleet.aggregator.ingest.decoding_pool import (
-    MAX_DEATHS,
-    MAX_SHARED_BYTES,
-    SLOTS_A_WORKER,
+    MAX_BYTES,
+    MAX_RESTARTS,
+    UPDATES_A_WORKER,
     DecodingPool,
     workers_for,
 )
@@ -31,7 +33,6 @@ IDENTITY = Identity.from_bytes(bytes(range(32)))
 COUNTS = (500, 200_000, 3)
 SIZE = sum(COUNTS)
 STEPS = {"quantized": (0.1, 0.5, 1.0), "one-bit": (0.5, 0.5, 0.5), "float16": (), "float32": ()}
-MAX_BYTES = 5 * SIZE + 1000
 
 
 def blob(codec: str, *, seed: int = 0, largest: float = 3.0) -> bytes:
@@ -45,39 +46,34 @@ def blob(codec: str, *, seed: int = 0, largest: float = 3.0) -> bytes:
     return encode_update(header, values, counts=COUNTS, identity=IDENTITY).data
 
 
-class Taken:
-    """What came of each ticket; values are copied, since their memory is used again."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, Decoded | Refusal | None] = {}
-
-    def __call__(self, ticket: int, decoded: Decoded | Refusal | None) -> None:
-        assert ticket not in self.of
-        self.of[ticket] = decoded._replace(values=decoded.values.copy()) if isinstance(decoded, Decoded) else decoded
-
-    def wait(self, pool: DecodingPool[int], count: int) -> None:
-        ends_at = time.monotonic() + 60
-        while len(self.of) < count:
-            assert time.monotonic() < ends_at
-            pool.collect(wait_s=1.0)
-
-
-MakePool = Callable[[int], tuple[DecodingPool[int], Taken]]
-
-
 @pytest.fixture
-def make_pool() -> Iterator[MakePool]:
+def make_pool() -> Iterator[Callable[[int], DecodingPool]]:
     with contextlib.ExitStack() as stack:
 
-        def make(workers: int) -> tuple[DecodingPool[int], Taken]:
-            taken = Taken()
-            pool: DecodingPool[int] = DecodingPool(
-                workers=workers, max_bytes=MAX_BYTES, max_values=SIZE, done=taken
-            )
+        def make(workers: int) -> DecodingPool:
+            pool = DecodingPool(workers)
             stack.callback(pool.close)
-            return pool, taken
+            return pool
 
         yield make
+
+
+MakePool = Callable[[int], DecodingPool]
+
+
+def submitted(pool: DecodingPool, data: bytes) -> Future[Decoded | Refusal]:
+    """Waits for room."""
+    ends_at = time.monotonic() + 60
+    while (future := pool.submit(data, COUNTS)) is None:
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+    return future
+
+
+def result(future: Future[Decoded | Refusal], data: bytes) -> Decoded | Refusal:
+    wait([future], 60)
+    assert future.done()
+    return DecodingPool.result(future, data, COUNTS)
 
 
 def assert_same(ours: Any, expected: Any) -> None:
@@ -90,94 +86,88 @@ def assert_same(ours: Any, expected: Any) -> None:
 
 
 def test_workers_give_what_the_function_gives_for_every_codec_and_every_fault(make_pool: MakePool) -> None:
-    pool, taken = make_pool(2)
+    pool = make_pool(2)
     blobs = [blob(codec, seed=seed) for seed, codec in enumerate(STEPS)]
     blobs += [blob("float32", seed=4, largest=2.0**21), blobs[0][:-90], b"no update", blob("quantized", seed=7)]
-    for ticket, data in enumerate(blobs):
-        while not pool.has_room:
-            pool.collect(wait_s=1.0)
-        pool.put(ticket, data, counts=COUNTS)
-    taken.wait(pool, len(blobs))
-    for ticket, data in enumerate(blobs):
-        assert_same(taken.of[ticket], decode(data, counts=COUNTS))
-    codes = {ticket: each.code for ticket, each in taken.of.items() if isinstance(each, Refusal)}
+    futures = [submitted(pool, data) for data in blobs]
+    found = [result(future, data) for future, data in zip(futures, blobs, strict=True)]
+    for each, data in zip(found, blobs, strict=True):
+        assert_same(each, decode(data, COUNTS))
+    codes = {place: each.code for place, each in enumerate(found) if isinstance(each, Refusal)}
     assert codes == {4: "out-of-bounds", 5: "malformed", 6: "malformed"}
 
 
-def test_a_killed_worker_gives_its_updates_back_and_is_replaced(make_pool: MakePool) -> None:
-    pool, taken = make_pool(1)
-    data = blob("quantized")
-    pool.put(0, data, counts=COUNTS)
-    taken.wait(pool, 1)
+def test_a_killed_worker_costs_its_time_and_is_replaced(make_pool: MakePool) -> None:
+    pool, data = make_pool(1), blob("quantized")
+    expected = decode(data, COUNTS)
+    assert_same(result(submitted(pool, data), data), expected)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)
-    for ticket in range(1, 1 + SLOTS_A_WORKER):
-        pool.put(ticket, data, counts=COUNTS)
-    assert not pool.has_room
-    pool.collect()
-    assert set(taken.of) == {0}
+    futures = [submitted(pool, data) for _ in range(UPDATES_A_WORKER)]
+    assert pool.submit(data, COUNTS) is None, "there is room for so many"
+    assert not any(future.done() for future in futures)
     os.kill(pid, signal.SIGKILL)
-    taken.wait(pool, 1 + SLOTS_A_WORKER)
-    assert [taken.of[ticket] for ticket in range(1, 1 + SLOTS_A_WORKER)] == [None] * SLOTS_A_WORKER
-    assert pool.has_room
+    for future in futures:
+        assert_same(result(future, data), expected)
+        assert isinstance(future.exception(), BrokenProcessPool)
+    again = submitted(pool, data)
     assert pool.pids != [pid]
-    pool.put(9, data, counts=COUNTS)
-    taken.wait(pool, 2 + SLOTS_A_WORKER)
-    assert_same(taken.of[9], decode(data, counts=COUNTS))
+    assert_same(result(again, data), expected)
+    assert again.exception() is None
 
 
-def test_where_worker_after_worker_dies_there_is_no_room_any_more(make_pool: MakePool) -> None:
-    pool, taken = make_pool(1)
-    for ticket in range(MAX_DEATHS + 1):
-        (pid,) = pool.pids
-        os.kill(pid, signal.SIGKILL)
-        pool.put(ticket, b"", counts=COUNTS)
-        taken.wait(pool, ticket + 1)
-    assert not pool.has_room
-    assert set(taken.of.values()) == {None}
+def test_a_worker_that_hangs_can_be_killed(make_pool: MakePool) -> None:
+    pool, data = make_pool(1), blob("quantized")
+    result(submitted(pool, data), data)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    future = submitted(pool, data)
+    pool.kill()
+    assert_same(result(future, data), decode(data, COUNTS))
 
 
-def test_an_update_is_not_lost_where_taking_another_one_fails(make_pool: MakePool) -> None:
-    pool, taken = make_pool(1)
-    (pid,) = pool.pids
-    for ticket in (0, 1):
-        pool.put(ticket, blob("one-bit"), counts=COUNTS)
-
-    def fail(ticket: int, decoded: object) -> None:
-        raise RuntimeError(ticket)
-
-    pool._done = fail  # as where no answer can be sent
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="0"):
-        pool.collect(wait_s=30.0)
-    pool._done = taken
-    taken.wait(pool, 1)
-    assert set(taken.of) == {1}
+def test_where_worker_after_worker_dies_there_is_no_room_any_more(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding_pool, "_begin_worker", os.abort)
+    pool, data = make_pool(1), blob("one-bit")
+    for _ in range(MAX_RESTARTS + 1):
+        assert_same(result(submitted(pool, data), data), decode(data, COUNTS))
+    assert pool.submit(data, COUNTS) is None
 
 
 def test_workers_are_bounded_by_cores_and_memory() -> None:
-    assert workers_for(cores=1, max_bytes=1000, max_values=100) == 0
-    assert workers_for(cores=4, max_bytes=1000, max_values=100) == 3
-    assert workers_for(cores=64, max_bytes=1000, max_values=100) == decoding_pool.MAX_WORKERS
-    assert workers_for(cores=64, max_bytes=MAX_SHARED_BYTES // 8, max_values=MAX_SHARED_BYTES // 32) == 2
-    assert workers_for(cores=64, max_bytes=MAX_SHARED_BYTES, max_values=100) == 0
+    assert workers_for(cores=1, update_bytes=1000) == 0
+    assert workers_for(cores=4, update_bytes=1000) == 3
+    assert workers_for(cores=64, update_bytes=1000) == decoding_pool.MAX_WORKERS
+    assert workers_for(cores=64, update_bytes=MAX_BYTES // 4) == 2
+    assert workers_for(cores=64, update_bytes=MAX_BYTES) == 0
 
 
-def test_workers_import_no_pytorch_and_die_with_the_main_process(tmp_path: Path) -> None:
+def test_workers_import_no_pytorch_and_no_store(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    assert pool._executor is not None
+    result(submitted(pool, blob("one-bit")), blob("one-bit"))
+    for name in ("torch", "sqlite3"):
+        found = pool._executor.submit(eval, f"{name!r} in __import__('sys').modules").result(60)
+        assert found is False, name
+
+
+def test_workers_die_with_the_main_process(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
-        "import sys, time\n"
+        "import time\n"
         "from hushfleet.aggregator.ingest.decoding_pool import DecodingPool\n"
         "if __name__ == '__main__':\n"
-        "    assert 'torch' not in sys.modules and 'sqlite3' not in sys.modules\n"
-        "    pool = DecodingPool(workers=2, max_bytes=100, max_values=10, done=print)\n"
+        "    pool = DecodingPool(2)\n"
+        "    futures = [pool.submit(b'', [1]) for _ in range(2)]\n"
+        "    [future.result() for future in futures]\n"
         "    print(*pool.pids, flush=True)\n"
         "    time.sleep(60)\n"
     )
     main = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=_environment())
     assert main.stdout is not None
     pids = [int(word) for word in main.stdout.readline().split()]
-    assert len(pids) == 2
+    assert pids
     main.kill()
     main.wait()
     ends_at = time.monotonic() + 30

@@ -12,8 +12,8 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import FOLDER_MEAN, FOLDER_STD, PreparedTask, prepare
+from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
-from hushfleet.data.folder import save_folder
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.safety import check_graph
@@ -21,6 +21,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from support.images import save_folder
 
 
 def digits_task(**sections: Any) -> Task:
@@ -179,7 +180,7 @@ def test_a_folder_with_a_test_part_only_serves_the_aggregator(image_folder: Path
     # There are no records here to count, and none in the field.
     pooled = {"noise_multiplier": None, "epsilon": 2.0, "reading": "pooled-sampling"}
     with pytest.raises(BadInput, match="pooled-sampling"):
-        prepare(digits_task(privacy=pooled, data=folder_task(path=str(tmp_path)).data.model_dump()))
+        prepare(digits_task(privacy=pooled, data=to_plain(folder_task(path=str(tmp_path)).data)))
 
 
 def test_a_folder_that_does_not_fit_is_refused(image_folder: Path, tmp_path: Path) -> None:

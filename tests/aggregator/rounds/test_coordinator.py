@@ -20,7 +20,7 @@ import pytest
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.ingest import verdicts as intake
+from hushfleet.aggregator.ingest import uploads
 from hushfleet.aggregator.ingest.decoding import Refusal, decode
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.rounds.coordinator import Coordinator
@@ -44,7 +44,7 @@ from hushfleet.wire.format.messages import (
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import UpdateHeader, encode_update
 from hushfleet.wire.link.interface import Delivery
-from hushfleet.wire.link.local import Chaos, LocalHub
+from support.local_link import Chaos, LocalHub
 
 MakeFleet = Callable[..., Any]
 CHUNK_BYTES = 1024
@@ -332,7 +332,7 @@ def test_a_lossy_broker_delays_and_changes_nothing(make_field: MakeField, make_f
         if field.plan.round > 1:
             break
         for name, data in updates.items():
-            if not field.fleet.engine.is_expected(name):
+            if not field.fleet.engine.responses.expects(name):
                 continue
             missing = [a.missing for a in field.answers(name) if isinstance(a, Missing)]
             field.offer(name, data)
@@ -656,7 +656,7 @@ def test_an_offer_that_is_too_large(make_field: MakeField) -> None:
     field = make_field()
     field.join_all()
     before = field.state()
-    field.offer("dev-0", b"x", size=field.fleet.engine.inbox.max_bytes + 1)
+    field.offer("dev-0", b"x", size=field.fleet.engine.checks.max_bytes + 1)
     (answer,) = field.answers("dev-0")
     assert (type(answer), answer.code) == (Refused, "malformed")
     field.push("dev-0", b"x")
@@ -678,7 +678,7 @@ def test_a_flood_of_chunks(make_field: MakeField) -> None:
     counted = field.refusals()
     assert counted["dev-0"]["malformed"] == counted["dev-1"]["malformed"] == 1000
     assert field.kinds().count("refused") < 100
-    assert field.coordinator._uplink._transfers._open == {}
+    assert field.coordinator._uploads._transfers._open == {}
     assert isinstance(field.deliver("dev-0", field.fleet.update("dev-0").data), Ack)
 
 
@@ -800,19 +800,19 @@ def test_ten_thousand_broken_updates_that_are_properly_signed(make_field: MakeFi
     public = field.fleet.prepared.method.init_state().public.to_bytes()
     attached = field.fleet.devices.sign("dev-0", update.header, update.values, update.counts, public=public)
     identity = field.fleet.devices.identities["dev-0"]
-    inbox, before = field.fleet.engine.inbox, field.state()
+    checks, before = field.fleet.engine.checks, field.state()
     held = field.fleet.prepared.method.init_state().public
     codes = set()
     for _ in range(10_000):
         body = mutated(rng.choice((update.data, attached.data))[:-64], rng)
         data = body + identity.sign(body)
         try:
-            header, payload = inbox.authenticate("dev-0", data, public_key=identity.public_key)
-            admitted = inbox.admit(header, data, payload=payload, plan=field.plan, held=held)
-            decoded = decode(data, counts=admitted.counts)
+            header, payload = checks.authenticate("dev-0", data, public_key=identity.public_key)
+            admitted = checks.check_header(header, data, payload=payload, plan=field.plan, held=held)
+            decoded = decode(data, admitted.counts)
             if isinstance(decoded, Refusal):
                 raise decoded
-            inbox.verify(admitted, decoded)
+            checks.check_values(admitted, decoded)
         except Refusal as refusal:
             codes.add(refusal.code)
         else:
@@ -844,8 +844,9 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 @pytest.fixture
 def make_pooled(make_field: MakeField, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeField]:
     """Fields whose coordinator decodes in one worker process, whatever the cohort's size."""
-    monkeypatch.setattr(intake, "POOL_VALUES", 1)
-    monkeypatch.setattr(intake, "_usable_cores", lambda: 2)
+    monkeypatch.setattr(uploads, "POOL_VALUES", 1)
+    monkeypatch.setattr(uploads, "POOL_FORMS", ("quantized", "float32"))
+    monkeypatch.setattr(uploads, "_usable_cores", lambda: 2)
     made: list[Field] = []
 
     def make(**settings: Any) -> Field:
@@ -854,11 +855,11 @@ def make_pooled(make_field: MakeField, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     yield make
     for field in made:
-        field.coordinator._uplink.close()
+        field.coordinator._uploads.close()
 
 
 def worker_of(field: Field) -> int:
-    (pid,) = field.coordinator._uplink._intake._pool.pids
+    (pid,) = field.coordinator._uploads._pool.pids
     return pid
 
 
@@ -902,18 +903,18 @@ def test_repeats_while_an_update_is_decoded_wait_for_its_verdict(make_pooled: Ma
         offer = field.offer("dev-0", data)
         field.push("dev-0", data)
         assert field.answers("dev-0") == []
-    assert len(field.coordinator._uplink._intake._inside) == 1
+    assert len(field.coordinator._uploads._decoding) == 1
     assert "dev-0" not in field.refusals(), "its chunks are expected"
     os.kill(worker_of(field), signal.SIGCONT)
     until(field, lambda: field.fleet.engine.accepted == 2)
     assert field.answers("dev-0") == [Ack("tiny-0001", 1, offer.digest)]
     field.offer("dev-0", data)
     assert field.answers("dev-0") == [Ack("tiny-0001", 1, offer.digest)]
-    assert field.fleet.engine._collected._sums.updates == 2
+    assert field.fleet.engine._aggregate._sums.updates == 2
 
 
 def test_what_came_whole_before_the_deadline_counts(make_pooled: MakeField, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "STUCK_S", 0.05)
+    monkeypatch.setattr(uploads, "STUCK_S", 0.05)
     field = make_pooled(deadline_s=60, min_updates=2)
     field.join_all()
     data = {name: field.fleet.update(name).data for name in ("dev-0", "dev-1")}
@@ -941,9 +942,9 @@ def test_an_aggregator_killed_while_it_decodes_is_sent_the_update_again(make_poo
     field.push("dev-0", data)
     for _ in range(100):
         field.coordinator.step(0.0)
-        if field.coordinator._uplink._intake.busy:
+        if field.coordinator._uploads.busy:
             break
-    field.coordinator._uplink.close()
+    field.coordinator._uploads.close()
     field.crash()
     assert field.fleet.engine.accepted == 0
     field.offer("dev-0", data)

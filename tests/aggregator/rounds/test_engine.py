@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,7 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
 from hushfleet.aggregator.rounds.cohort import choose_cohort
-from hushfleet.aggregator.storage.store import StoreFull
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.base import PublicState
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -93,6 +93,32 @@ def test_another_update_for_the_same_round_is_refused(make_fleet: MakeFleet) -> 
     other = fleet.engine.accept("dev-0", fleet.update("dev-0", seed=99).data)
     assert (other.code, other.acknowledged) == ("duplicate", False)
     assert len(fleet.store.updates(1)) == 1
+
+
+def test_offers_and_updates_are_held_to_the_same_rules_in_the_same_words(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(devices=4)
+    fleet.open(["dev-0", "dev-1", "dev-2"])
+    engine, good, other = fleet.engine, fleet.update("dev-0", advance=False), fleet.update("dev-0", seed=9)
+    assert engine.accept("dev-0", good.data).code == "accepted"
+    engine.exclude("dev-2")
+    header = good.header
+    cases = {
+        "duplicate": ("dev-0", other),
+        "late": ("dev-1", fleet.devices.sign("dev-1", header, good.values, good.counts, device="dev-1", round=2)),
+        "not-in-cohort": ("dev-3", fleet.devices.sign("dev-3", header, good.values, good.counts, device="dev-3")),
+        "unknown-device": ("dev-2", fleet.devices.sign("dev-2", header, good.values, good.counts, device="dev-2")),
+    }
+    for code, (name, update) in cases.items():
+        digest = hashlib.sha256(update.data).digest()
+        offered = engine.admission(name, task="tiny-0001", round=update.header.round, digest=digest)
+        came = engine.accept(name, update.data)
+        assert offered is not None
+        assert (offered.code, offered.acknowledged) == (came.code, came.acknowledged) == (code, False)
+        assert offered.reason == came.reason
+    assert "tiny-0002" in engine.admission("dev-1", task="tiny-0002", round=1, digest=bytes(32)).reason
+    assert engine.admission("dev-1", task="tiny-0001", round=1, digest=bytes(32)) is None
+    again = engine.admission("dev-0", task="tiny-0001", round=1, digest=hashlib.sha256(good.data).digest())
+    assert (again.code, again.acknowledged, engine.accepted) == ("duplicate", True, 1)
 
 
 def test_a_section_with_the_public_state_makes_no_second_update(make_fleet: MakeFleet) -> None:
@@ -197,7 +223,7 @@ def test_the_deadline_closes_with_enough_and_extends_with_fewer(make_fleet: Make
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
     assert not fleet.engine.should_close(fleet.now + 59)
     assert not fleet.engine.should_close(fleet.now + 60)
-    assert fleet.engine.extensions == 1
+    assert fleet.engine.responses.extensions == 1
     assert fleet.engine.plan.deadline_s == 120 != plan.deadline_s
     fleet.engine.accept("dev-1", fleet.update("dev-1").data)
     assert not fleet.engine.should_close(fleet.now + 119)
@@ -211,7 +237,7 @@ def test_a_round_is_not_closed_while_the_whole_fleet_is_away(make_fleet: MakeFle
         fleet.engine.lost(name)
     for minute in range(1, 100):
         assert not fleet.engine.should_close(fleet.now + 60 * minute, ready=0)
-    assert fleet.engine.extensions == 99
+    assert fleet.engine.responses.extensions == 99
     assert fleet.engine.should_close(fleet.now + 6000, ready=3), "others are waiting"
 
 
@@ -352,7 +378,7 @@ def test_declines_survive_a_restart(make_fleet: MakeFleet) -> None:
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
     fleet.engine.decline("dev-1", "budget", "spent", round=1)
     fleet.restart()
-    assert [fleet.engine.is_expected(name) for name in fleet.names] == [False, False, True]
+    assert [fleet.engine.responses.expects(name) for name in fleet.names] == [False, False, True]
 
 
 def test_a_store_of_another_task_is_refused(make_fleet: MakeFleet, tmp_path: Any) -> None:
@@ -399,7 +425,7 @@ def test_a_full_disk_loses_nothing_and_the_round_goes_on_when_there_is_room(make
     codes = {name: fleet.engine.accept(name, updates[name]).code for name in fleet.names}
     assert set(codes.values()) == {"accepted", "store-full"}
     for name, code in codes.items():
-        assert fleet.engine.is_expected(name) == (code == "store-full")
+        assert fleet.engine.responses.expects(name) == (code == "store-full")
     taken = [name for name, code in codes.items() if code == "accepted"]
     assert [row.device for row in fleet.store.charges()] == sorted(taken)
     assert [row.device for row in fleet.store.updates(1)] == sorted(taken)

@@ -88,8 +88,9 @@ def test_rounds_open_as_the_coordinator_opens_them(
     engine = SimpleNamespace(
         prepared=SimpleNamespace(task=SimpleNamespace(round=rules)), min_devices=least, closed_rounds=closed
     )
-    coordinator: Any = SimpleNamespace(engine=engine, present=dict.fromkeys(range(present)), _idle_since=0.0)
-    coordinator._least_devices = lambda: least
+    coordinator: Any = SimpleNamespace(
+        engine=engine, present=dict.fromkeys(range(present)), enrolment=SimpleNamespace(blocked=0), _idle_since=0.0
+    )
     expected = Coordinator._enough_present(coordinator, waited_s)
     assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected
 

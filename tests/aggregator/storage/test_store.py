@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.aggregator.storage.store import FILE_NAME, AggregatorStore, ChargeRow, StoreFull, UpdateRow, refuse_used
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.aggregator.storage.store import FILE_NAME, AggregatorStore, ChargeRow, UpdateRow, refuse_used
+from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.model.params import ParamLayout
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 3), (2,), (4,)))
@@ -145,7 +145,7 @@ def test_one_update_and_one_charge_for_each_device_and_round(store: AggregatorSt
 
 
 def test_a_second_aggregator_on_the_same_store_is_refused(tmp_path: Path) -> None:
-    with AggregatorStore(tmp_path), pytest.raises(StoreError, match="in use by another aggregator"):
+    with AggregatorStore(tmp_path), pytest.raises(StoreError, match="in use by another process"):
         AggregatorStore(tmp_path)
 
 

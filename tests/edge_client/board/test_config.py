@@ -74,13 +74,13 @@ def test_the_password_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ('id = "greenhouse-07"', 'id = "Green/house"', "device: id = 'Green/house'"),
-        ('id = "greenhouse-07"', "", "the field 'id' is missing"),
+        ('id = "greenhouse-07"', 'id = "Green/house"', "device.id = 'Green/house'"),
+        ('id = "greenhouse-07"', "", "missing field `id`"),
         ('kind = "folder"', 'kind = "ftp"', "data.kind"),
         ("epsilon_server = 8", "epsilon_server = -1", "epsilon_server = -1"),
-        ("epsilon_server = 8", 'epsilon_server = "8"', "limits.epsilon_server: expected a number"),
+        ("epsilon_server = 8", 'epsilon_server = "8"', "limits.epsilon_server = '8': must be positive"),
         ("epsilon_server = 8", "epsilon_server = 8\ndelta = 2", "delta = 2"),
-        ("epsilon_server = 8", "", "the field 'epsilon_server' is missing"),
+        ("epsilon_server = 8", "", "missing field `epsilon_server`"),
         ("[limits]", "[limit]", "unknown field 'limit'"),
         ("mqtts://", "http://", "mqtt://HOST"),
         ("raspberry-pi-zero-2-w", "raspberry-pi-zero-3", "did you mean"),

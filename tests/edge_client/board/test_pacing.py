@@ -23,8 +23,8 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.base import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.update import payload_digest
-from hushfleet.wire.link.local import LocalHub
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator
+from support.local_link import LocalHub
 
 MakePaced = Callable[..., tuple[Bench, "Time"]]
 
@@ -429,8 +429,8 @@ index = 0
     for line, accepted in (
         ("slowdown = 0.5", "1 or more"),
         ("slowdown = inf", "1 or more"),
-        ("write_mb_s = 0.0", "positive megabytes"),
-        ("write_mb_s = inf", "positive megabytes"),
+        ("write_mb_s = 0.0", "write_mb_s = .*: must be positive and finite"),
+        ("write_mb_s = inf", "write_mb_s = .*: must be positive and finite"),
     ):
         path.write_text(f"{text}{line}\n")
         with pytest.raises(BadInput, match=accepted):

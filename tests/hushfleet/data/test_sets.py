@@ -218,7 +218,7 @@ def test_a_small_batch_takes_little_memory_and_time(tmp_path: Path, what: str) -
     (folder / "data_batch_3").write_bytes(LARGE_PICKLES[what])
     tracemalloc.start()
     try:
-        with pytest.raises(BadInput, match="data_batch_3 is not a CIFAR-10 batch"):
+        with pytest.raises(BadInput, match="data_batch_3 is not a CIFAR batch"):
             load("cifar10", data_dir=tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
@@ -234,7 +234,7 @@ def test_a_batch_cannot_run_code(tmp_path: Path) -> None:
             return (os.mkdir, (str(tmp_path / "ran"),))
 
     (folder / "data_batch_3").write_bytes(pickle.dumps({"data": Evil(), "labels": []}, protocol=2))
-    with pytest.raises(BadInput, match="data_batch_3 is not a CIFAR-10 batch: it asks for"):
+    with pytest.raises(BadInput, match="data_batch_3 is not a CIFAR batch: it asks for"):
         load("cifar10", data_dir=tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -357,7 +357,7 @@ def test_cifar100_by_its_fine_labels(tmp_path: Path) -> None:
     assert load("cifar100", data_dir=archive.parent).test.y.tolist() == made["test"]["fine_labels"]
     assert not is_at_hand("cifar10", data_dir=archive.parent)
     (folder / "test").unlink()
-    with pytest.raises(BadInput, match="lacks test of CIFAR-100"):
+    with pytest.raises(BadInput, match="lacks test of cifar100"):
         load("cifar100", data_dir=tmp_path)
 
 

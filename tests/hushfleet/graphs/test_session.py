@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import GradientGraph, InferenceGraph, PerSampleGraph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.model.params import ParamLayout
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -170,27 +170,6 @@ def test_inputs_are_left_as_they_are():
     GradientGraph(gradient_file(), LAYOUT)(params, x, y)
     for array, copy in zip((params, x, y), copies, strict=True):
         assert np.array_equal(array, copy)
-
-
-def test_per_sample_gradients_are_those_of_batches_of_one():
-    params, x, y = batch(6)
-    losses, grads = PerSampleGraph(gradient_file(), LAYOUT)(params, x, y)
-    assert losses.shape == (6,)
-    for i in range(6):
-        expected_loss, expected = by_hand(params, x[i : i + 1], y[i : i + 1])
-        assert losses[i] == pytest.approx(expected_loss, rel=1e-5)
-        np.testing.assert_allclose(grads[i], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_per_sample_masks_go_with_their_samples():
-    params, x, y = batch(3)
-    mask = np.array([[0, 2, 2], [2, 0, 2], [2, 2, 0]], np.float32)
-    out = np.empty((3, 9), np.float32)
-    _, grads = PerSampleGraph(gradient_file(masked=True), LAYOUT)(params, x, y, [mask], out)
-    assert grads is out
-    np.testing.assert_allclose(grads[1], by_hand(params, x[1:2], y[1:2], mask[1:2])[1], rtol=1e-4, atol=1e-6)
-    with pytest.raises(ValueError, match="out must be float32"):
-        PerSampleGraph(gradient_file(masked=True), LAYOUT)(params, x, y, [mask], out[:2])
 
 
 def test_inference_gives_logits():

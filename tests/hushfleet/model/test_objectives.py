@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from hushfleet.config.strict import from_plain, to_plain
+from hushfleet.config.schema import from_plain, to_plain
 from hushfleet.model.objectives import Objective
 from hushfleet.models.losses import distilled_losses
 

@@ -44,9 +44,6 @@ def test_layers_are_modules_and_cover_the_vector() -> None:
     assert [tuple(span) for span in LAYOUT.layers] == [("conv", 0, 8), ("scale", 8, 9), ("block.fc", 9, 17)]
     assert [span.size for span in LAYOUT.layers] == [8, 1, 8]
     assert LAYOUT.slices["conv.bias"] == slice(6, 8)
-    assert LAYOUT.per_layer([1, 2, 3]) == {"conv": 1.0, "scale": 2.0, "block.fc": 3.0}
-    with pytest.raises(ValueError, match="shorter"):
-        LAYOUT.per_layer([1, 2])
 
 
 @given(layout=layouts(), lead=st.lists(st.integers(1, 3), max_size=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ def test_the_same_run_with_other_codecs(simulation: Simulation) -> None:
 
 def test_without_noise_a_step_is_one_of_the_values(short_task: Any) -> None:
     noisy, calm = short_task(), short_task(privacy={"noise_multiplier": 0.0})
-    assert with_wire(noisy, "0.125").wire == noisy.wire.model_copy(update={"codec": "quantized", "step": 0.125})
-    assert with_wire(calm, "0.125").wire == calm.wire.model_copy(update={"codec": "quantized", "relative_step": 0.125})
-    assert with_wire(noisy, "float16").wire == noisy.wire.model_copy(update={"codec": "float16"})
+    assert with_wire(noisy, "0.125").wire == replace(noisy.wire, codec="quantized", step=0.125)
+    assert with_wire(calm, "0.125").wire == replace(calm.wire, codec="quantized", relative_step=0.125)
+    assert with_wire(noisy, "float16").wire == replace(noisy.wire, codec="float16")
     for task, choice, told in (
         (noisy, "half", "wire.codec"),
         (noisy, "-1", "wire.step"),

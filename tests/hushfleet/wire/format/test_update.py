@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.config.strict import to_plain
+from hushfleet.config.schema import to_plain
 from hushfleet.errors import BadSignature, Malformed, TooLarge
 from hushfleet.wire.format.forms import Form
 from hushfleet.wire.format.identity import Identity

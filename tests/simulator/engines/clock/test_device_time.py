@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -139,9 +139,9 @@ METHODS = [
 def test_updates_are_as_long_as_predicted(
     short_task: Callable[..., Task], tmp_path: Path, method: dict[str, Any], privacy: dict[str, Any]
 ) -> None:
-    task = short_task(round={"rounds": 4}).model_dump()
+    task = short_task(round={"rounds": 4}).to_plain()
     task["method"], task["privacy"] = method, privacy
-    prepared = prepare(Task.model_validate(task), run_id="seed7")
+    prepared = prepare(parse_task(task), run_id="seed7")
     sizes = sizes_of(prepared, name_bytes=8)
     for number, data in enumerate(_updates(prepared, tmp_path, rounds=4)):
         predicted = sizes.update(number, with_public=False).blob

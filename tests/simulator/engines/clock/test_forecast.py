@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.config.task import RoundSection, Task
+from hushfleet.aggregator.config.task import RoundSection, Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -43,7 +44,7 @@ def prepared(short_task: Callable[..., Task]) -> PreparedTask:
 
 def predict(prepared: PreparedTask, mix: FleetMix, *, samples: int = 160, **changes: Any) -> Forecast:
     """Forecast of 160 samples, 16 a batch: ten batches of 50 ms on the reference board."""
-    rules = RoundSection(**(prepared.task.round.model_dump() | changes))
+    rules = replace(prepared.task.round, **changes)
     sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
     return forecast(prepared, mix, rules, policy="this", samples=[samples], costs=COSTS, sizes=sizes)
 
@@ -109,7 +110,7 @@ def test_longer_deadlines_use_more_and_faster_boards_end_sooner(prepared: Prepar
 
 
 def test_parts_of_a_cohort_sum_to_one_under_a_scenario(short_task: Callable[..., Task]) -> None:
-    plain = short_task(round={"rounds": 5, "min_updates": 1, "min_devices": 4}).model_dump()
+    plain = short_task(round={"rounds": 5, "min_updates": 1, "min_devices": 4}).to_plain()
     plain["scenario"] = {
         "day": [{"devices": 4, "period_s": 60.0, "share": 0.5}],
         "drop_out": [{"devices": 3, "at_round": 2, "for_s": 30.0}],
@@ -118,7 +119,7 @@ def test_parts_of_a_cohort_sum_to_one_under_a_scenario(short_task: Callable[...,
         "slow_disk": [{"devices": 1, "write_mb_s": 0.01}],
         "out_of_memory": [{"devices": 1, "memory_mib": 10}],
     }
-    prepared = prepare(Task.model_validate(plain), run_id="seed7")
+    prepared = prepare(parse_task(plain), run_id="seed7")
     one = predict(prepared, FleetMix.in_turn([ORIN, ZERO], 8), quorum=0.8)
     for share in one.boards:
         total = share.used + share.late + share.given_up + share.declined + share.lost
@@ -139,8 +140,8 @@ def test_policies_change_the_rules_that_they_name() -> None:
     rules = RoundSection(rounds=7, quorum=0.9, deadline_s=300)
     policies = read_policies(["quorum=0.5, deadline_s=20", "cohort_size=10"], rules)
     assert list(policies) == ["quorum=0.5,deadline_s=20", "cohort_size=10"]
-    assert policies["quorum=0.5,deadline_s=20"] == rules.model_copy(update={"quorum": 0.5, "deadline_s": 20.0})
-    assert policies["cohort_size=10"] == rules.model_copy(update={"cohort_size": 10})
+    assert policies["quorum=0.5,deadline_s=20"] == replace(rules, quorum=0.5, deadline_s=20.0)
+    assert policies["cohort_size=10"] == replace(rules, cohort_size=10)
     assert read_policies([], rules) == {AS_IN_TASK: rules}
 
 
@@ -149,7 +150,7 @@ def test_policies_change_the_rules_that_they_name() -> None:
     [
         ("rounds=3", r"'rounds=3' is not KEY=VALUE with one of cohort_size, min_devices"),
         ("quorum", "'quorum' is not KEY=VALUE"),
-        ("quorum=2", r"--policy 'quorum=2': quorum = '2': .*less than or equal to 1"),
+        ("quorum=2", r"--policy 'quorum=2': quorum = 2: must be in"),
         ("deadline_s=soon", "deadline_s = 'soon'"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.observe.timeline import read_timeline
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -44,8 +44,8 @@ def make(short_task: Callable[..., Task], tmp_path_factory: pytest.TempPathFacto
     """A new simulation with known costs, of the short task with some sections changed."""
 
     def make(*, scenario: dict[str, Any] | None = None, **sections: Any) -> Simulation:
-        plain = short_task(**sections).model_dump()
-        task = Task.model_validate(plain | {"scenario": scenario or {}})
+        plain = short_task(**sections).to_plain()
+        task = parse_task(plain | {"scenario": scenario or {}})
         simulation = begin(task, tmp_path_factory.mktemp("clocked") / "run", data_dir=None, mix=SLOW_MIX)
         simulation.folder.clock.write_text(json.dumps(COSTS))
         return simulation

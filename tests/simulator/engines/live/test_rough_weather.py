@@ -36,7 +36,7 @@ def test_twelve_boards_through_an_outage_and_two_crashes(
         round={"rounds": 4, "min_updates": DEVICES},
         method={"local_epochs": 5},
     )
-    stormy_task = parse_task({**calm_task.model_dump(mode="json", exclude_none=True), "scenario": STORM})
+    stormy_task = parse_task({**calm_task.to_plain(), "scenario": STORM})
     calm = runs.fast(begin(calm_task, tmp_path / "calm", data_dir=None))
     live = begin(stormy_task, tmp_path / "live", data_dir=None, mix=FleetMix.in_turn(BOARDS, DEVICES))
     player = ScenarioPlayer(live, schedule_of(live.task, [device.name for device in live.fleet.devices]))

@@ -12,6 +12,7 @@ import pytest
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.config.schema import from_plain
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
@@ -93,7 +94,7 @@ def play(calm: Simulation, tmp_path: Path) -> Callable[..., Play]:
         for kind, round in history:
             with EventLog(simulation.folder.events) as log:
                 log.write(kind, round=round)
-        schedule = make_schedule(ScenarioSection.model_validate(scenario), NAMES, seed=1)
+        schedule = make_schedule(from_plain(ScenarioSection, scenario), NAMES, seed=1)
         return Play(simulation, replace(schedule, windows=(*schedule.windows, *nights)))
 
     return play
@@ -271,7 +272,7 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
         # not in the last round, which might be over before anybody has heard of it
         "crash": [{"process": "aggregator", "at_round": 2, "for_s": 0.5}],
     }
-    stormy_task = parse_task({**calm_task.model_dump(mode="json", exclude_none=True), "scenario": storm})
+    stormy_task = parse_task({**calm_task.to_plain(), "scenario": storm})
     calm = runs.fast(begin(calm_task, tmp_path / "calm", data_dir=None))
     live = begin(stormy_task, tmp_path / "live", data_dir=None)
 

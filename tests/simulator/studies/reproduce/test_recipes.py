@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_svhn_and_its_recipe_fit_together(tmp_path: Path) -> None:
     )
     task = cell.task()
     data = load("svhn", data_dir=tmp_path)
-    few = task.model_copy(update={"data": task.data.model_copy(update={"alpha": 100.0})})
+    few = replace(task, data=replace(task.data, alpha=100.0))
     fleet = make_fleet(few, data)
     model = get_model(task.model.name, classes=data.classes)
     assert model.input_shape == data.input_shape

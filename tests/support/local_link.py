@@ -1,4 +1,4 @@
-"""A broker in one process: MQTT's behaviour for tests and the simulator, without sockets.
+"""A broker in one process: MQTT's behaviour for tests, without sockets.
 
 What is alike: retained messages, wildcards, wills, clean sessions, take-over by a second link with the same
 client id, QoS 1 (at least once: with `Chaos` messages are also lost, doubled and reordered, as brokers do
@@ -12,7 +12,7 @@ import random
 import threading
 from dataclasses import dataclass
 
-from hushfleet.errors import BadInput, LinkLost, TooLarge
+from hushfleet.errors import LinkLost, TooLarge
 from hushfleet.wire.link.interface import (
     DEFAULT_MESSAGE_CAP_BYTES,
     Delivery,
@@ -20,6 +20,7 @@ from hushfleet.wire.link.interface import (
     LinkEvent,
     LinkUp,
     Will,
+    check_filter,
     publish_packet_bytes,
 )
 
@@ -37,14 +38,6 @@ class Chaos:
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
-
-
-def check_filter(topic_filter: str) -> None:
-    """Raises `BadInput` unless `+` and `#` stand as MQTT allows (4.7.1)."""
-    parts = topic_filter.split("/")
-    misplaced = any(("+" in p or "#" in p) and p not in ("+", "#") for p in parts) or "#" in parts[:-1]
-    if not topic_filter or misplaced:
-        raise BadInput(f"{topic_filter!r} is not a topic filter: '+' and '#' stand alone, '#' at the end")
 
 
 def matches(topic_filter: str, topic: str) -> bool:

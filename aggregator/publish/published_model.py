@@ -1,0 +1,92 @@
+"""The current global model: its checkpoints, and the differences by which devices reach it from an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.aggregator.config.task import WireSection
+from hushfleet.aggregator.publish.difference_files import DifferenceFiles
+from hushfleet.aggregator.publish.model_step import make_difference
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.errors import StoreError
+from hushfleet.model.params import ParamLayout
+from hushfleet.wire.format.difference import EncodedDifference, params_digest
+
+
+class NextModel(NamedTuple):
+    """A model float32 `[d]` that may follow the current one, and the difference that leads to it, if one does."""
+
+    params: np.ndarray
+    digest: bytes
+    difference: EncodedDifference | None
+
+
+class PublishedModel:
+    """`params` float32 `[d]`, read-only, and their `digest`; both are there once `load` has been called.
+
+    :param folder: of the checkpoints and differences.
+    :param durable: False leaves syncing to the operating system: for simulations only.
+    """
+
+    params: np.ndarray
+    digest: bytes
+
+    def __init__(self, folder: Path, layout: ParamLayout, *, durable: bool) -> None:
+        self.checkpoints = Checkpoints(folder, layout, durable=durable)
+        self.differences = DifferenceFiles(folder, full_bytes=4 * layout.size, durable=durable)
+        self._layout = layout
+
+    def load(self, round: int, *, named: bytes | None, initial: np.ndarray) -> None:
+        """The model after `round` rounds. Raises `StoreError`.
+
+        :param named: the digest that the store has of it; None in a new run, which begins with `initial`.
+        """
+        if named is None and not self.checkpoints.path(0).exists():
+            self.checkpoints.write(0, np.ascontiguousarray(initial, np.float32))
+        params = self.checkpoints.read(round)
+        digest = params_digest(params)
+        if named is not None and digest != named:
+            raise StoreError(f"{self.checkpoints.path(round)} is not the model that the store names; restore it")
+        self._set(params, digest)
+        self.differences.resume(digest)
+
+    def step(
+        self, target: np.ndarray, *, task: str, round: int, noise_stds: Sequence[float], wire: WireSection
+    ) -> NextModel:
+        """The old model plus a decoded difference to (about) `target`: both ways to it give a device the same bits.
+
+        :param noise_stds: of the noise in each layer of `target`.
+        """
+        difference = None
+        if wire.downlink != "full" and not np.array_equal(target, self.params):
+            counts = [layer.size for layer in self._layout.layers]
+            difference = make_difference(
+                self.params, target, task=task, round=round, counts=counts, noise_stds=noise_stds, wire=wire
+            )
+        if difference is None:
+            return NextModel(target, params_digest(target), None)
+        moved = difference.header.base != difference.header.result
+        return NextModel(difference.result, params_digest(difference.result), difference if moved else None)
+
+    def write(self, round: int, following: NextModel) -> None:
+        """Before the transaction that closes the round with it. Raises `StoreFull`."""
+        self.checkpoints.write(round, following.params)
+        if following.difference is not None:
+            self.differences.write(following.difference.data, following.difference.header)
+
+    def advance(self, round: int, following: NextModel) -> None:
+        """It is the current one, now that the transaction is committed."""
+        if following.difference is not None:
+            self.differences.advance(following.difference.data, following.difference.header)
+        elif following.digest != self.digest:
+            self.differences.clear()
+        self._set(following.params, following.digest)
+        self.checkpoints.drop_old(round)
+
+    def _set(self, params: np.ndarray, digest: bytes) -> None:
+        params.setflags(write=False)
+        self.params, self.digest = params, digest

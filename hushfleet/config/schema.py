@@ -1,0 +1,273 @@
+"""Typed values from data that nobody has checked yet: TOML that people write, msgpack from the network.
+
+A frozen dataclass that derives from `Checked` is a schema. Its types and `msgspec.Meta` constraints say what a field
+may hold, its `__post_init__` what fields may hold together. The same rules hold when our own code makes a value.
+Nothing is converted except an integer where a float is expected and a list where a tuple is. Boards import this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from hushfleet.errors import BadInput, Malformed
+
+T = TypeVar("T")
+
+_MAX = sys.float_info.max
+Finite = Annotated[float, Meta(ge=-_MAX, le=_MAX, description="a finite number")]
+NotNegative = Annotated[float, Meta(ge=0, le=_MAX, description="finite and not negative")]
+Positive = Annotated[float, Meta(gt=0, le=_MAX, description="positive and finite")]
+PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Share = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
+Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
+
+
+def require(condition: bool, name: str, value: object, accepted: str) -> None:
+    """Raises ValueError in the one form that all configuration errors have."""
+    if not condition:
+        raise ValueError(f"{name} = {_shown(value)}: must be {accepted}")
+
+
+class Checked:
+    """Base of a frozen dataclass whose fields are held to their types and constraints whenever one is made."""
+
+    def __post_init__(self) -> None:
+        kind: type = type(self)
+        names, kinds = _fields(kind)
+        given = tuple([getattr(self, name) for name in names])
+        try:
+            values = msgspec.convert(given, kinds, dec_hook=_decoded)
+        except msgspec.ValidationError as error:
+            raise ValueError(_explained(error, kind, self, "", names)) from error
+        for name, before, value in zip(names, given, values, strict=True):
+            if value is not before:
+                object.__setattr__(self, name, value)
+
+
+def later(default: Any) -> Any:
+    """A field that came after its format was fixed: left out where it has its default, so that the bytes stay.
+
+    Whoever does not know the field refuses a message that needs it, and reads all others.
+    """
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata={"default": default})
+    return dataclasses.field(default=default, metadata={"default": default})
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass (nested as may be) as dicts, lists and scalars, ready for msgpack or JSON."""
+    if hasattr(value, "to_wire"):
+        return value.to_wire()
+    if dataclasses.is_dataclass(value):
+        items = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return {f.name: to_plain(item) for f, item in items if f.metadata.get("default", items) != item}
+    if type(value) is tuple and value and dataclasses.is_dataclass(value[0]):
+        return [to_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
+    """The inverse of `to_plain`, also for TOML. Raises `Malformed` that names the field, the value and the rule."""
+    where = where or kind.__name__
+    try:
+        value = msgspec.convert(plain, kind, dec_hook=_decoded)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise Malformed(_explained(error, kind, plain, where)) from error
+    _check_known(value, plain, where)
+    return value
+
+
+def pack(value: Any) -> bytes:
+    """A dataclass as msgpack."""
+    return msgspec.msgpack.encode(to_plain(value))
+
+
+def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
+    """The value of type `kind` that `pack` gave as `data`, and only in the one form that `pack` gives.
+
+    The value is packed again and must be the same bytes, so repeated keys, padded integers and fields in another order
+    are refused without a rule for each.
+
+    :param what: how errors call it, as in "the update's header".
+
+    Raises `Malformed`, and nothing else.
+    """
+    try:
+        value = msgspec.msgpack.decode(data, type=kind, dec_hook=_decoded)
+    except msgspec.ValidationError as error:
+        raise Malformed(_explained(error, kind, _unchecked(data), kind.__name__)) from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Malformed(f"{what} is not msgpack: {error}") from error
+    if pack(value) != data:
+        _check_known(value, _unchecked(data), kind.__name__)
+        raise Malformed(f"{what} is not written in the canonical form")
+    return value
+
+
+def read_file(path: Path) -> Any:
+    """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
+    is_json = path.suffix == ".json"
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if is_json else tomllib.loads(text)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits
+        raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}") from error
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+@cache
+def _fields(kind: type) -> tuple[list[str], Any]:
+    """The names of a dataclass's fields, and the tuple type of their values."""
+    hints = _hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]
+    return names, tuple[tuple(hints[name] for name in names)]  # type: ignore[misc]
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """For msgspec: types that it does not know."""
+    if isinstance(value, kind):
+        return value
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if hasattr(kind, "from_wire"):
+        return kind.from_wire(value)
+    raise ValueError(f"expected a {kind.__name__}, got {_shown(value)}")
+
+
+def _unchecked(data: bytes | memoryview) -> Any:
+    """What msgpack holds, for an error's text; None where it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _check_known(value: Any, plain: Any, where: str) -> None:
+    """Raises `Malformed` for what msgspec lets pass: keys that no field has, and numbers that are none.
+
+    :param value: what `plain` was converted to.
+    """
+    if isinstance(plain, float) and math.isnan(plain):
+        raise Malformed(f"{where}: expected a number, got nan")
+    if dataclasses.is_dataclass(value) and isinstance(plain, dict):
+        names = [f.name for f in dataclasses.fields(value)]
+        unknown = sorted(str(key) for key in plain if key not in names)
+        if unknown:
+            raise Malformed(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(names)}")
+        for name, item in plain.items():
+            _check_known(getattr(value, name), item, f"{where}.{name}")
+    elif isinstance(value, tuple) and isinstance(plain, (list, tuple)):
+        for place, (one, item) in enumerate(zip(value, plain, strict=True)):
+            _check_known(one, item, f"{where}[{place}]")
+
+
+def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
+    """msgspec's message with the name of the field, its value, and what it accepts, as far as known.
+
+    :param places: the names of what msgspec calls by number, where a tuple of fields was converted.
+    """
+    message, _, path = str(error).partition(" - at `")
+    for word, plainly in _WORDS.items():
+        message = message.replace(word, plainly)
+    is_key = path.startswith("key` in ")
+    steps = [number or name for name, number in _STEP.findall(path)]
+    if places:
+        steps[0] = places[int(steps[0])]
+    value, known = plain, True
+    for place, step in enumerate(steps):
+        if get_origin(_bare(kind)) in (typing.Union, types.UnionType):  # which of the types was meant is not known
+            steps = steps[:place]
+            break
+        kind = _inner(kind, step)
+        try:
+            keyed = isinstance(value, dict)
+            value = value[int(step)] if step.isdigit() else value[step] if keyed else getattr(value, step)
+        except (KeyError, AttributeError, TypeError, IndexError):
+            known = False  # msgspec does not say which item of a table it was
+    name = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps if step != "...")
+    name = f"{where}{name}" if where else name.removeprefix(".")
+    accepted = _accepted((get_args(_bare(kind)) or [None])[0] if is_key else kind)
+    if not message.startswith(("Expected", "Invalid", "Number")):  # of a `__post_init__`, or about a field's absence
+        message = message.replace("Object missing required", "missing")
+        if "missing" in message and isinstance(value, dict):
+            unknown = sorted(str(key) for key in value if key not in _hints(_bare(kind)))
+            message += f"; unknown field {unknown[0]!r}" if unknown else ""
+        return f"{name}: {message}" if name else message
+    message = f"{message[0].lower()}{message[1:]}"
+    rule = f"must be {accepted}" if accepted else message
+    if accepted and ", got " in message:
+        rule += f" ({message})"
+    return f"{name} = {_shown(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
+
+
+_WORDS = {
+    "`object`": "a table",
+    "`array`": "a list",
+    "`str`": "a text",
+    "`int`": "an integer",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`bytes`": "bytes",
+    "`null`": "nothing",
+}
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its constraints, and without its None."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    if type(None) in get_args(kind):
+        return _bare(get_args(kind)[0])
+    return kind
+
+
+def _inner(kind: Any, step: str) -> Any:
+    """The type of what `step` leads to; None where that is not known."""
+    kind = _bare(kind)
+    if dataclasses.is_dataclass(kind):
+        return _hints(kind).get(step)  # type: ignore[arg-type]
+    if hasattr(kind, "_fields"):
+        return [*_hints(kind).values()][int(step)]
+    arguments = get_args(kind)
+    if not arguments:
+        return None
+    if step.isdigit():
+        return arguments[0] if arguments[-1] is Ellipsis else arguments[int(step)]
+    return arguments[-1]
+
+
+def _accepted(kind: Any) -> str:
+    """What a type says that it accepts, in words; empty where msgspec's words have to do."""
+    said = [meta.description for meta in getattr(kind, "__metadata__", ()) if meta.description]
+    for argument in get_args(kind) if type(None) in get_args(kind) else ():
+        said.append(_accepted(argument))
+    if get_origin(_bare(kind)) is Literal:
+        said.append(f"one of {', '.join(map(repr, get_args(_bare(kind))))}")
+    return next(filter(None, said), "")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

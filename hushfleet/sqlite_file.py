@@ -1,0 +1,131 @@
+"""A SQLite file with a version: opened, upgraded and written in transactions; every failure is a `StoreError`."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from hushfleet.errors import StoreError, StoreFull
+
+Row = tuple[Any, ...]
+
+
+class SqliteFile:
+    """One opener's connection; it may be used by one thread. Whatever is not in a `transaction` is one of its own.
+
+    :param schema: the statements that make the file, in one text.
+    :param version: of `schema`; :param upgrades: older version -> the statements that make the next one of it.
+    :param durable: False leaves syncing to the operating system: for simulations only.
+    :param exclusive: locks the file for all others, until it is closed.
+    :param timeout_s: how long another opener's lock is waited for.
+
+    Raises `StoreError` for a file that is damaged, locked or of another version.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        schema: str,
+        version: int,
+        upgrades: Mapping[int, Sequence[str]] | None = None,
+        durable: bool = True,
+        exclusive: bool = False,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self.path = path
+        self.durable = durable
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"the folder {path.parent} cannot be made: {error.strerror}") from error
+        with self._errors():
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=timeout_s)
+        try:
+            self._open(schema, version, upgrades or {}, exclusive)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """All rows that a query gives."""
+        with self._errors():
+            return self._db.execute(query, parameters).fetchall()
+
+    def row(self, query: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """The first row, if there is one."""
+        with self._errors():
+            row: Row | None = self._db.execute(query, parameters).fetchone()
+            return row
+
+    def write(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """How many rows one statement has changed."""
+        with self._errors():
+            return self._db.execute(statement, parameters).rowcount
+
+    def write_all(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """The statement once for each row; call it inside `transaction`."""
+        with self._errors():
+            self._db.executemany(statement, rows)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside happen together or not at all. Raises `StoreFull` or `StoreError`."""
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                # SQLite has rolled back by itself after some errors, a full disk among them
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if "full" in str(error):
+                raise StoreFull(f"there is no room to write {self.path}: {error}; free some space") from error
+            if "locked" in str(error):
+                raise StoreError(f"{self.path} is in use by another process; stop it first") from error
+            raise StoreError(f"{self.path} cannot be used: {error}") from error
+
+    def _open(self, schema: str, version: int, upgrades: Mapping[int, Sequence[str]], exclusive: bool) -> None:
+        if exclusive:
+            self.row("PRAGMA locking_mode = EXCLUSIVE")
+        # one opener that need not be durable is quicker without a write-ahead log
+        self.row(f"PRAGMA journal_mode = {'PERSIST' if exclusive and not self.durable else 'WAL'}")
+        self.write(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
+        with self.transaction():  # an exclusive lock is taken here, and kept
+            ((found,),) = self.rows("PRAGMA user_version")
+            if self.rows("PRAGMA quick_check(1)") != [("ok",)]:
+                raise StoreError(f"{self.path} is damaged; restore a copy, or start a new run in another folder")
+            if found == version:
+                return
+            if found == 0:
+                statements = schema.split(";")
+            elif found in upgrades:
+                statements = [statement for older in range(found, version) for statement in upgrades[older]]
+            else:
+                raise StoreError(
+                    f"{self.path} has schema {found}, this Hushfleet reads {version}; "
+                    "finish the run with the version that began it"
+                )
+            for statement in statements:
+                self.write(statement)
+            self.write(f"PRAGMA user_version = {version}")

@@ -1,0 +1,50 @@
+"""The user's own folders for data and for copies that can be made again, by the XDG specification."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+_DIGEST_BYTES = 32
+
+
+def user_data_dir() -> Path:
+    """`$XDG_DATA_HOME/hushfleet`, or `~/.local/share/hushfleet`."""
+    return _xdg("XDG_DATA_HOME", ".local/share")
+
+
+def user_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/hushfleet`, or `~/.cache/hushfleet`."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    base = os.environ.get(variable, "")
+    # The XDG specification says to ignore a relative path.
+    return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "hushfleet"
+
+
+def read_cached(path: Path) -> bytes | None:
+    """What `write_cached` wrote; None where it is missing, or damaged as by a power cut."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+def write_cached(path: Path, content: bytes) -> None:
+    """The content and its SHA-256, in a file that appears whole or not at all. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.write(hashlib.sha256(content).digest())
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
