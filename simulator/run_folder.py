@@ -57,15 +57,6 @@ class RunFolder:
         self.result = path / "result.json"
         self.report = path / "report.html"
 
-    @property
-    def task_files(self) -> tuple[Path, ...]:
-        """What every device receives."""
-        return (self.package, *sorted(self.graphs.glob("*.onnx")))
-
-    def global_model(self, round: int) -> Path:
-        """The checkpoint of the global model after `round` rounds."""
-        return self.aggregator / f"global-{round}.safetensors"
-
     def device(self, name: str) -> DeviceFolder:
         return DeviceFolder(self.path / "devices" / name)
 

@@ -17,11 +17,10 @@ import numpy as np
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.methods.fedavg import FedAvg
 from hushfleet.model.evaluation import evaluate
-from hushfleet.simulator.engines.fast.jobs import JobFiles
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.run_folder import RunFolder, Simulation
+from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.batches import Recipe
 from hushfleet.training.local_round import train_locally
 
@@ -43,16 +42,10 @@ class _Job:
     seed: int
     initial: np.ndarray
 
-    @property
-    def files(self) -> JobFiles:
-        folder = RunFolder(self.path)
-        device = folder.device(self.device)
-        return JobFiles((*folder.task_files, device.train, folder.common_test, device.local_test))
-
 
 def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> Iterator[Alone]:
     """Trains every device alone; yields them in the fleet's order as they become ready."""
-    path, initial = simulation.folder.path, simulation.prepared.initial
+    path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
     return workers.map(
         _train_one,
         [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices],
