@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import os
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -31,7 +30,7 @@ from hushfleet.edge_client.board.config import BrokerSection, DataSection, Devic
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -292,20 +291,15 @@ def test_the_service_runs_the_device() -> None:
 
 
 def test_the_method_that_is_shown_is_the_file() -> None:
-    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABU" in b.text]
+    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABUConfig" in b.text]
     assert shown == [(EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip()]
 
 
-def with_example_method(monkeypatch: pytest.MonkeyPatch) -> Any:
-    name = "hushfleet.methods.fedbabu"
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "fedbabu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(methods.METHODS, module.FedBABU.name, module.FedBABU)
-    return module
+def with_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were installed."""
+    monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
+    name = methods.allow_file(f"{EXAMPLES / 'fedbabu.py'}:fedbabu")
+    monkeypatch.setitem(methods.METHODS, "fedbabu", methods.find_method(name))
 
 
 @pytest.fixture
@@ -353,7 +347,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
     assert after.own is not None
     np.testing.assert_array_equal(after.public.mask, state.public.mask)
     assert after.public.participations == 2
-    started_again = prepared.method.start(after, params)
+    started_again = prepared.method.parts.personal.start(after, params, None)
     np.testing.assert_array_equal(started_again[last.start :], params[last.start :])
     assert (after.own[: last.start] != params[: last.start]).any()
     np.testing.assert_array_equal(started_again[: last.start], params[: last.start])

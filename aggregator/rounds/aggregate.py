@@ -16,7 +16,7 @@ from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.aggregator.ingest.robust import Sent, robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.errors import HushfleetError
-from hushfleet.methods.base import Method
+from hushfleet.methods.method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.wire.format.update import UpdateHeader
 
@@ -32,7 +32,7 @@ class RoundAggregate:
 
     def __init__(
         self,
-        method: Method,
+        method: TaskMethod,
         layout: ParamLayout,
         before: np.ndarray,
         *,
@@ -52,7 +52,7 @@ class RoundAggregate:
 
     def add(self, sent: Sent, header: UpdateHeader, *, largest: float | None = None) -> None:
         """:param largest: the largest magnitude among the values, where it is known."""
-        weight = self._method.weight(self._before, sent.values)
+        weight = self._method.server.weight(self._before, sent.values, self._layout)
         if self._sums is not None:
             shared = None if header.value_count == sent.values.size else sent.shared
             self._sums.add(sent.values, shared, weight=weight, largest=largest)
@@ -78,7 +78,7 @@ class RoundAggregate:
         else:
             found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
             sums, weights = (each.to(self._device) for each in found)
-        after = self._method.aggregate(before, sums, weights)
+        after = self._method.server.aggregate(before, sums, weights)
         params: np.ndarray = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self._method.name}.aggregate gave values that are not finite")

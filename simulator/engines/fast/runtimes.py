@@ -17,8 +17,8 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model, native
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.training.batch_gradient import GradientFunction
-from hushfleet.training.batches import samples_trained
+from hushfleet.training.batch import GradientFunction
+from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
 
