@@ -110,11 +110,7 @@ def run_and_show(
     try:
         result = run(simulation, options, console=console)
     except KeyboardInterrupt:
-        again = escape(again_command(folder))
-        console.print(
-            f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {again}", highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(INTERRUPTED) from None
+        raise interrupted(console, again_command(folder)) from None
     console.print(summary_table(result))
     console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
 
@@ -149,6 +145,13 @@ def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str,
     """The task with what `--set` and other options change of it."""
     given = [f"{key}={value}" for key, value in (options or {}).items() if value is not None]
     return load_task(path, (*(settings or ()), *given))
+
+
+def interrupted(console: Console, command: str) -> typer.Exit:
+    """Says by which command an interrupted one goes on."""
+    words = f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(command)}"
+    console.print(words, highlight=False, soft_wrap=True)
+    return typer.Exit(INTERRUPTED)
 
 
 def again_command(folder: Path) -> str:

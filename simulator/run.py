@@ -122,7 +122,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
         write_mb_s=schedule.write_mb_s,
         memory_mib=schedule.memory_mib,
     )
-    for line in (*fleet.shown(), *([player.note] if player.note else [])):
+    for line in fleet.shown():
         console.print(line, style="bright_black", highlight=False)
     with _watch(simulation, options, console), fleet.running():
         player.play(fleet)

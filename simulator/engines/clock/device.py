@@ -20,7 +20,7 @@ from hushfleet.simulator.engines.clock.device_time import WANTS_S, Costs, Device
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Schedule
 
-_HAIR_S = 1e-6  # a moment that was added up is this much after itself
+_ROUNDING_S = 1e-6  # a moment that was added up is this much after itself
 
 
 class Broadcasts:
@@ -246,7 +246,7 @@ class Device:
             return 0.0
         whole_at, own_pass_at = attempt.model_at, attempt.pass_at
         began_at, fetch_s = own_pass_at + self.times.latency_s, self.times.download_s(attempt.download)
-        more = attempt.broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
+        more = attempt.broadcasts.passes(own_pass_at + _ROUNDING_S, min(whole_at, until))
         if until >= whole_at:
             return attempt.download.wire * (1.0 + more)
         return attempt.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0

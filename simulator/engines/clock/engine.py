@@ -31,7 +31,7 @@ from hushfleet.wire.format.messages import Ack, Ask, Birth, Known, Want
 
 _LONGEST_ROUND_S = 90 * 86400.0
 _MOST_EXTENSIONS = 1000
-_HAIR_S = 1e-6  # after a moment that is a sum, so that rounding does not put it before it
+_ROUNDING_S = 1e-6  # after a moment that is a sum, so that rounding does not put it before it
 
 
 class FleetClock:
@@ -269,7 +269,7 @@ class FleetClock:
         self._open_round()
         if self._open is None:
             self._announce(0)
-            self._queue.at(now + self._rules.deadline_s + _HAIR_S, self._open_round)
+            self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
     def _fate(self, device: Device, current: OpenRound) -> str:
         """What a round that closes came to for a device of its cohort; the name of a count of `Spent`."""
@@ -365,7 +365,7 @@ class FleetClock:
     def _lose(self, device: Device) -> None:
         self._rule.lost(device.name, now=self._queue.now)
         if self._open is not None and self._rule.expects(device.name):
-            self._queue.at(self._queue.now + self._rule.grace_s + _HAIR_S, self._check_close, self._open)
+            self._queue.at(self._queue.now + self._rule.grace_s + _ROUNDING_S, self._check_close, self._open)
 
     def _hear_of(self, device: Device, linked_at: float) -> None:
         """A linked device and the aggregator find each other, for the first time or again."""

@@ -40,7 +40,6 @@ class ScenarioPlayer:
         history = self._events.read()
         self._opened = _last(history, "round_open")
         self._first_round = 1 + _last(history, "round_close")
-        self._is_resumed = bool(history)
         self._playback = Playback(schedule, first_round=self._first_round)
         self._began: float | None = None
         self._is_over = False
@@ -52,16 +51,6 @@ class ScenarioPlayer:
     def absent(self) -> frozenset[str]:
         """Devices that the fleet must not start at its beginning."""
         return self._playback.absent
-
-    @property
-    def note(self) -> str | None:
-        """For the person who resumes a run: what of the scenario is played. None in a new run."""
-        if not self._is_resumed:
-            return None
-        left_out = len(self._playback.left_out)
-        return f"the scenario goes on in round {self._first_round}, and its seconds count anew from now" + (
-            f"; what belongs to earlier rounds is left out ({left_out} events)" if left_out else ""
-        )
 
     def play(self, fleet: LiveFleet) -> None:
         """Returns when the task is finished and the clients have ended. Raises as `LiveFleet.check` does."""

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
+from hushfleet.simulator.cli import interrupted
 from hushfleet.simulator.studies.reproduce import table as tables
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
@@ -24,7 +25,7 @@ from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_ce
 from hushfleet.simulator.studies.reproduce.show import listed, print_table, render_page
 from hushfleet.simulator.units import shown_time
 
-INTERRUPTED, FAILED = 130, 1
+FAILED = 1
 RUNS = Path("runs/reproduce-cells")
 _REASON_LENGTH = 100
 
@@ -101,11 +102,7 @@ def register(app: typer.Typer) -> None:
                         reached = "not measured" if value is None else f"{100 * value:.2f} %"
                         shown.ended(cell, f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}")
         except KeyboardInterrupt:
-            typed = shlex.join(["hushfleet", *sys.argv[1:]])
-            console.print(
-                f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(typed)}", highlight=False, soft_wrap=True
-            )
-            raise typer.Exit(INTERRUPTED) from None
+            raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
         finally:
             progress = tables.Progress(kept, missing, failures)
             _report(tables.make_table(recipe, cells, progress, quick=quick), out, console)
