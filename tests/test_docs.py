@@ -228,7 +228,7 @@ def test_toml_blocks_are_valid(block: Block, tmp_path: Path) -> None:
     "path", sorted([*EXAMPLES.glob("*.toml"), *(ROOT / "tasks").glob("*.toml")]), ids=lambda path: path.name
 )
 def test_example_files_are_valid(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_example_method(monkeypatch)
+    with_example_methods(monkeypatch)
     check_toml(path.read_text("utf-8"), tmp_path)
 
 
@@ -295,16 +295,17 @@ def test_the_method_that_is_shown_is_the_file() -> None:
     assert shown == [(EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip()]
 
 
-def with_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were installed."""
+def with_example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were installed."""
     monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
-    name = methods.allow_file(f"{EXAMPLES / 'fedbabu.py'}:fedbabu")
-    monkeypatch.setitem(methods.METHODS, "fedbabu", methods.find_method(name))
+    for name in ("fedbabu", "fedavgm"):
+        allowed = methods.allow_file(f"{EXAMPLES / name}.py:{name}")
+        monkeypatch.setitem(methods.METHODS, name, methods.find_method(allowed))
 
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> PreparedTask:
-    with_example_method(monkeypatch)
+    with_example_methods(monkeypatch)
     return prepare(load_task(EXAMPLES / "fedbabu.toml", ("method.local_epochs=1",)), run_id="docs")
 
 

@@ -361,6 +361,7 @@ class RoundEngine:
             self.method,
             self.layout,
             self.global_params,
+            self._server,
             rules=self._rules,
             stored=lambda: (sent for _, sent in self._stored_updates(plan.round)),
             device=self._torch_device,

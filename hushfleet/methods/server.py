@@ -54,10 +54,12 @@ class Mean:
         """What an update `sent [d]` weighs in the mean; positive."""
         return 1.0
 
-    def aggregate(self, global_params: Array, sums: Array, weights: Array) -> Array:
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
         """The new global vector `[d]` from the weighted sum of sent values and the sum of their senders' weights.
 
         A parameter that nobody shared keeps its value.
+
+        :param state: of the server half, NumPy; the vectors may be tensors of an accelerator.
         """
         xp = array_api.array_namespace(global_params)
         mean = sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)

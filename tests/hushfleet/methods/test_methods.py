@@ -67,7 +67,7 @@ def test_aggregate_divides_by_senders_and_keeps_what_nobody_sent() -> None:
     global_params = np.ones(10, np.float32)
     sums = np.array([0, 1, 2, 3, 4, 5, 0, 7, 8, 9], np.float64)
     counts = sums.astype(np.int32)
-    new = method.server.aggregate(global_params, sums, counts)
+    new = method.server.aggregate({}, global_params, sums, counts)
     np.testing.assert_allclose(new, [1, 2, 2, 2, 2, 2, 1, 2, 2, 2], rtol=1e-6)
     assert new.dtype == np.float32
 

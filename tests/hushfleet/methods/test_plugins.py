@@ -7,12 +7,14 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hushfleet import methods
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import ALLOWED_FILE, allow_file, find_method, make_method
+from hushfleet.methods.server import ClosedRound
 from hushfleet.model.params import ParamLayout
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fedbabu.py"
@@ -76,3 +78,14 @@ def test_processes_that_a_simulation_starts_may_run_it_too() -> None:
 def test_what_cannot_be_a_method_says_why(name: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         allow_file(name)
+
+
+def test_a_server_half_from_outside_moves_the_model_along_its_velocity() -> None:
+    name = allow_file(f"{EXAMPLE.with_name('fedavgm.py')}:fedavgm")
+    server = make_method(name, {"momentum_server": 0.5}, PRIVACY, LAYOUT, rounds=3).server
+    state, model, seen = server.initial(0), np.zeros(2), []
+    for sums in ([2.0, 0.0], [2.0, 4.0], [0.0, 0.0]):  # of two devices
+        after = server.aggregate(state, model, np.array(sums), np.array([2.0, 2.0]))
+        state = server.advance(state, ClosedRound(1, model, after, (), None, None))
+        seen.append((model := after).tolist())
+    assert seen == [[1.0, 0.0], [2.5, 2.0], [3.25, 3.0]]
