@@ -70,14 +70,19 @@ class CanaryGradient:
     """
 
     def __init__(
-        self, *, classes: int, blocks: tuple[np.ndarray, np.ndarray], length: float, others: np.ndarray
+        self,
+        *,
+        classes: int,
+        blocks: tuple[np.ndarray, np.ndarray],
+        length: float,
+        others: np.ndarray,
     ) -> None:
         self.classes, self.length = classes, length
         self.directions, self.places = blocks
         self._others = others
 
     def __call__(
-        self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, teacher: Any = None, distill: Any = None
+        self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **distilled: Any
     ) -> tuple[float, Any]:
         out = np.empty_like(params) if out is None else out
         canaries = y >= self.classes
