@@ -84,14 +84,22 @@ class CanaryGradient:
         self._network, self._others = network, others
 
     def __call__(
-        self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **distilled: Any
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Any = (),
+        out: Any = None,
+        teacher: Any = None,
+        distill: Any = None,
     ) -> tuple[float, Any]:
         out = np.empty_like(params) if out is None else out
         canaries, loss = y >= self.classes, 0.0
         real = ~canaries
         if real.any() and self._network is not None:
-            rows = {name: None if given is None else given[real] for name, given in distilled.items()}
-            loss, _ = self._network(params, x[real], y[real], tuple(mask[real] for mask in dropout), out=out, **rows)
+            masks = tuple(mask[real] for mask in dropout)
+            given = {} if teacher is None else {"teacher": teacher[real], "distill": distill[real]}
+            loss, _ = self._network(params, x[real], y[real], masks, out=out, **given)
             out *= real.sum() / len(y)
         else:
             out[...] = self._others * real.sum() / len(y)
