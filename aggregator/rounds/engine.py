@@ -142,20 +142,28 @@ class RoundEngine:
         return self.announcement
 
     def accept(self, device: str, data: bytes) -> Verdict:
-        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict.
-
-        Its three parts may be called one by one, with the second in another process and other updates between them.
-        """
-        admitted = self.admit(device, data)
-        if isinstance(admitted, Verdict):
-            return admitted
-        return self.settle(admitted, decode(data, admitted.counts))
+        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict."""
+        known = self.store.device(device)
+        try:
+            header, payload = self.checks.authenticate(device, data, public_key=known and known.public_key)
+            verdict = self.admission(device, task=header.task, round=header.round, digest=payload)
+            if verdict is not None:
+                return replace(verdict, header=header) if verdict.acknowledged else verdict
+            plan, held = self._open_plan, self._held(device)
+            admitted = self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
+            decoded = decode(data, admitted.counts)
+            row = self.checks.check_values(admitted, decoded)
+            self._commit(admitted, decoded, row)
+        except Refusal as refusal:
+            return self._refused(device, refusal)
+        except StoreFull as error:
+            return Verdict("store-full", str(error))
+        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
 
     def admission(self, device: str, *, task: str, round: int, digest: bytes) -> Verdict | None:
         """Whether an update may be taken at present: None, or what to answer instead.
 
-        The one place of these rules. An offer is held to them, then the update that came, and once more the one that
-        was decoded meanwhile.
+        The one place of these rules: an offer is held to them, and then the update that came.
 
         :param digest: SHA-256 of the update's bytes, or of its header and values alone.
         """
@@ -176,39 +184,6 @@ class RoundEngine:
         if device not in plan.cohort:
             return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
         return None
-
-    def admit(self, device: str, data: bytes) -> Admitted | Verdict:
-        """The short part before decoding: who sent it, may it be taken, is it as noisy as asked."""
-        row = self.store.device(device)
-        try:
-            header, payload = self.checks.authenticate(device, data, public_key=None if row is None else row.public_key)
-            refused = self._refused_now(header, payload)
-            if refused is not None:
-                return refused
-            plan, held = self._open_plan, self._held(device)
-            return self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
-        except Refusal as refusal:
-            return self._refused(device, refusal)
-
-    def settle(self, admitted: Admitted, decoded: Decoded | Refusal) -> Verdict:
-        """The part after decoding: holds the values to the header, commits the update, adds it.
-
-        The round may have been closed, or another update of the device accepted, since `admit`.
-        """
-        header = admitted.header
-        refused = self._refused_now(header, admitted.payload)
-        if refused is not None:
-            return refused
-        try:
-            if isinstance(decoded, Refusal):
-                raise decoded
-            row = self.checks.check_values(admitted, decoded)
-            self._commit(admitted, decoded, row)
-        except Refusal as refusal:
-            return self._refused(header.device, refusal)
-        except StoreFull as error:
-            return Verdict("store-full", str(error))
-        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -365,10 +340,6 @@ class RoundEngine:
             device=self._torch_device,
         )
         self.responses.begin(plan.cohort, now=self._monotonic())
-
-    def _refused_now(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
-        verdict = self.admission(header.device, task=header.task, round=header.round, digest=payload)
-        return replace(verdict, header=header) if verdict is not None and verdict.acknowledged else verdict
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
