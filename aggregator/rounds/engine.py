@@ -1,8 +1,8 @@
 """The rounds of a run, without a network: open, accept updates, close. The simulator calls the same class.
 
 Every step that must survive is committed before its effect is visible: an update with the device's new public
-state and its privacy charge in one transaction, then it is added to the sums; a checkpoint and the difference that
-leads to it, then the transaction that closes the round. A new engine on the same store goes on where the last one
+state and its privacy charge in one transaction, then it is added to the sums; a checkpoint, then the transaction that
+closes the round. A new engine on the same store goes on where the last one
 was killed: sums are exact, so re-adding the stored updates of an open round in any order gives the same bits.
 """
 
@@ -63,7 +63,7 @@ class RoundEngine:
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
         self.checks = UpdateChecks(prepared.spec, prepared.method)
-        self.model = PublishedModel(store.folder, self.layout, durable=store.durable)
+        self.model = PublishedModel(store, self.layout)
         self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
@@ -247,8 +247,8 @@ class RoundEngine:
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
         )
         server = self._advanced(following.params, summary) if enough else self._server
-        self.model.write(plan.round, following)
         with self.store.transaction():
+            self.model.write(plan.round, following)  # its file is synced before the transaction that names it ends
             self.store.put("server_state", server_state_to_bytes(server))
             self.store.close_round(
                 plan.round, result_digest=following.digest, metrics=summary.to_dict(), at=self._clock()
