@@ -107,19 +107,14 @@ def _run(options: argparse.Namespace) -> int:
 
     return_freed_memory()
     config = load_config(options.config)
-    broker, password, simulation = config.broker, config.broker.password, config.simulation
+    broker, simulation = config.broker.address, config.simulation
     reconnect_s = simulation.reconnect_s if simulation else None
 
     def connect(store: DeviceStore, will: Will) -> MqttLink:
         return MqttLink(
-            broker.url,
+            broker,
             client_id=store.identity.client_id(config.device.id),
             will=will,
-            ca_file=broker.ca_file,
-            cert_file=broker.cert_file,
-            key_file=broker.key_file,
-            username=broker.username,
-            password=password,
             timing=None if reconnect_s is None else Timing(backoff_base_s=reconnect_s),
         )
 

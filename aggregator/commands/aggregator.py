@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +50,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("aggregator")
     def aggregator(
+        context: typer.Context,
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
         broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
@@ -79,15 +79,11 @@ def register(app: typer.Typer) -> None:
         """
         task = load_task(task_file, tuple(settings or ()))
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        connect = _connector(
-            broker,
-            federation=federation,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-            username=username,
-            password=_password(password_file),
-        )
+        check_name(federation, "the federation's name")
+        address = BrokerAddress.parse(
+            broker, username=username, password_file=password_file,
+            ca_file=ca_file, cert_file=cert_file, key_file=key_file,
+        )  # fmt: skip
         if not resume:
             refuse_used(folder)
         console = Console()
@@ -103,18 +99,16 @@ def register(app: typer.Typer) -> None:
             key_path = identity or default_path(federation)
             key = load_or_create(key_path)
             epoch = next_epoch(key_path)
-            connected = partial(connect, key)
-            finished = _run(engine, connected, key, policy, epoch=epoch, federation=federation, console=console)
+
+            def connect(will: Will) -> Link:
+                return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
+
+            finished = _run(engine, connect, key, policy, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
-            again = resume_command(
-                task_file, broker, folder, settings or [], federation=federation, device=device.value,
-                devices=devices, enrolment=enrolment.value,
-                data_dir=data_dir, identity=identity, ca_file=ca_file, cert_file=cert_file, key_file=key_file, username=username,
-                password_file=password_file,
-            )  # fmt: skip
-            console.print(f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {again}", highlight=False, soft_wrap=True)
+            again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
+            console.print(f"\n{again}", highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED)
 
 
@@ -129,26 +123,17 @@ def torch_device(name: str) -> str:
     return name
 
 
-def resume_command(
-    task_file: Path, broker: str, folder: Path, settings: list[str], **options: Path | str | None
-) -> str:
-    """What to type to go on with a run; options that have their defaults are left out."""
-    words = ["hushfleet", "aggregator", str(task_file), "--broker", broker, "--out", str(folder), "--resume"]
-    for setting in settings:
-        words += ["--set", setting]
-    for name, value in options.items():
-        if value not in (None, "auto", "default", "closed"):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
-
-
-def _connector(url: str, *, federation: str, **options: Any) -> Callable[[Identity, Will], Link]:
-    """Makes the link later; what is wrong with URL, files or names is said now."""
-    check_name(federation, "the federation's name")
-    BrokerAddress.parse(url, **options)
-    return lambda identity, will: MqttLink(
-        url, client_id=identity.client_id(f"aggregator-{federation}"), will=will, **options
-    )
+def resume_command(context: typer.Context, folder: Path) -> str:
+    """What to type to go on with the run in `folder`: the options that were given, once more."""
+    words = ["hushfleet", "aggregator"]
+    for parameter in context.command.params:
+        name, value = parameter.name or "", context.params.get(parameter.name or "")
+        if name == "task_file":
+            words.append(str(value))
+        elif name not in ("out", "resume") and value is not None and value != parameter.default:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [parameter.opts[0], str(each)]
+    return shlex.join([*words, "--out", str(folder), "--resume"])
 
 
 def _nobody_is_known(folder: Path) -> BadInput:
@@ -173,15 +158,6 @@ def _enrolment(
         text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
     console.print(text, highlight=False, soft_wrap=True)
     return enrolment
-
-
-def _password(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the password file {path} cannot be read: {error}") from error
 
 
 def _prepared(task: Task, store: AggregatorStore, *, data_dir: Path | None, run_id: str | None) -> PreparedTask:

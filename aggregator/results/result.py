@@ -10,10 +10,8 @@ An epsilon is infinite where no noise was added, and JSON has no infinity: it is
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -28,7 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-from hushfleet.errors import BadInput, StoreError
+from hushfleet import atomic_file
+from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Accountant
 
 SCHEMA: Literal[1] = 1
@@ -361,24 +360,8 @@ class Result(_Record):
 
 def write_whole(path: Path, text: str) -> None:
     """Replaces a file so that a reader sees the old text or the new one, even after a power cut."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise StoreError(f"{path} cannot be written: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_file.write_whole(path, text.encode(), durable=True)
 
 
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:

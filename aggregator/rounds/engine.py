@@ -145,7 +145,7 @@ class RoundEngine:
         """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict."""
         known = self.store.device(device)
         try:
-            header, payload = self.checks.authenticate(device, data, public_key=known and known.public_key)
+            header, payload = self.checks.authenticate(device, data, public_key=known.public_key if known else None)
             verdict = self.admission(device, task=header.task, round=header.round, digest=payload)
             if verdict is not None:
                 return replace(verdict, header=header) if verdict.acknowledged else verdict

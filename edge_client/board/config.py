@@ -26,6 +26,7 @@ from hushfleet.config.spec import Accounting
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import Name
+from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
 USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
@@ -61,14 +62,16 @@ class BrokerSection(Checked):
         require(paired, "key_file", self.key_file, "given together with cert_file")
 
     @property
-    def password(self) -> str | None:
-        """The first line of `password_file`. Raises `BadInput` when it cannot be read."""
-        if self.password_file is None:
-            return None
-        try:
-            return Path(self.password_file).read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"broker.password_file = {self.password_file!r} cannot be read: {error}") from error
+    def address(self) -> BrokerAddress:
+        """Raises `BadInput` where a file cannot be read, or does not hold what it should."""
+        return BrokerAddress.parse(
+            self.url,
+            username=self.username,
+            password_file=self.password_file,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+        )
 
 
 @dataclass(frozen=True)

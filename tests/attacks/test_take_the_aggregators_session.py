@@ -16,6 +16,7 @@ from hushfleet.aggregator.broker import process as broker_module
 from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 
@@ -34,7 +35,7 @@ def connect() -> Iterator[Connect]:
         if authority is not None:
             pair = authority.issue(name)
             files = {"ca_file": authority.ca_file, "cert_file": pair.cert_file, "key_file": pair.key_file}
-        link = MqttLink(broker.url, client_id=client_id, timing=QUICK, **files)
+        link = MqttLink(BrokerAddress.parse(broker.url, **files), client_id=client_id, timing=QUICK)
         links.append(link)
         for topic_filter in filters:
             link.subscribe(topic_filter)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from pathlib import Path
 
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
@@ -30,32 +29,24 @@ SHORT_LIVES = 3
 class MqttLink:
     """A connection to an MQTT broker; see `hushfleet.wire.link.interface` for the contract.
 
-    :param url: `mqtt://[user:password@]host[:port]` or `mqtts://...`; raises `BadInput`.
+    :param broker: its address, or a URL `mqtt://[user:password@]host[:port]` or `mqtts://...`; raises `BadInput`.
     :param client_id: unique at the broker; a second link with it takes over the connection.
-    :param ca_file, cert_file, key_file: PEM files for `mqtts://`, see `BrokerAddress`.
     :param message_cap_bytes: `publish` raises `TooLarge` above it; at most the broker's own cap.
     :param max_in_flight: messages sent but not yet acknowledged by the broker.
     """
 
     def __init__(
         self,
-        url: str,
+        broker: BrokerAddress | str,
         *,
         client_id: str,
         will: Will | None = None,
-        ca_file: str | Path | None = None,
-        cert_file: str | Path | None = None,
-        key_file: str | Path | None = None,
-        username: str | None = None,
-        password: str | None = None,
         message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES,
         max_in_flight: int = 20,
         keepalive_s: int = 60,
         timing: Timing | None = None,
     ) -> None:
-        self.address = BrokerAddress.parse(
-            url, username=username, password=password, ca_file=ca_file, cert_file=cert_file, key_file=key_file
-        )
+        self.address = BrokerAddress.parse(broker) if isinstance(broker, str) else broker
         if not client_id or max_in_flight < 1 or keepalive_s < 1:
             raise BadInput("a link needs a client id, and at least 1 for max_in_flight and keepalive_s")
         self.client_id = client_id

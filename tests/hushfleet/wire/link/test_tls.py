@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from hushfleet.aggregator.broker.process import Broker, BrokerTls, start_broker
 from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
@@ -106,11 +107,13 @@ class Links:
 
     def started(self, name: str, *filters: str, pair: Pair | None, ca_file: Path | None = None) -> MqttLink:
         link = MqttLink(
-            self.broker.url,
+            BrokerAddress.parse(
+                self.broker.url,
+                ca_file=ca_file or self.authority.ca_file,
+                cert_file=pair and pair.cert_file,
+                key_file=pair and pair.key_file,
+            ),
             client_id=name,
-            ca_file=ca_file or self.authority.ca_file,
-            cert_file=pair and pair.cert_file,
-            key_file=pair and pair.key_file,
             timing=QUICK,
         )
         self.made.append(link)

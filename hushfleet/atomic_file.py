@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
         if durable:
             sync_folder(path.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StoreFull(f"{path} cannot be written: {error.strerror}; free some space") from error
 
 
