@@ -33,7 +33,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, GraphRefused, HushfleetError, LedgerError, StoreError, WireError
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.shapes import check_cost
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m

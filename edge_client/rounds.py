@@ -23,7 +23,7 @@ from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
 from hushfleet.errors import CopiedStore, Malformed, StoreError
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
 
 MOST_RESENDS = 20

@@ -18,12 +18,13 @@ from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Release, RoundTerms
+from hushfleet.methods.stages import Release
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from hushfleet.training.batch_gradient import GradientFunction
-from hushfleet.training.batches import Recipe
+from hushfleet.training.batch import GradientFunction
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import MakeOptimizer, OnBatch, Trained, train_round
 from hushfleet.training.optim import make_optimizer
 from hushfleet.wire.format.forms import CARRIED, steps_for
@@ -164,7 +165,7 @@ class Trainer:
             self.samples,
             terms=self.terms_of(plan),
             logits_of=self.logits_of,
-            recipe=Recipe(self.spec.model.dropout, self.spec.augment),
+            inputs=Inputs(self.spec.model.dropout, self.spec.augment),
             rng=self.randomness.order(plan.round),
             noise=self.randomness.noise(plan.round),
             on_batch=on_batch,
@@ -181,10 +182,9 @@ class Trainer:
 
     def commit(self, plan: RoundPlan, trained: Trained) -> OutboxEntry:
         """Clips, noises, encodes and stores the update of a round that was trained, once."""
-        method, layout, state = self.method, self.spec.model.layout, trained.state
-        update = trained.end - trained.start
+        method, layout, state, update = self.method, self.spec.model.layout, trained.context.state, trained.update
         # With the unit `record` this stream has served the gradients, and nothing more is drawn from it.
-        release = method.release(state, update, self.terms_of(plan), self.randomness.noise(plan.round))
+        release = method.release(trained.context, update, self.randomness.noise(plan.round))
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         epsilon_after = self.store.ledger.epsilon_server(
@@ -225,7 +225,7 @@ class Trainer:
             task=plan.task,
             round=plan.round,
             charge=release.charge,
-            state=method.advance(state, update=update, trained=trained.own, sent=sent),
+            state=method.advance(trained.context, update=update, trained=trained.own, sent=sent),
             update=encoded.data,
             public_before=state.public.to_bytes(),
             residual=residual,

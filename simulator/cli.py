@@ -17,6 +17,7 @@ from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.errors import BadInput
+from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix, read_boards
 from hushfleet.simulator.run import Engine, RunOptions, run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
@@ -57,6 +58,7 @@ def register(app: typer.Typer) -> None:
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
+        method: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = "",
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
 
@@ -71,6 +73,8 @@ def register(app: typer.Typer) -> None:
         `hushfleet simulate tasks/digits-fedglp-adp.toml --out runs/a --resume` after Ctrl-C
         """
         console = Console()
+        if method:
+            settings = [*(settings or []), f"method.name={allow_file(method)}"]
         task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds, "seed": seed})
         folder = run_path(out, task.name)
         options = RunOptions(

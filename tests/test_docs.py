@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import os
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -31,7 +30,7 @@ from hushfleet.edge_client.board.config import BrokerSection, DataSection, Devic
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,7 +228,7 @@ def test_toml_blocks_are_valid(block: Block, tmp_path: Path) -> None:
     "path", sorted([*EXAMPLES.glob("*.toml"), *(ROOT / "tasks").glob("*.toml")]), ids=lambda path: path.name
 )
 def test_example_files_are_valid(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_example_method(monkeypatch)
+    with_example_methods(monkeypatch)
     check_toml(path.read_text("utf-8"), tmp_path)
 
 
@@ -292,25 +291,21 @@ def test_the_service_runs_the_device() -> None:
 
 
 def test_the_method_that_is_shown_is_the_file() -> None:
-    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABU" in b.text]
+    shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABUConfig" in b.text]
     assert shown == [(EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip()]
 
 
-def with_example_method(monkeypatch: pytest.MonkeyPatch) -> Any:
-    name = "hushfleet.methods.fedbabu"
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "fedbabu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(methods.METHODS, module.FedBABU.name, module.FedBABU)
-    return module
+def with_example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were installed."""
+    monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
+    for name in ("fedbabu", "fedavgm"):
+        allowed = methods.allow_file(f"{EXAMPLES / name}.py:{name}")
+        monkeypatch.setitem(methods.METHODS, name, methods.find_method(allowed))
 
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> PreparedTask:
-    with_example_method(monkeypatch)
+    with_example_methods(monkeypatch)
     return prepare(load_task(EXAMPLES / "fedbabu.toml", ("method.local_epochs=1",)), run_id="docs")
 
 
@@ -353,7 +348,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
     assert after.own is not None
     np.testing.assert_array_equal(after.public.mask, state.public.mask)
     assert after.public.participations == 2
-    started_again = prepared.method.start(after, params)
+    started_again = prepared.method.parts.personal.start(after, params, None)
     np.testing.assert_array_equal(started_again[last.start :], params[last.start :])
     assert (after.own[: last.start] != params[: last.start]).any()
     np.testing.assert_array_equal(started_again[: last.start], params[: last.start])

@@ -27,8 +27,9 @@ from hushfleet.config.schema import (
 )
 from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
 from hushfleet.errors import BadInput, HushfleetError, Malformed, PrivacyError
-from hushfleet.methods import method_class
-from hushfleet.methods.base import Method, TrainingConfig
+from hushfleet.methods import find_method
+from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.server import Mean
 from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.wire.format.topics import Name
@@ -74,7 +75,11 @@ class MethodSection(Checked):
         return {"name": self.name, **self.settings}
 
     def config(self) -> TrainingConfig:
-        return from_plain(method_class(self.name).config_class, self.settings, where="method")
+        return from_plain(find_method(self.name).config, self.settings, where="method")
+
+    def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
+        """The method's parts, before they are bound to a network."""
+        return find_method(self.name).parts(self.config(), privacy, rounds)
 
 
 @dataclass(frozen=True)
@@ -250,16 +255,14 @@ class Task(Checked):
         return plain
 
     def _check_preferences(self) -> None:
-        if self.privacy.preference_std > 0 and not method_class(self.method.name).personal_noise:
+        if self.privacy.preference_std > 0 and self.parts().max_preference is None:
             raise ValueError(
                 f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
                 "all devices add the same noise"
             )
 
     def _check_signs(self) -> None:
-        privacy, method = self.privacy, method_class(self.method.name)
-        noisy = privacy.unit == "device" and method.clips and bool(privacy.noise_multiplier or privacy.epsilon)
-        if self.wire.codec == "one-bit" and not noisy:
+        if self.wire.codec == "one-bit" and not self.noises_updates:
             raise ValueError(
                 'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
                 '"quantized", or privacy.unit = "device" with noise'
@@ -267,16 +270,17 @@ class Task(Checked):
 
     def _check_aggregation(self) -> None:
         """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
-        method, rules = method_class(self.method.name), self.round
+        name, rules = self.method.name, self.round
         if rules.aggregation == "mean":
             return
-        if method.aggregate is not Method.aggregate:
+        server = self.parts().server
+        if type(server).aggregate is not Mean.aggregate:
             raise ValueError(
-                f"round.aggregation = {rules.aggregation!r}: method.name = {method.name!r} aggregates in its own way"
+                f"round.aggregation = {rules.aggregation!r}: method.name = {name!r} aggregates in its own way"
             )
-        if method.weighs(self.method.config()):
+        if server.weighs:
             raise ValueError(
-                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {method.name!r} "
+                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {name!r} "
                 "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
             )
 
@@ -288,6 +292,20 @@ class Task(Checked):
             check_delta(self.delta, max(self.data.devices, 2), as_published=published)
         except PrivacyError as error:
             raise ValueError(f"privacy.delta = {self.delta:g}: {error}") from error
+
+    def parts(self) -> Method:
+        """The method's parts, as they are with some noise: how much there is may not be known yet."""
+        section = self.privacy
+        noise = section.noise_multiplier if section.noise_multiplier is not None else float(bool(section.epsilon))
+        privacy = PrivacySpec(section.unit, section.accounting, section.clip_norm, noise, self.delta)
+        return self.method.parts(privacy, self.round.rounds)
+
+    @property
+    def noises_updates(self) -> bool:
+        """Whether noise is added to what is sent, and not to gradients."""
+        privacy = self.privacy
+        noised = privacy.unit == "device" and bool(privacy.noise_multiplier or privacy.epsilon)
+        return noised and self.parts().gaussian is not None
 
     @property
     def delta(self) -> float:
@@ -347,7 +365,7 @@ class Task(Checked):
         return rate, config.local_steps or max(1, round(config.local_epochs / rate))
 
     def _noise_multiplier(self, train_samples: int | None, rate: float, batches: int) -> float:
-        section, method = self.privacy, method_class(self.method.name)
+        section = self.privacy
         if section.noise_multiplier is not None:
             return section.noise_multiplier
         if section.epsilon is None:
@@ -356,7 +374,7 @@ class Task(Checked):
             noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant
         )
         if section.unit == "record":
-            factor = gradients_factor(method.gradients_per_batch(self.method.config()))
+            factor = gradients_factor(self.parts().training.gradients_per_batch)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
             return find(steps=self.round.rounds)

@@ -19,7 +19,8 @@ from hushfleet.aggregator.ingest.norm_test import check_bounded, check_noised
 from hushfleet.aggregator.storage.store import UpdateRow
 from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import BadSignature, WireError
-from hushfleet.methods.base import Method, PublicState, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.wire.format.forms import added_variance, steps_for
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
 from hushfleet.wire.format.messages import RoundPlan
@@ -73,7 +74,7 @@ class Verdict:
 class UpdateChecks:
     """The checks of one task's updates; each raises `Refusal`."""
 
-    def __init__(self, spec: TaskSpec, method: Method) -> None:
+    def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
         self.spec = spec
         self.method = method
         self.layout = spec.model.layout
@@ -154,38 +155,35 @@ class UpdateChecks:
                 f"{self.layout.size} in {layers}",
             )
         terms = RoundTerms(plan.noise_split, plan.controls)
-        charge, multiplier = self.method.charge(terms), header.multiplier_server
+        charge, cost, multiplier = self.method.charge(terms), self.method.cost(terms), header.multiplier_server
         fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
-        most = self.method.max_preference * charge.noise_multiplier
-        chosen = self.method.personal_noise and 0 < multiplier <= most * (1 + _TOLERANCE)
+        most = (self.method.max_preference or 0.0) * charge.noise_multiplier
+        chosen = 0 < multiplier <= most * (1 + _TOLERANCE)
         if header.noise_split != charge.noise_split or not (fits or chosen):
-            above = f", and devices may choose up to {most:g}" if self.method.personal_noise else ""
+            above = f", and devices may choose up to {most:g}" if most else ""
             raise Refusal(
                 "out-of-bounds",
                 f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
                 f"{charge.noise_multiplier:g} split by {charge.noise_split}{above}",
             )
-        limit = self.method.report_limit(terms)
+        limit = cost.report_limit
         if any(abs(number) > limit * (1 + _TOLERANCE) for number in header.report):
             raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
-        clip_norm = self.method.clip_norm(terms)
         if charge.unit == "record":
             if any(header.noise_stds):
                 raise Refusal("out-of-bounds", "noise on the update is declared, but the task noises gradients")
             return math.inf
         if multiplier > 0:
-            of_values = self.method.mechanism_multiplier(terms, multiplier)
-            self._check_noise(header, of_values, clip_norm)
+            of_values = cost.values_multiplier if cost.reports else multiplier
+            self._check_noise(header, of_values, cost.bound)
             return (1 + _TOLERANCE) / of_values
         if any(header.noise_stds):
             raise Refusal("out-of-bounds", "noise is declared, but the task adds none")
-        if not self.method.clips:
-            return math.inf
-        if max(header.clip_norms) > clip_norm * (1 + _TOLERANCE):
+        if max(header.clip_norms) > cost.bound * (1 + _TOLERANCE):
             raise Refusal(
-                "out-of-bounds", f"clip norm {max(header.clip_norms):g}, but the round clips to {clip_norm:g}"
+                "out-of-bounds", f"clip norm {max(header.clip_norms):g}, but the round clips to {cost.bound:g}"
             )
-        return clip_norm
+        return cost.bound
 
     def _check_noise(self, header: UpdateHeader, multiplier: float, clip_norm: float) -> None:
         """Whole-vector clipping gives every layer the same bound; layered bounds compose by their squares.

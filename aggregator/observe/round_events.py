@@ -7,7 +7,7 @@ from typing import Any
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.config.spec import TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "unit": spec.privacy.unit,
         "devices": devices,
         "rounds": spec.rounds,
-        "raw_values": list(method.raw_values(RoundTerms())),
+        "raw_values": list(method.cost(RoundTerms()).raw),
         "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],
     }
 

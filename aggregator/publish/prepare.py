@@ -18,7 +18,7 @@ from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method
+from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.models import Model, get_model
 from hushfleet.models.export import export_graphs
@@ -46,7 +46,7 @@ class PreparedTask:
     spec_ref: BlobRef
     blobs: dict[bytes, bytes]
     initial: np.ndarray
-    method: Method
+    method: TaskMethod
     dataset: DataSet | None
     inference: InferenceGraph
     evaluate_global: Callable[[np.ndarray], Evaluation] | None

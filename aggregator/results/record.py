@@ -31,7 +31,7 @@ from hushfleet.aggregator.results.result import (
 )
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import WireSpec
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 
 EVENTS_NAME = "events.jsonl"
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
@@ -75,7 +75,7 @@ def record(
     for round, device, code, _ in store.declines():
         declined_in.setdefault(round, set()).add(device)
         declines.setdefault(device, Counter())[code] += 1
-    noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
+    noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
         method=spec.method,

@@ -16,7 +16,8 @@ from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.aggregator.ingest.robust import Sent, robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.errors import HushfleetError
-from hushfleet.methods.base import Method
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.server import ServerArrays
 from hushfleet.model.params import ParamLayout
 from hushfleet.wire.format.update import UpdateHeader
 
@@ -25,6 +26,7 @@ class RoundAggregate:
     """The sums of one round, and what the accepted headers say beside the values.
 
     :param before: the global vector float32 `[d]` of the round.
+    :param state: of the method's server half.
     :param rules: of the task: what the aggregate is.
     :param stored: reads all that was added once more; not asked where a mean is wanted.
     :param device: the torch device that holds the sums of a mean.
@@ -32,9 +34,10 @@ class RoundAggregate:
 
     def __init__(
         self,
-        method: Method,
+        method: TaskMethod,
         layout: ParamLayout,
         before: np.ndarray,
+        state: ServerArrays,
         *,
         rules: RoundSection,
         stored: Callable[[], Iterator[Sent]],
@@ -43,6 +46,7 @@ class RoundAggregate:
         self._method = method
         self._layout = layout
         self._before = before
+        self._state = state
         self._rules = rules
         self._stored = stored
         self._device = device
@@ -52,7 +56,7 @@ class RoundAggregate:
 
     def add(self, sent: Sent, header: UpdateHeader, *, largest: float | None = None) -> None:
         """:param largest: the largest magnitude among the values, where it is known."""
-        weight = self._method.weight(self._before, sent.values)
+        weight = self._method.server.weight(self._before, sent.values, self._layout)
         if self._sums is not None:
             shared = None if header.value_count == sent.values.size else sent.shared
             self._sums.add(sent.values, shared, weight=weight, largest=largest)
@@ -78,7 +82,7 @@ class RoundAggregate:
         else:
             found = robust_sums(self._rules, self._stored, devices=len(self._reports), size=self._layout.size)
             sums, weights = (each.to(self._device) for each in found)
-        after = self._method.aggregate(before, sums, weights)
+        after = self._method.server.aggregate(self._state, before, sums, weights)
         params: np.ndarray = after.to(torch.float32).cpu().numpy()
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self._method.name}.aggregate gave values that are not finite")

@@ -30,7 +30,8 @@ from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, se
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow
 from hushfleet.errors import BadInput, StoreError, StoreFull
-from hushfleet.methods.base import PublicState, RoundOutcome, RoundTerms, ServerState
+from hushfleet.methods.server import ClosedRound, ServerArrays
+from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_update
 
@@ -73,7 +74,7 @@ class RoundEngine:
         self._newcomer_digest = self._newcomer.digest()
         self._plan: RoundPlan | None = None
         self._excluded: set[str] = set()
-        self._server: ServerState = {}
+        self._server: ServerArrays = {}
         self._trained_on: dict[str, bytes] = {}
         self._check_same_task()
         self._resume()
@@ -269,7 +270,7 @@ class RoundEngine:
     def _resume(self) -> None:
         stored = self.store.get("server_state")
         seed = self.prepared.task.seed
-        self._server = self.method.init_server(seed) if stored is None else server_state_from_bytes(stored)
+        self._server = self.method.server.initial(seed) if stored is None else server_state_from_bytes(stored)
         last = self.store.last_round()
         self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
         named = None if last is None else last.global_digest if last.phase == "open" else last.result_digest
@@ -325,7 +326,7 @@ class RoundEngine:
             cohort=cohort,
             noise_split=min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,
-            controls=self.method.controls(self._server, number),
+            controls=self.method.server.controls(self._server, number),
             differences=worth_offering(self.differences.refs, held),
         )
 
@@ -335,6 +336,7 @@ class RoundEngine:
             self.method,
             self.layout,
             self.global_params,
+            self._server,
             rules=self._rules,
             stored=lambda: (sent for _, sent in self._stored_updates(plan.round)),
             device=self._torch_device,
@@ -395,8 +397,8 @@ class RoundEngine:
             wire=self.prepared.task.wire,
         )
 
-    def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerState:
-        outcome = RoundOutcome(
+    def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerArrays:
+        outcome = ClosedRound(
             round=summary.round,
             before=self.global_params,
             after=params,
@@ -404,7 +406,7 @@ class RoundEngine:
             accuracy=summary.accuracy_global,
             loss=summary.loss,
         )
-        return self.method.advance_server(self._server, outcome)
+        return self.method.server.advance(self._server, outcome)
 
 
 def terms_of(plan: RoundPlan) -> RoundTerms:

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from hushfleet.errors import StoreError
-from hushfleet.methods.base import ServerState
+from hushfleet.methods.server import ServerArrays
 
 
-def server_state_to_bytes(state: ServerState) -> bytes:
+def server_state_to_bytes(state: ServerArrays) -> bytes:
     out = io.BytesIO()
     arrays: dict[str, Any] = dict(state)
     np.savez(out, **arrays)
     return out.getvalue()
 
 
-def server_state_from_bytes(data: bytes) -> ServerState:
+def server_state_from_bytes(data: bytes) -> ServerArrays:
     """Raises `StoreError` if it is not what was written."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:

@@ -11,7 +11,8 @@ from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.aggregator.observe.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.publish.model_step import download_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -22,7 +23,7 @@ def summarise(
     params: np.ndarray,
     *,
     changed: bool,
-    method: Method,
+    method: TaskMethod,
     rules: RoundSection,
     store: AggregatorStore,
     held: Mapping[str, bytes],
@@ -57,7 +58,7 @@ def summarise(
 
 
 def _multiplier_release(
-    method: Method, rules: RoundSection, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
+    method: TaskMethod, rules: RoundSection, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
 ) -> float | None:
     """Of the aggregate; None without one.
 
@@ -68,7 +69,7 @@ def _multiplier_release(
     if not participants:
         return None
     charge, robust = method.charge(terms), rules.aggregation != "mean"
-    if not method.personal_noise:
+    if method.max_preference is None:
         return charge.noise_multiplier if robust else method.multiplier_release(terms, participants=participants)
     claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges() if row.round == round]
     if robust:

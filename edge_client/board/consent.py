@@ -8,13 +8,14 @@ from __future__ import annotations
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import RoundPlan
 
 
 def check_allowed(
-    plan: RoundPlan, spec: TaskSpec, method: Method, terms: RoundTerms, *, limits: LimitsSection, ledger: Ledger
+    plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: Ledger
 ) -> None:
     """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)

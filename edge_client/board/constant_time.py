@@ -19,11 +19,11 @@ import numpy as np
 from hushfleet.config.spec import TaskSpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import SecureNoise
-from hushfleet.training.batch_gradient import GradientFunction
-from hushfleet.training.batches import Recipe
+from hushfleet.training.batch import GradientFunction
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 
 LEAST_SLOT_S = 1.0
@@ -64,7 +64,7 @@ def nominal_seconds(
         black,
         terms=RoundTerms(),
         logits_of=logits_of,
-        recipe=Recipe(model.dropout, spec.augment),
+        inputs=Inputs(model.dropout, spec.augment),
         rng=np.random.default_rng(),
         noise=SecureNoise(),
     )

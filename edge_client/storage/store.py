@@ -32,7 +32,7 @@ from hushfleet.edge_client.storage.store_file import (
     create_if_absent,
 )
 from hushfleet.errors import CopiedStore, LedgerError, Malformed, StoreError
-from hushfleet.methods.base import DeviceState, PublicState
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.identity import Identity

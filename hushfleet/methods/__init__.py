@@ -1,65 +1,144 @@
-"""The published methods, by name; each is one file in this folder."""
+"""Methods of personalized federated learning, by name: the published ones, and those of other packages and files.
+
+Another package offers methods by entry points of the group `hushfleet.methods`, each a `Published`. In a simulation a
+method may also lie in a file, named `path/to/file.py:NAME`. Such a name is run only where `allow_file` has allowed just
+this one: what a board reads from the network cannot make it execute a file.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
-from hushfleet.methods.acdp_pfsd import ACDPpFSD
-from hushfleet.methods.apdp_fl import APDPFL
-from hushfleet.methods.base import Method
-from hushfleet.methods.blur_lus import BlurLus
-from hushfleet.methods.ditto import Ditto
-from hushfleet.methods.dp_fedavg import DPFedAvg
-from hushfleet.methods.dp_fedsam import DPFedSAM
-from hushfleet.methods.dp_fedsim import DPFedSim
-from hushfleet.methods.fedaddp import FedADDP
-from hushfleet.methods.fedavg import FedAvg
-from hushfleet.methods.feddpa import FedDPA
-from hushfleet.methods.fedglp_adp import FedGLPADP
-from hushfleet.methods.fedper import FedPer
-from hushfleet.methods.fedprox import FedProx
-from hushfleet.methods.fedrep import FedRep
-from hushfleet.methods.lg_fedavg import LGFedAvg
-from hushfleet.methods.perfreezeclip import PerFreezeClip
-from hushfleet.methods.pfedsd import PFedSD
+from hushfleet.methods.acdp_pfsd import acdp_pfsd
+from hushfleet.methods.apdp_fl import apdp_fl
+from hushfleet.methods.blur_lus import blur_lus
+from hushfleet.methods.ditto import ditto
+from hushfleet.methods.dp_fedsam import dp_fedsam
+from hushfleet.methods.dp_fedsim import dp_fedsim
+from hushfleet.methods.fedaddp import fedaddp
+from hushfleet.methods.fedavg import dp_fedavg, fedavg, fedprox
+from hushfleet.methods.feddpa import feddpa
+from hushfleet.methods.fedglp_adp import fedglp_adp
+from hushfleet.methods.heads import fedper, fedrep, lg_fedavg
+from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
+from hushfleet.methods.perfreezeclip import perfreezeclip
+from hushfleet.methods.pfedsd import pfedsd
 from hushfleet.model.params import ParamLayout
 
-METHODS: dict[str, type[Method]] = {
-    m.name: m
-    for m in (
-        FedAvg,
-        DPFedAvg,
-        DPFedSim,
-        FedADDP,
-        FedDPA,
-        FedGLPADP,
-        FedProx,
-        FedPer,
-        LGFedAvg,
-        FedRep,
-        Ditto,
-        ACDPpFSD,
-        PFedSD,
-        PerFreezeClip,
-        APDPFL,
-        BlurLus,
-        DPFedSAM,
+GROUP = "hushfleet.methods"
+ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
+"""The environment variable by which a simulation tells its processes of the one file that they may run."""
+
+_OURS = (
+    *(fedavg, dp_fedavg, fedprox, dp_fedsam, blur_lus, ditto),
+    *(fedper, lg_fedavg, fedrep, perfreezeclip, fedglp_adp),
+    *(feddpa, fedaddp, dp_fedsim, acdp_pfsd, pfedsd, apdp_fl),
+)
+METHODS: dict[str, Published] = {method.name: method for method in _OURS}
+
+
+def find_method(name: str) -> Published:
+    """Raises `BadInput` for a name that nobody has here, or a file that may not be run."""
+    if name in METHODS:
+        return METHODS[name]
+    if ".py:" in name:
+        return _from_file(name)
+    for entry in entry_points(group=GROUP, name=name):
+        return _published(entry.load(), f"the entry point {entry.value}")
+    raise BadInput(
+        f"method.name = {name!r}: must be one of {', '.join(sorted(all_names()))}. A method of another package must be "
+        f"installed here too, on the aggregator and on each board: pip install PACKAGE, with an entry point of the "
+        f"group {GROUP!r} that has this name (docs/methods.md)"
     )
-}
 
 
-def method_class(name: str) -> type[Method]:
-    if name not in METHODS:
-        raise BadInput(f"method.name = {name!r}: must be one of {', '.join(sorted(METHODS))}")
-    return METHODS[name]
+def all_names() -> set[str]:
+    """Of all methods that are installed here."""
+    return {*METHODS, *(entry.name for entry in entry_points(group=GROUP))}
+
+
+def allow_file(name: str) -> str:
+    """Allows one method of a file to this process and those that it starts. FOR SIMULATION ONLY.
+
+    :param name: `path/to/file.py:NAME`.
+    :return: the name for `method.name`, with the whole path.
+    """
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py") or not attribute.isidentifier():
+        raise BadInput(f"--method {name}: must be like path/to/file.py:NAME")
+    full = f"{Path(path).absolute()}:{attribute}"
+    os.environ[ALLOWED_FILE] = full
+    find_method(full)
+    return full
+
+
+def allowed_file() -> dict[str, str]:
+    """What the environment of a process on another machine needs to run the allowed file, which must be there too."""
+    return {key: value for key, value in os.environ.items() if key == ALLOWED_FILE}
+
+
+def _from_file(name: str) -> Published:
+    if os.environ.get(ALLOWED_FILE) != name:
+        raise BadInput(
+            f"method.name = {name!r}: a method in a file runs in simulations only, by hushfleet simulate --method. On "
+            f"boards it must be installed: make a package with an entry point of the group {GROUP!r} (docs/methods.md)"
+        )
+    return _loaded(name)
+
+
+@cache
+def _loaded(name: str) -> Published:
+    path, _, attribute = name.rpartition(":")
+    module_name = f"hushfleet_method_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up, and so does pickle
+    try:
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise BadInput(f"method.name = {name!r}: cannot read {path}: {error.strerror}") from error
+    return _published(getattr(module, attribute, None), name)
+
+
+def _published(found: object, where: str) -> Published:
+    if not isinstance(found, Published):
+        raise BadInput(f"{where} is no method: it must be a hushfleet.methods.Published, not {type(found).__name__}")
+    return found
 
 
 def make_method(
     name: str, config: dict[str, Any], privacy: PrivacySpec, layout: ParamLayout, *, rounds: int
-) -> Method:
-    """A method from its plain configuration. Raises `Malformed` for a bad field, `BadInput` for a bad name."""
-    cls = method_class(name)
-    return cls(from_plain(cls.config_class, config, where="method"), privacy, layout, rounds=rounds)
+) -> TaskMethod:
+    """A task's method from its plain configuration. Raises `Malformed` for a bad field, `BadInput` for a bad name.
+
+    :param rounds: T, the length of the task.
+    """
+    published = find_method(name)
+    settings = from_plain(published.config, config, where="method")
+    return TaskMethod(published.parts(settings, privacy, rounds), settings, privacy, layout, name=name)
+
+
+__all__ = [
+    "GROUP",
+    "METHODS",
+    "Method",
+    "Published",
+    "TaskMethod",
+    "TrainingConfig",
+    "all_names",
+    "allow_file",
+    "allowed_file",
+    "find_method",
+    "make_method",
+]

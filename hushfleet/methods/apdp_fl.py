@@ -39,15 +39,15 @@ With privacy unit `device` schedule and preferences are put on DP-FedAvg's noise
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet.config.spec import require
-from hushfleet.errors import PrivacyError
-from hushfleet.methods.base import Array, DeviceState, Method, RoundOutcome, RoundTerms, ServerState, TrainingConfig
-from hushfleet.methods.proximal import add_pull
-from hushfleet.privacy.record import RecordMechanism
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import MeanGradient, Pull, Sgd
+from hushfleet.methods.method import Method, TrainingConfig, published, within
+from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.stages import ClipWhole, Gaussian
 
 STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
 PASS_MARK = 50.0
@@ -63,77 +63,62 @@ class APDPFLConfig(TrainingConfig):
         the louder the noise that a device names, the farther an update may move the model.
     """
 
-    max_preference: float = 5.0
-    decay: float = 0.9
-    mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
-        require(0 <= self.mu <= 1000, "mu", self.mu, "in [0, 1000]")
-        require(1 <= self.max_preference <= 1000, "max_preference", self.max_preference, "in [1, 1000]")
+    max_preference: float = within("[1, 1000]", 5.0)
+    decay: float = within("(0, 1]", 0.9)
+    mu: float = within("[0, 1000]", 0.0)
 
 
-class APDPFL(Method):
-    name = "apdp-fl"
-    source = "Guo et al., Symmetry 17(12), 2025"
-    summary = "noise that falls as training goes on, and that each device scales by its own preference"
-    config_class = APDPFLConfig
-    config: APDPFLConfig
-    personal_noise = True
+@published(
+    "apdp-fl",
+    APDPFLConfig,
+    source="Guo et al., Symmetry 17(12), 2025",
+    summary="noise that falls as training goes on, and that each device scales by its own preference",
+)
+def apdp_fl(config: APDPFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    gradient = MeanGradient(record_clips="record" if privacy.accounting == "strict" else "batch")
+    return Method(
+        training=Sgd(gradient, (Pull(config.mu),)),
+        stages=(ClipWhole(), Gaussian(max_preference=config.max_preference)),
+        server=FallingNoise(privacy.noise_multiplier, config.decay, rounds),
+    )
 
-    # the device half
 
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        add_pull(gradient, params, start, self.config.mu)
+@dataclass(frozen=True)
+class FallingNoise(Mean):
+    """The server multiplies sigma by `decay` after each round whose score passes."""
 
-    @property
-    def max_preference(self) -> float:
-        return self.config.max_preference
+    noise_multiplier: float
+    decay: float
+    rounds: int
 
-    def noise_multiplier(self, terms: RoundTerms) -> float:
-        """sigma_i of section 4.2. Raises `PrivacyError` for more than the task allows."""
-        if terms.preference > self.max_preference:
-            raise PrivacyError(
-                f"this device wants {terms.preference:g} times the standard noise, and the task allows "
-                f"{self.max_preference:g} times (method.max_preference)"
-            )
-        return terms.preference * super().noise_multiplier(terms)
-
-    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
-        mechanism = super().record_mechanism(terms)
-        return mechanism if self.privacy.accounting == "strict" else replace(mechanism, clips="batch")
-
-    # the server half
-
-    def init_server(self, seed: int) -> ServerState:
+    def initial(self, seed: int) -> ServerArrays:
         return {
-            "noise_multiplier": np.float64(self.privacy.noise_multiplier),
-            "longest_step": np.float64(0.0),
-            "loss": np.float64(math.nan),
+            "noise_multiplier": np.array(self.noise_multiplier),
+            "longest_step": np.array(0.0),
+            "loss": np.array(math.nan),
             "accuracies": np.full(_ACCURACIES, math.nan),  # the newest last
         }
 
-    def controls(self, server: ServerState, round: int) -> dict[str, float]:
-        return {"noise_multiplier": float(server["noise_multiplier"])}
+    def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
+        return {"noise_multiplier": float(state["noise_multiplier"])}
 
-    def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
-        step = float(np.linalg.norm(outcome.after.astype(np.float64) - outcome.before))
-        longest = max(step, float(server["longest_step"]))
-        loss = math.nan if outcome.loss is None else outcome.loss
-        accuracy = math.nan if outcome.accuracy is None else outcome.accuracy
-        accuracies = np.append(server["accuracies"][1:], accuracy)
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        step = float(np.linalg.norm(closed.after.astype(np.float64) - closed.before))
+        longest = max(step, float(state["longest_step"]))
+        loss = math.nan if closed.loss is None else closed.loss
+        accuracy = math.nan if closed.accuracy is None else closed.accuracy
+        accuracies = np.append(state["accuracies"][1:], accuracy)
         score = score_of(
             step / longest if longest > 0 else 0.0,
-            loss_rose=loss > float(server["loss"]),
-            accuracy_fell=accuracies.mean() > accuracy,
-            progress=outcome.round / self.rounds,
+            loss_rose=loss > float(state["loss"]),
+            accuracy_fell=bool(accuracies.mean() > accuracy),
+            progress=closed.round / self.rounds,
         )
-        sigma = float(server["noise_multiplier"])
+        sigma = float(state["noise_multiplier"])
         return {
-            "noise_multiplier": np.float64(self.config.decay * sigma if score > PASS_MARK else sigma),
-            "longest_step": np.float64(longest),
-            "loss": np.float64(loss),
+            "noise_multiplier": np.array(self.decay * sigma if score > PASS_MARK else sigma),
+            "longest_step": np.array(longest),
+            "loss": np.array(loss),
             "accuracies": accuracies,
         }
 
@@ -141,7 +126,8 @@ class APDPFL(Method):
 def score_of(step: float, *, loss_rose: bool, accuracy_fell: bool, progress: float) -> float:
     """The score of a round, section 4.1, 0 to 100.
 
-    :param step: length of the global model's step over the longest one so far; :param progress: t / T.
+    :param step: length of the global model's step over the longest one so far.
+    :param progress: t / T.
     """
     return (
         STEP_WEIGHT * min(max(2 * (1 - 2 * step), 0.0), 1.0)

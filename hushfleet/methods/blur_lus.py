@@ -20,11 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hushfleet import array_api
+from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, Release, RoundTerms, TrainingConfig
-from hushfleet.methods.sparsify import keep_largest
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import Penalty, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.stages import KeepLargest
+from hushfleet.methods.state import RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,37 +35,40 @@ class BlurLusConfig(TrainingConfig):
     :param keep_share: the share of an update's entries that LUS keeps; 1 leaves it out.
     """
 
-    bound_weight: float = 0.1
-    keep_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.bound_weight <= 1000, "bound_weight", self.bound_weight, "in [0, 1000]")
-        require(0 < self.keep_share <= 1, "keep_share", self.keep_share, "in (0, 1]")
+    bound_weight: float = within("[0, 1000]", 0.1)
+    keep_share: float = within("(0, 1]", 0.5)
 
 
-class BlurLus(Method):
-    name = "blur-lus"
-    source = "Cheng et al., CVPR 2022"
-    summary = "DP-FedAvg with updates held near the clip norm in training, and their small entries zeroed"
-    config_class = BlurLusConfig
-    config: BlurLusConfig
+@dataclass(frozen=True)
+class Blur(Penalty):
+    """(weight / 2) max(0, |w - w^t|^2 - C^2): a pull back to the start, for those beyond the clip norm C."""
 
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        """BLUR: a pull back to the start, for those beyond the bound."""
-        if self.config.bound_weight == 0 or self.privacy.unit == "record":
+    weight: float
+
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        if self.weight == 0:
             return
-        xp = array_api.array_namespace(params)
+        xp, start = array_api.array_namespace(params), context.start
         squares = 0.0
         for part in blocks(params):
             moved = params[..., part] - start[..., part]
             squares = squares + xp.vecdot(moved, moved)
-        beyond = xp.astype(squares > self.privacy.clip_norm**2, params.dtype)
-        pull = (self.config.bound_weight * beyond)[..., None]
+        beyond = xp.astype(squares > context.setting.privacy.clip_norm**2, params.dtype)
+        pull = (self.weight * beyond)[..., None]
         for part in blocks(params):
             gradient[..., part] += pull * (params[..., part] - start[..., part])
 
-    def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        """LUS, then DP-FedAvg's clip and noise, or with the unit `record` nothing more."""
-        sparse = keep_largest(update, self.config.keep_share, ~state.public.mask)
-        return super().release(state, sparse, terms, noise)
+    def by_record(self) -> None:
+        return None
+
+
+@published(
+    "blur-lus",
+    BlurLusConfig,
+    source="Cheng et al., CVPR 2022",
+    summary="DP-FedAvg with updates held near the clip norm in training, and their small entries zeroed",
+)
+def blur_lus(config: BlurLusConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(
+        training=Sgd(penalties=(Blur(config.bound_weight),)), stages=(KeepLargest(config.keep_share), *CLIP_AND_NOISE)
+    )

@@ -60,19 +60,19 @@ class ClipAgent:
     def begin(self, seed: int) -> Arrays:
         """The agent before round 1, with that round's action drawn."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED_STREAM,)))
-        arrays: Arrays = {"seed": np.int64(seed), "round": np.int64(1), "state": np.full(2, np.nan)}
+        arrays: Arrays = {"seed": np.array(seed), "round": np.array(1), "state": np.full(2, np.nan)}
         for name in (ACTOR, CRITIC):
             weights = _initial_weights(rng)
             if name == ACTOR:  # the mean begins near the middle of the range, and the last entry is log std
                 weights[-HIDDEN - 1 :] *= 0.01
                 weights = np.append(weights, math.log(_INITIAL_STD))
             arrays |= {name: weights, f"{name}.first": np.zeros_like(weights), f"{name}.second": np.zeros_like(weights)}
-        arrays |= {"updates": np.int64(0), "experiences": np.empty((0, 7))}
+        arrays |= {"updates": np.array(0), "experiences": np.empty((0, 7))}
         return self._act(arrays)
 
     def clip_norm_of(self, arrays: Arrays) -> float:
         """What the drawn action stands for."""
-        return self.clip_norm * self.clip_range ** math.tanh(float(arrays["action"]))
+        return float(self.clip_norm * self.clip_range ** math.tanh(float(arrays["action"])))
 
     def observe(self, arrays: Arrays, accuracy: float, loss: float) -> Arrays:
         """The agent after a round with these mean reports, with the next round's action drawn.
@@ -106,7 +106,7 @@ class ClipAgent:
                 std = torch.exp(weights[-1])
                 u = mean + std * rng.standard_normal()
                 action, density = float(u), float(_log_density(u, mean, std))
-        return arrays | {"action": np.float64(action), "log_density": np.float64(density)}
+        return arrays | {"action": np.array(action), "log_density": np.array(density)}
 
     def _learn(self, arrays: Arrays) -> Arrays:
         """Algorithm 2, lines 28 to 33, on the whole buffer."""

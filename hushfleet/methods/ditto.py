@@ -12,46 +12,25 @@ Deviation: with privacy unit `record` the own model trains without noise: nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hushfleet import array_api
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, TrainingConfig
-from hushfleet.methods.proximal import add_pull
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import Pull, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 
 
 @dataclass(frozen=True, kw_only=True)
 class DittoConfig(TrainingConfig):
     """:param lambda_: weight of the pull of the own model towards the global one; the paper's lambda."""
 
-    lambda_: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.lambda_ <= 1000, "lambda_", self.lambda_, "in [0, 1000]")
+    lambda_: float = within("[0, 1000]", 0.1)
 
 
-class Ditto(Method):
-    name = "ditto"
-    source = "Li et al., ICML 2021"
-    summary = "FedAvg, and beside it a model that stays on the device, pulled towards the global one"
-    config_class = DittoConfig
-    config: DittoConfig
-
-    @property
-    def companion(self) -> Method:
-        return _OwnModel(self.config, replace(self.privacy, unit="device"), self.layout, rounds=self.rounds)
-
-
-class _OwnModel(Method):
-    """How the own model trains; it is never released."""
-
-    config: DittoConfig
-
-    def start(self, state: DeviceState, global_params: Array) -> Array:
-        begin = global_params if state.own is None else state.own
-        return array_api.array_namespace(begin).asarray(begin, copy=True)
-
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        """:param start: the global vector."""
-        add_pull(gradient, params, start, self.config.lambda_)
+@published(
+    "ditto",
+    DittoConfig,
+    source="Li et al., ICML 2021",
+    summary="FedAvg, and beside it a model that stays on the device, pulled towards the global one",
+)
+def ditto(config: DittoConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(stages=CLIP_AND_NOISE, own_training=Sgd(penalties=(Pull(config.lambda_),)))

@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hushfleet import array_api
+from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, BatchGradient, DeviceState, Method, Release, RoundTerms, TrainingConfig
-from hushfleet.methods.sparsify import keep_largest
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import MeanGradient, Sgd, squared_norm
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.stages import KeepLargest
+from hushfleet.methods.state import RoundContext, divided
+from hushfleet.training.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,50 +36,48 @@ class DPFedSAMConfig(TrainingConfig):
     :param keep_share: the share of an update's entries that is kept; 1 leaves sparsification out.
     """
 
+    rho: float = within("[0, 100]", 0.5)
+    keep_share: float = within("(0, 1]", 1.0)
+
+
+@dataclass(frozen=True)
+class Sharpness(MeanGradient):
+    """The gradient at the point that is rho uphill."""
+
     rho: float = 0.5
-    keep_share: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.rho <= 100, "rho", self.rho, "in [0, 100]")
-        require(0 < self.keep_share <= 1, "keep_share", self.keep_share, "in (0, 1]")
+    @property
+    def gradients(self) -> int:
+        return 2 if self.rho > 0 else 1
 
-
-class DPFedSAM(Method):
-    name = "dp-fedsam"
-    source = "Shi et al., CVPR 2023"
-    summary = "DP-FedAvg with sharpness-aware local steps, and top-k of the update if wanted"
-    config_class = DPFedSAMConfig
-    config: DPFedSAMConfig
-
-    @classmethod
-    def gradients_per_batch(cls, config: DPFedSAMConfig) -> int:
-        return 2 if config.rho > 0 else 1
-
-    def gradient(self, state: DeviceState, start: Array, params: Array, batch: BatchGradient) -> tuple[Any, Array]:
-        """The loss at `params`, and the gradient at the point that is rho uphill of it."""
+    def __call__(
+        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
+    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        """With the loss at `params`."""
         loss, uphill = batch.mean(params)
-        if self.config.rho == 0:
-            return loss, uphill
-        _, gradient = batch.mean(_climbed(params, uphill, self.config.rho))
-        return loss, gradient
-
-    def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        """Top-k, then DP-FedAvg's clip and noise, or with the unit `record` nothing more."""
-        sparse = keep_largest(update, self.config.keep_share, ~state.public.mask)
-        return super().release(state, sparse, terms, noise)
+        if self.rho == 0:
+            return loss, uphill, memory
+        _, gradient = batch.mean(climbed(params, uphill, self.rho))
+        return loss, gradient, memory
 
 
-def _climbed(params: Array, gradient: Array, rho: float) -> Array:
+def climbed(params: Array, gradient: Array, rho: float) -> Array:
     """params + rho gradient / |gradient|, `[..., d]`; params itself for a gradient of zero."""
     xp = array_api.array_namespace(params)
-    squares = 0.0
-    for part in blocks(gradient):
-        squares = squares + xp.vecdot(gradient[..., part], gradient[..., part])
-    norm = squares**0.5
-    step = xp.where(norm > 0, rho / xp.where(norm > 0, norm, xp.ones_like(norm)), xp.zeros_like(norm))
-    step = xp.astype(step, params.dtype)[..., None]
+    step = xp.astype(divided(rho, squared_norm(gradient) ** 0.5), params.dtype)[..., None]
     there = xp.empty_like(params)
     for part in blocks(params):
         there[..., part] = params[..., part] + step * gradient[..., part]
     return there
+
+
+@published(
+    "dp-fedsam",
+    DPFedSAMConfig,
+    source="Shi et al., CVPR 2023",
+    summary="DP-FedAvg with sharpness-aware local steps, and top-k of the update if wanted",
+)
+def dp_fedsam(config: DPFedSAMConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(
+        training=Sgd(Sharpness(rho=config.rho)), stages=(KeepLargest(config.keep_share), *CLIP_AND_NOISE)
+    )

@@ -40,13 +40,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet import array_api
+from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
-from hushfleet.methods.fisher import MOVED, PERSONAL, Normalisation, normalised, squared_gradient, started, with_private
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.fisher import ByFisher, Normalisation
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.server import Mean
+from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
+from hushfleet.methods.state import RoundContext
+from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import clip_layers, layer_norms
-from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 
 _DELTA = 1e-8
@@ -65,111 +68,73 @@ class DPFedSimConfig(TrainingConfig):
     :param strict_stretch: the same under strict accounting, where the noise grows with it.
     """
 
-    fisher_threshold: float = 0.4
+    fisher_threshold: float = within("(0, 1]", 0.4)
     normalisation: Normalisation = "min-max"
     agc: bool = True
     msa: bool = True
-    max_stretch: float = 1000.0
-    strict_stretch: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.fisher_threshold <= 1, "fisher_threshold", self.fisher_threshold, "in (0, 1]")
-        require(1 <= self.max_stretch <= 1e6, "max_stretch", self.max_stretch, "in [1, 1000000]")
-        require(1 <= self.strict_stretch <= 1e6, "strict_stretch", self.strict_stretch, "in [1, 1000000]")
+    max_stretch: float = within("[1, 1000000]", 1000.0)
+    strict_stretch: float = within("[1, 1000000]", 2.0)
 
 
-class DPFedSim(Method):
-    name = "dp-fedsim"
-    source = "DP-FedSim: adaptive differential privacy and similarity model aggregation"
-    summary = "start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity"
-    config_class = DPFedSimConfig
-    config: DPFedSimConfig
+@published(
+    "dp-fedsim",
+    DPFedSimConfig,
+    source="DP-FedSim: adaptive differential privacy and similarity model aggregation",
+    summary="start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity",
+)
+def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    strict = privacy.accounting == "strict"
+    stretch = config.strict_stretch if strict else config.max_stretch
+    # What is declared is the cap, not T_s, which is a function of the data.
+    adaptive = (ClipBySpread(stretch), ClipLayers(EvenBounds(stretch)), Gaussian(scaled_to_clip_norm=not strict))
+    return Method(
+        # Eqs. (5)-(8)
+        ByFisher(config.fisher_threshold, "layer", config.normalisation, inclusive=True, newcomers=False),
+        stages=adaptive if config.agc else CLIP_AND_NOISE,
+        server=SimilarityMean() if config.msa else Mean(),
+    )
+
+
+@dataclass(frozen=True)
+class ClipBySpread(Transform):
+    """AGC, Eqs. (9)-(12): layer s of the update is clipped to T_s, capped.
+
+    :param stretch: what T_s / b may be at most.
+    """
+
+    stretch: float
+
+    def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        return clip_layers(update, context.layout, self.thresholds(context, update))
+
+    def thresholds(self, context: RoundContext, update: Array) -> Array:
+        """T_s of Eq. (9), float64 `[L]`."""
+        bounds, layers = np.empty(len(context.layout.layers)), context.layout.layers
+        for index, (layer, norm) in enumerate(zip(layers, layer_norms(update, context.layout), strict=True)):
+            values = update[layer.start : layer.stop]
+            mean = sum(np.sum(values[part].astype(np.float64)) for part in blocks(values)) / layer.size
+            std = max(norm**2 / layer.size - mean**2, 0.0) ** 0.5
+            bounds[index] = 1 + std / (abs(mean) + _DELTA)
+        return context.setting.privacy.clip_norm * np.minimum(bounds, self.stretch)
+
+    def by_record(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class SimilarityMean(Mean):
+    """MSA: an update weighs as much as the model that it makes resembles the global one."""
 
     @property
-    def adaptive(self) -> bool:
-        """Whether updates are clipped by layers."""
-        return self.config.agc and self.privacy.unit == "device"
+    def weighs(self) -> bool:
+        return True
 
-    @property
-    def stretch(self) -> float:
-        """What T_s / b may be at most; public."""
-        strict = self.privacy.accounting == "strict"
-        return self.config.strict_stretch if strict else self.config.max_stretch
-
-    def prepare(self, state: DeviceState, global_params: Array, data: OwnData) -> DeviceState:
-        """Eqs. (5)-(7)."""
-        if state.own is None:
-            return state
-        fisher = squared_gradient(state, state.own, data, unit=self.privacy.unit)
-        layers = [slice(layer.start, layer.stop) for layer in self.layout.layers]
-        share = normalised(fisher, layers, self.config.normalisation)
-        return with_private(state, **{PERSONAL: share >= self.config.fisher_threshold})
-
-    def start(self, state: DeviceState, global_params: Array) -> Array:
-        """Eq. (8)."""
-        return started(state, global_params)
-
-    def thresholds(self, update: Array) -> Array:
-        """T_s of Eq. (9), float64 `[..., L]`, capped."""
-        xp = array_api.array_namespace(update)
-        norms = layer_norms(update, self.layout)
-        bounds = xp.empty_like(norms)
-        for index, layer in enumerate(self.layout.layers):
-            values, total = update[..., layer.start : layer.stop], 0.0
-            for part in blocks(values):
-                total = total + xp.sum(xp.astype(values[..., part], xp.float64), axis=-1)
-            mean = total / layer.size
-            std = xp.clip(norms[..., index] ** 2 / layer.size - mean**2, min=0.0) ** 0.5
-            bounds[..., index] = 1 + std / (xp.abs(mean) + _DELTA)
-        return self.privacy.clip_norm * xp.clip(bounds, max=self.stretch)
-
-    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        """Eqs. (9)-(14). What is declared is the cap, not T_s, which is a function of the data."""
-        if not self.adaptive:
-            return super().protect(state, update, terms, noise)
-        xp = array_api.array_namespace(update)
-        mechanism = self.mechanism(terms)
-        clipped = clip_layers(update, self.layout, self.thresholds(update))
-        bounds = xp.full_like(layer_norms(update, self.layout), self.privacy.clip_norm * self.stretch)
-        stds = mechanism.layer_stds(bounds)
-        values = mechanism.add_noise(clipped, stds, noise, layout=self.layout)
-        return Release(values, bounds, stds, self.charge(terms))
-
-    def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        private = {MOVED: update} if self.privacy.unit == "record" else {}
-        return DeviceState(self.advance_public(state.public, sent), trained, private)
-
-    def clip_norm(self, terms: RoundTerms) -> float:
-        """The bound of the whole update: with AGC, that of L layers at the cap."""
-        whole = super().clip_norm(terms)
-        return whole * self.stretch * math.sqrt(len(self.layout.layers)) if self.adaptive else whole
-
-    def mechanism(self, terms: RoundTerms) -> GaussianMechanism:
-        """As published the noise is scaled to b alone, and so it is so much less of what it has to hide."""
-        plain = super().mechanism(terms)
-        if not self.adaptive or self.privacy.accounting == "strict":
-            return plain
-        hidden = self.stretch * math.sqrt(len(self.layout.layers))
-        return GaussianMechanism(plain.noise_multiplier / hidden, noise_split=plain.noise_split)
-
-    @classmethod
-    def weighs(cls, config: DPFedSimConfig) -> bool:
-        return config.msa
-
-    def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
+    def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
         """Eq. (15): the mean over the layers of the cosine between the global and the client's model."""
-        if not self.config.msa:
-            return 1.0
         cosines = []
-        for layer in self.layout.layers:
+        for layer in layout.layers:
             theirs = global_params[layer.start : layer.stop].astype(np.float64)
             client = theirs + sent[layer.start : layer.stop]
             norms = math.sqrt(theirs @ theirs) * math.sqrt(client @ client)
             cosines.append(float(theirs @ client) / norms if norms > 0 else 0.0)
         return min(1.0, max(_LEAST_WEIGHT, math.fsum(cosines) / len(cosines)))
-
-    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
-        if self.config.msa:
-            return self.charge(terms).noise_multiplier
-        return super().multiplier_release(terms, participants=participants)

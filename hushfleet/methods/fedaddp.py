@@ -34,20 +34,26 @@ are clipped one by one instead.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hushfleet import array_api
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Release, RoundTerms
-from hushfleet.methods.feddpa import FedDPA, FedDPAConfig
-from hushfleet.methods.fisher import GLOBAL, started
-from hushfleet.privacy.clipping import clip_layers, layer_norms
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.feddpa import AgainstGlobal, FedDPAConfig, LengthPenalties
+from hushfleet.methods.fisher import ByFisher
+from hushfleet.methods.local import PersonalFirst, Sgd
+from hushfleet.methods.method import Method, published, within
+from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds, Transform
+from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 
 _LEAST_ROOM = 1e-8
 _LEAST_SHARE = 1e-3  # of a layer in the squared clip norm, before they are made to sum to 1
-_LENGTH = "length"  # in `private`: float64 `[...]`, sum over the tensors of |2 q|
+_LENGTH = "length"  # in the private arrays: float64 `[...]`, sum over the tensors of |2 q|
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,81 +63,73 @@ class FedADDPConfig(FedDPAConfig):
     :param beta: room of a parameter for its change, both ways together, as a part of its own size.
     """
 
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.beta <= 100, "beta", self.beta, "in (0, 100]")
+    beta: float = within("(0, 100]", 0.1)
 
 
-class FedADDP(FedDPA):
-    name = "fedaddp"
-    source = "Guo et al., ICA3PP 2024, by its public code"
-    summary = "FedDPA with a clip threshold and noise for each parameter, by its own size"
-    config_class = FedADDPConfig
-    config: FedADDPConfig
+@published(
+    "fedaddp",
+    FedADDPConfig,
+    source="Guo et al., ICA3PP 2024, by its public code",
+    summary="FedDPA with a clip threshold and noise for each parameter, by its own size",
+)
+def fedaddp(config: FedADDPConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    as_published = privacy.unit == "device" and privacy.accounting == "as-published"
+    penalties = (LastLength if as_published else LengthPenalties)(config.lambda_1, config.lambda_2)
+    return Method(
+        ByFisher(config.fisher_threshold),
+        Sgd(penalties=(penalties,), order=PersonalFirst(config.personal_epochs)),
+        (NoiseBySize(config.beta),) if as_published else (AgainstGlobal(), ClipLayers(GlobalShares()), Gaussian()),
+    )
 
-    @property
-    def exposed(self) -> bool:
-        """Whether the code's noise is added, which protects nothing that could be charged for."""
-        return self.privacy.unit == "device" and self.privacy.accounting == "as-published"
 
-    @property
-    def clips(self) -> bool:
-        """Whether what is sent is bounded by the clip norm."""
-        return not self.exposed
+@dataclass(frozen=True)
+class NoiseBySize(Transform):
+    """As published: each parameter's change within its room q, and noise in proportion to q."""
 
-    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
-        noised = self.exposed and self.noise_multiplier(terms) > 0
-        return ("bounds and noise that follow the own model",) if noised else ()
+    beta: float
+    adds_noise = True
+
+    def raw(self, setting: RoundSetting) -> tuple[str, ...]:
+        return ("bounds and noise that follow the own model",) if setting.sigma() > 0 else ()
 
     def room(self, trained: Array) -> Array:
-        """q of each parameter, `[..., d]`."""
-        xp = array_api.array_namespace(trained)
-        return xp.clip(self.config.beta / 2 * xp.abs(trained), min=_LEAST_ROOM)
+        """q of each parameter, `[d]`."""
+        return np.maximum(self.beta / 2 * np.abs(trained), np.float32(_LEAST_ROOM))
 
-    def length(self, state: DeviceState) -> Array | float:
-        return state.private.get(_LENGTH, 0.0) if self.exposed else super().length(state)
+    def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        """The change against the global model."""
+        moved_before = context.start - context.global_params
+        change = update + moved_before
+        if math.isinf(context.setting.privacy.clip_norm):
+            return change
+        room = self.room(context.global_params + change)
+        values = moved_before + np.clip(change - moved_before, -room, room)
+        added = GaussianMechanism(context.setting.sigma())
+        stds = 2 * math.sqrt(len(context.layout.sizes)) * added.noise_multiplier * room.astype(np.float64)
+        return added.add_noise(values, stds, noise)
 
-    def mechanism(self, terms: RoundTerms) -> GaussianMechanism:
-        """What is charged for: nothing as published."""
-        return GaussianMechanism(0.0 if self.exposed else self.noise_multiplier(terms))
-
-    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        """:param update: trained model minus global model, as `release` of FedDPA hands it on."""
-        if not self.exposed:
-            return self._by_layers(state, update, terms, noise)
-        xp = array_api.array_namespace(update)
-        values = update
-        if math.isfinite(self.privacy.clip_norm):
-            anchor = state.private.get(GLOBAL, xp.zeros_like(update))
-            room = self.room(anchor + update)
-            moved_before = started(state, anchor) - anchor if GLOBAL in state.private else xp.zeros_like(update)
-            values = moved_before + xp.minimum(xp.maximum(update - moved_before, -room), room)
-            added = GaussianMechanism(self.noise_multiplier(terms))
-            stds = 2 * math.sqrt(len(self.layout.sizes)) * added.noise_multiplier * xp.astype(room, xp.float64)
-            values = added.add_noise(values, stds, noise)
-        norms = layer_norms(values, self.layout)
-        return Release(values, xp.full_like(norms, math.inf), xp.zeros_like(norms), self.charge(terms))
-
-    def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        after = super().advance(state, update=update, trained=trained, sent=sent)
-        if not self.exposed or math.isinf(self.privacy.clip_norm):
-            return after
-        xp = array_api.array_namespace(trained)
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        if math.isinf(context.setting.privacy.clip_norm):
+            return {}
         room = self.room(trained)
-        norms = [xp.vecdot(room[..., part], room[..., part]) ** 0.5 for part in self.layout.slices.values()]
-        length = xp.asarray(2 * sum(norms))  # a scalar of NumPy is no array
-        return replace(after, private=dict(after.private, **{_LENGTH: xp.astype(length, xp.float64)}))
+        norms = [np.vecdot(room[part], room[part]) ** 0.5 for part in context.layout.slices.values()]
+        return {_LENGTH: np.asarray(2 * sum(norms), np.float64)}
 
-    def _by_layers(self, state: DeviceState, change: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        xp = array_api.array_namespace(change)
-        squares = layer_norms(state.private.get(GLOBAL, xp.ones_like(change)), self.layout) ** 2
-        total = xp.sum(squares, axis=-1, keepdims=True)
-        shares = xp.where(total > 0, squares / xp.where(total > 0, total, 1.0), xp.ones_like(squares))
-        shares = xp.clip(shares, min=_LEAST_SHARE)
-        bounds = self.clip_norm(terms) * (shares / xp.sum(shares, axis=-1, keepdims=True)) ** 0.5
-        mechanism = self.mechanism(terms)
-        stds = mechanism.layer_stds(bounds)
-        values = mechanism.add_noise(clip_layers(change, self.layout, bounds), stds, noise, layout=self.layout)
-        return Release(values, bounds, stds, self.charge(terms))
+
+@dataclass(frozen=True)
+class LastLength(LengthPenalties):
+    """As published: towards the length that the rooms of the last round add up to."""
+
+    def length(self, context: RoundContext) -> Array | float:
+        return context.state.private.get(_LENGTH, 0.0)
+
+
+@dataclass(frozen=True)
+class GlobalShares(LayerBounds):
+    """Under `strict`: each layer's share of C is that of its norm in the global model."""
+
+    def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
+        squares = layer_norms(global_params, layout) ** 2
+        total = squares.sum()
+        shares = np.maximum(squares / total if total > 0 else np.ones_like(squares), _LEAST_SHARE)
+        return (shares / shares.sum()) ** 0.5

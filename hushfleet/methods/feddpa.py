@@ -28,22 +28,16 @@ With the unit `device` all that the data decides lies before the clipping and th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hushfleet import array_api
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Release, RoundTerms, TrainingConfig
-from hushfleet.methods.fisher import (
-    GLOBAL,
-    MOVED,
-    PERSONAL,
-    normalised,
-    personal_of,
-    squared_gradient,
-    started,
-    with_private,
-)
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.methods.fisher import ByFisher
+from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.stages import Transform
+from hushfleet.methods.state import RoundContext, divided
 from hushfleet.privacy.noise import NoiseSource
 
 
@@ -58,94 +52,67 @@ class FedDPAConfig(TrainingConfig):
         one; 0 trains one after the other on each batch.
     """
 
-    fisher_threshold: float = 0.4
-    lambda_1: float = 0.1
-    lambda_2: float = 0.05
-    personal_epochs: int = 0
+    fisher_threshold: float = within("[0, 1]", 0.4)
+    lambda_1: float = within("[0, 1000]", 0.1)
+    lambda_2: float = within("[0, 1000]", 0.05)
+    personal_epochs: int = within("[0, 1000)", 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.fisher_threshold <= 1, "fisher_threshold", self.fisher_threshold, "in [0, 1]")
-        require(0 <= self.lambda_1 <= 1000, "lambda_1", self.lambda_1, "in [0, 1000]")
-        require(0 <= self.lambda_2 <= 1000, "lambda_2", self.lambda_2, "in [0, 1000]")
-        require(
-            self.personal_epochs == 0 or 0 < self.personal_epochs < self.local_epochs,
-            "personal_epochs",
-            self.personal_epochs,
-            f"0, or below the {self.local_epochs} local epochs, since the shared part trains in the others",
-        )
+        accepted = f"0, or below the {self.local_epochs} local epochs, since the shared part trains in the others"
+        require(self.personal_epochs < self.local_epochs, "personal_epochs", self.personal_epochs, accepted)
 
 
-class FedDPA(Method):
-    name = "feddpa"
-    source = "Yang, Huang, Ye, NeurIPS 2023"
-    summary = "parameters with high Fisher values start from the device's own; each part has its own penalty"
-    config_class = FedDPAConfig
-    config: FedDPAConfig
+@published(
+    "feddpa",
+    FedDPAConfig,
+    source="Yang, Huang, Ye, NeurIPS 2023",
+    summary="parameters with high Fisher values start from the device's own; each part has its own penalty",
+)
+def feddpa(config: FedDPAConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    penalties = LengthPenalties(config.lambda_1, config.lambda_2)
+    return Method(
+        ByFisher(config.fisher_threshold),
+        Sgd(penalties=(penalties,), order=PersonalFirst(config.personal_epochs)),
+        (AgainstGlobal(), *CLIP_AND_NOISE),
+    )
 
-    def prepare(self, state: DeviceState, global_params: Array, data: OwnData) -> DeviceState:
-        at = global_params if state.own is None else state.own
-        fisher = squared_gradient(state, at, data, unit=self.privacy.unit)
-        share = normalised(fisher, self.layout.slices.values(), "min-max")
-        return with_private(state, **{PERSONAL: share > self.config.fisher_threshold, GLOBAL: global_params})
 
-    def start(self, state: DeviceState, global_params: Array) -> Array:
-        return started(state, global_params)
+@dataclass(frozen=True)
+class LengthPenalties(Penalty):
+    """Both penalties' gradients, each where its part is; a tensor that has not moved adds nothing.
 
-    def passes(self, state: DeviceState) -> Sequence[Array | None]:
-        personal = personal_of(state, state.public.mask)
-        return (personal, ~personal)
+    Without a clip norm there is no length to pull towards.
+    """
 
-    def active_passes(self, epoch: int, passes: int) -> Sequence[int]:
-        if self.config.personal_epochs == 0:
-            return range(passes)
-        return (0,) if epoch < self.config.personal_epochs else (1,)
+    lambda_1: float
+    lambda_2: float
 
-    @classmethod
-    def gradients_per_batch(cls, config: FedDPAConfig) -> int:
-        return 2 if config.personal_epochs == 0 else 1
-
-    def length(self, state: DeviceState) -> Array | float:
+    def length(self, context: RoundContext) -> Array | float:
         """C of the second penalty, `[...]`."""
-        return self.privacy.clip_norm
+        return context.setting.privacy.clip_norm
 
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        """Adds both penalties' gradients, each where its part is; a tensor that has not moved adds nothing.
-
-        Without a clip norm there is no length to pull towards.
-        """
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
         xp = array_api.array_namespace(params)
-        anchor, personal = state.private.get(GLOBAL, start), personal_of(state, params)
+        anchor, personal, tensors = context.global_params, context.personal, context.layout.slices.values()
         norms = []
-        for part in self.layout.slices.values():
+        for part in tensors:
             moved = params[..., part] - anchor[..., part]
             norms.append(xp.vecdot(moved, moved) ** 0.5)
-        total, wanted = sum(norms), self.length(state)
-        pull = self.config.lambda_1 / 2
-        push = self.config.lambda_2 / 2 * xp.sign(total - wanted) if _finite(wanted) else xp.zeros_like(total)
-        for part, norm in zip(self.layout.slices.values(), norms, strict=True):
-            inverse = xp.where(norm > 0, 1.0 / xp.where(norm > 0, norm, 1.0), 0.0)
+        total, wanted = sum(norms), self.length(context)
+        unbounded = isinstance(wanted, float) and math.isinf(wanted)
+        pull = self.lambda_1 / 2
+        push = xp.zeros_like(total) if unbounded else self.lambda_2 / 2 * xp.sign(total - wanted)
+        for part, norm in zip(tensors, norms, strict=True):
+            inverse = divided(1.0, norm)
             # chosen by multiplying, since choosing by the mask takes longer
             weight = personal[..., part] * ((pull - push) * inverse)[..., None] + (push * inverse)[..., None]
             gradient[..., part] += weight * (params[..., part] - anchor[..., part])
 
-    def against_global(self, state: DeviceState, update: Array) -> Array:
-        """Trained model minus global model, where `update` is trained model minus start."""
-        anchor = state.private.get(GLOBAL)
-        return update if anchor is None else update + (started(state, anchor) - anchor)
 
-    @property
-    def reach(self) -> float:
-        """What is sent is more than a round's training: the device's own model lies anywhere."""
-        return math.inf
+@dataclass(frozen=True)
+class AgainstGlobal(Transform):
+    """The change against the global model, where the update is that against the start."""
 
-    def release(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        return super().release(state, self.against_global(state, update), terms, noise)
-
-    def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        private = {MOVED: update} if self.privacy.unit == "record" else {}
-        return DeviceState(self.advance_public(state.public, sent), trained, private)
-
-
-def _finite(length: Array | float) -> bool:
-    return not isinstance(length, float) or math.isfinite(length)
+    def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        return update + (context.start - context.global_params)

@@ -22,16 +22,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from hushfleet import array_api
+from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, PublicState, Release, RoundTerms, TrainingConfig
-from hushfleet.privacy.clipping import clip_layers, layer_norms
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import AllTogether, Penalty, PersonalFirst, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.personal import Everything
+from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
+from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.clipping import layer_norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,76 +60,90 @@ class FedGLPADPConfig(TrainingConfig):
     acndp: bool = True
     dynamic_beta: bool = True
     sequential: bool = False
-    beta_0: float = 0.3
-    beta_growth: float = 0.2
-    sigma_0: float = 1.965
-    gamma: float = 0.2
-    lambda_1: float = 0.1
-    lambda_2: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.beta_0 <= 1, "beta_0", self.beta_0, "in [0, 1]")
-        require(abs(self.beta_growth) <= 100, "beta_growth", self.beta_growth, "in [-100, 100]")
-        require(0 <= self.sigma_0 <= 1000, "sigma_0", self.sigma_0, "in [0, 1000]")
-        require(0 <= self.gamma <= 100, "gamma", self.gamma, "in [0, 100]")
-        require(0 <= self.lambda_1 <= 1000, "lambda_1", self.lambda_1, "in [0, 1000]")
-        require(0 <= self.lambda_2 <= 1000, "lambda_2", self.lambda_2, "in [0, 1000]")
+    beta_0: float = within("[0, 1]", 0.3)
+    beta_growth: float = within("[-100, 100]", 0.2)
+    sigma_0: float = within("[0, 1000]", 1.965)
+    gamma: float = within("[0, 100]", 0.2)
+    lambda_1: float = within("[0, 1000]", 0.1)
+    lambda_2: float = within("[0, 1000]", 0.05)
 
 
-class FedGLPADP(Method):
-    name = "fedglp-adp"
-    source = "Xiao, Jiang, Li, 2026"
-    summary = "gradient-based layer-wise personalization, adaptive clipping and noising"
-    config_class = FedGLPADPConfig
-    config: FedGLPADPConfig
+@published(
+    "fedglp-adp",
+    FedGLPADPConfig,
+    source="Xiao, Jiang, Li, 2026",
+    summary="gradient-based layer-wise personalization, adaptive clipping and noising",
+)
+def fedglp_adp(config: FedGLPADPConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    beta = final_share(config, privacy.noise_multiplier)
+    penalties = Penalties(config.lambda_1, config.lambda_2)
+    order = InTurn() if config.sequential else AllTogether()
+    # As published the trend is that of raw updates, and the clip norms in the header tell it.
+    raw = privacy.accounting == "as-published" and config.gamma > 0
+    clip = ClipLayers(TrendBounds(config.gamma), raw="clip norms that follow the norms of raw updates" if raw else "")
+    return Method(
+        GrowingLargest(beta, rounds),
+        Sgd(penalties=(penalties,), order=order),
+        (clip, Gaussian()) if config.acndp else CLIP_AND_NOISE,
+    )
+
+
+def final_share(config: FedGLPADPConfig, noise_multiplier: float) -> float:
+    """beta, the personal share of each layer in the end, Eq. (11)."""
+    if not config.glp:
+        return 0.0
+    if not config.dynamic_beta:
+        return config.beta_0
+    exponent = config.beta_growth * (noise_multiplier - config.sigma_0)
+    return min(1.0, config.beta_0 * math.exp(min(exponent, 50.0)))
+
+
+@dataclass(frozen=True)
+class GrowingLargest(Everything):
+    """GLP: with each update the largest sent values of each layer turn personal, a share beta in `rounds` updates."""
+
+    beta: float
+    rounds: int
 
     @property
-    def beta(self) -> float:
-        """The final personal share of each layer, Eq. (11)."""
-        if not self.config.glp:
-            return 0.0
-        if not self.config.dynamic_beta:
-            return self.config.beta_0
-        exponent = self.config.beta_growth * (self.privacy.noise_multiplier - self.config.sigma_0)
-        return min(1.0, self.config.beta_0 * math.exp(min(exponent, 50.0)))
+    def same_for_all(self) -> bool:
+        return False
 
-    def init_state(self) -> DeviceState:
-        sizes = np.array([span.size for span in self.layout.layers], dtype=np.float64)
-        share = np.clip(sizes / sizes.sum(), 1e-12, 1 - 1e-12)
-        private = {"log_odds": np.log(share / (1 - share)), "norms": np.full(len(sizes), np.nan)}
-        return replace(super().init_state(), private=private)
+    def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
+        """Ties go to the lower index."""
+        grown = public.mask.copy()
+        for layer in layout.layers:
+            part = slice(layer.start, layer.stop)
+            mask = public.mask[part]
+            target = int(self.beta * layer.size * min((public.participations + 1) / self.rounds, 1.0))
+            grown[part] |= largest(np.where(mask, -1.0, np.abs(sent[part])), target - int(np.count_nonzero(mask)))
+        return grown
 
-    def clip_weights(self, state: DeviceState) -> Array:
-        """tw, float64 `[..., L]`: each layer's part of the squared clip norm; they sum to 1."""
-        xp = array_api.array_namespace(state.private["log_odds"])
-        weights = 1 / (1 + xp.exp(-state.private["log_odds"]))
-        return weights / xp.sum(weights, axis=-1, keepdims=True)
 
-    def passes(self, state: DeviceState) -> Sequence[Array | None]:
-        xp = array_api.array_namespace(state.public.mask)
-        if not self.config.sequential or not bool(xp.any(state.public.mask)):
-            return (None,)
-        return (state.public.mask, ~state.public.mask)
+@dataclass(frozen=True)
+class Penalties(Penalty):
+    """Eq. (9) on personal entries and Eq. (10) on shared ones.
 
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        """Adds the gradients of the penalties: (9) on personal entries, (10) on shared ones.
+    Both are norms, not squares: d/dv (lambda_1/2) |v - v0| = (lambda_1/2) (v - v0) / |v - v0|, and the second changes
+    sign where the shared part has moved by C. At a norm of zero the gradient is zero.
+    """
 
-        Both are norms, not squares: d/dv (lambda_1/2) |v - v0| = (lambda_1/2) (v - v0) / |v - v0|, and the
-        second changes sign where the shared part has moved by C. At a norm of zero the gradient is zero.
-        """
+    lambda_1: float
+    lambda_2: float
+
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
         xp = array_api.array_namespace(params)
-        mask = state.public.mask
+        mask, start = context.mask, context.start
         personal_sq, shared_sq = 0.0, 0.0
         for part in blocks(params):
             moved = params[..., part] - start[..., part]
             personal = xp.vecdot(moved * mask[..., part], moved)
             shared_sq = shared_sq + xp.vecdot(moved, moved) - personal
             personal_sq = personal_sq + personal
-        pull = _divided(self.config.lambda_1 / 2, personal_sq**0.5, xp)
+        pull = divided(self.lambda_1 / 2, personal_sq**0.5)
         shared_norm = xp.clip(shared_sq, min=0.0) ** 0.5
-        push = _divided(self.config.lambda_2 / 2, shared_norm, xp)
-        push = xp.where(shared_norm > self.privacy.clip_norm, push, -push)
+        push = divided(self.lambda_2 / 2, shared_norm)
+        push = xp.where(shared_norm > context.setting.privacy.clip_norm, push, -push)
         push, more = push[..., None], (pull - push)[..., None]
         for part in blocks(params):
             weight = mask[..., part] * more  # choosing by the mask takes ten times as long as multiplying by it
@@ -132,73 +151,36 @@ class FedGLPADP(Method):
             weight *= params[..., part] - start[..., part]
             gradient[..., part] += weight
 
-    @classmethod
-    def gradients_per_batch(cls, config: FedGLPADPConfig) -> int:
-        return 2 if config.sequential else 1
 
-    def raw_values(self, terms: RoundTerms) -> tuple[str, ...]:
-        raw = (
-            self.privacy.accounting == "as-published"
-            and self.privacy.unit == "device"
-            and self.config.acndp
-            and self.config.gamma > 0
-            and math.isfinite(self.privacy.clip_norm)
-        )
-        return ("clip norms that follow the norms of raw updates",) if raw else ()
+@dataclass(frozen=True)
+class InTurn(PersonalFirst):
+    """Algorithm 2, lines 6-7: both parts of each batch, once something is personal."""
 
-    def protect(self, state: DeviceState, update: Array, terms: RoundTerms, noise: NoiseSource) -> Release:
-        if not self.config.acndp:
-            return super().protect(state, update, terms, noise)
-        mechanism, shared = self.mechanism(terms), self.shared(state, update)
-        bounds = self.clip_norm(terms) * self.clip_weights(state) ** 0.5
-        clipped = clip_layers(shared, self.layout, bounds)
-        stds = mechanism.layer_stds(bounds)
-        values = mechanism.add_noise(clipped, stds, noise, where=~state.public.mask, layout=self.layout)
-        return Release(values, bounds, stds, self.charge(terms))
-
-    def advance(self, state: DeviceState, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        """Algorithm 1 on the norms of this and the last round, and the next mask."""
-        xp = array_api.array_namespace(update)
-        seen = sent if self.privacy.accounting == "strict" else self.shared(state, update)
-        norms, before = layer_norms(seen, self.layout), state.private["norms"]
-        direction = 2 * xp.astype(norms > before, norms.dtype) - 1
-        direction = xp.where(xp.isnan(before), xp.zeros_like(norms), direction)
-        log_odds = state.private["log_odds"] + self.config.gamma * direction
-        public = self.advance_public(state.public, sent)
-        return DeviceState(public, trained, {"log_odds": log_odds, "norms": norms})
-
-    def advance_public(self, public: PublicState, sent: Array) -> PublicState:
-        """Turns the largest sent values of each layer personal; ties go to the lower index."""
-        taken = public.participations + 1
-        xp = array_api.array_namespace(sent)
-        grown = xp.asarray(public.mask, copy=True)
-        for layer in self.layout.layers:
-            part = slice(layer.start, layer.stop)
-            mask = public.mask[..., part]
-            target = int(self.beta * layer.size * min(taken / self.rounds, 1.0))
-            missing = target - xp.count_nonzero(mask, axis=-1)
-            if not bool(xp.any(missing > 0)):
-                continue
-            magnitude = xp.where(mask, -1.0, xp.abs(sent[..., part]))
-            ordered = xp.sort(magnitude, axis=-1)  # not argsort: four times as long, twice the room
-            for row in np.ndindex(missing.shape):  # one, unless many clients are computed at once
-                count = int(missing[row])
-                if count <= 0:
-                    continue
-                least = ordered[row][layer.size - count]
-                (above,) = xp.nonzero(magnitude[row] > least)
-                (equal,) = xp.nonzero(magnitude[row] == least)
-                grown[..., part][row][above] = True
-                grown[..., part][row][equal[: count - len(above)]] = True
-        return PublicState(grown, taken)
-
-    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
-        """`strict` claims no more than each device's own noise: a coordinate may have one sender only."""
-        if self.privacy.accounting == "strict":
-            return self.charge(terms).noise_multiplier
-        return super().multiplier_release(terms, participants=participants)
+    def masks(self, context: RoundContext) -> Sequence[Array | None]:
+        xp = array_api.array_namespace(context.mask)
+        return super().masks(context) if bool(xp.any(context.mask)) else (None,)
 
 
-def _divided(weight: float, norm: Array, xp: object) -> Array:
-    """weight / norm, and 0 for a norm of 0."""
-    return xp.where(norm > 0, weight / xp.where(norm > 0, norm, 1.0), 0.0)
+@dataclass(frozen=True)
+class TrendBounds(LayerBounds):
+    """ACNDP: the root of each layer's part tw of the squared clip norm, whose log-odds follow the trend of its norm.
+
+    :param gamma: step of the log-odds in Algorithm 1.
+    """
+
+    gamma: float
+
+    def initial(self, layout: ParamLayout) -> PrivateArrays:
+        sizes = np.array([span.size for span in layout.layers], dtype=np.float64)
+        share = np.clip(sizes / sizes.sum(), 1e-12, 1 - 1e-12)
+        return {"log_odds": np.log(share / (1 - share)), "norms": np.full(len(sizes), np.nan)}
+
+    def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
+        weights = 1 / (1 + np.exp(-memory["log_odds"]))
+        return (weights / weights.sum()) ** 0.5
+
+    def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
+        """Algorithm 1 on the norms of this and the last round."""
+        norms, before = layer_norms(seen, layout), memory["norms"]
+        direction = np.where(np.isnan(before), 0.0, np.where(norms > before, 1.0, -1.0))
+        return {"log_odds": memory["log_odds"] + self.gamma * direction, "norms": norms}

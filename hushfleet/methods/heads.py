@@ -1,28 +1,42 @@
-"""A network cut in two: its last layers are the head, the others the backbone."""
+"""A network cut in two: the last layers are the head, the others the backbone; one of them stays on the device.
+
+FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: "Federated Learning with Personalization Layers", 2019, Algorithm 1.
+The head stays, both parts train together.
+
+LG-FedAvg: Liang, Liu, Liu, Salakhutdinov, Morency: "Think Locally, Act Globally: Federated Learning with Local and
+Global Representations", 2020, Algorithm 1. The backbone stays, below a head that all share.
+
+FedRep: Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021, Algorithm 1. The head stays: tau updates of the head with the backbone held fixed, then of the backbone with
+the head held fixed.
+
+Clip and noise of `[privacy]` are those of DP-FedAvg, on the shared part alone.
+
+Reading: FedPer draws each device's first head on the device; here the part that stays is first the initial global
+model's, so that devices differ by their data alone. LG-FedAvg begins with a model that FedAvg has trained.
+Reading: an update of FedRep is an epoch, as in its experiments (10 epochs of the head, then 1 or 5 of the backbone).
+Reading: a FedRep device's own model is its head and the backbone that it trained in the same round, so the head has not
+seen that backbone's last step. What it predicts with after aggregation is its head on the new global backbone.
+Deviation: every device has the same weight. FedPer and LG-FedAvg weigh by sample count, which is a function of private
+data, and so does FedRep's code; FedRep's paper does not.
+Deviation: LG-FedAvg's auxiliary and adversarial losses on local representations are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
 
 from hushfleet.config.spec import PrivacySpec, require
-from hushfleet.errors import Malformed
-from hushfleet.methods.base import Array, DeviceState, Method, PublicState, TrainingConfig
-from hushfleet.model.params import ParamLayout
+from hushfleet.methods.local import PersonalFirst, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.personal import Backbone, Head
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(TrainingConfig):
     """:param head_layers: how many layers at the end are the head; the others are the backbone."""
 
-    head_layers: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.head_layers >= 1, "head_layers", self.head_layers, "1 or more")
+    head_layers: int = within("[1, inf)", 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,39 +48,44 @@ class HeadFirstConfig(HeadConfig):
         require(self.local_steps == 0, "local_steps", self.local_steps, "0: head and backbone train in whole epochs")
 
 
-class HeadMethod(Method):
-    """Base of methods whose personal part is the head, or the backbone, for good."""
+@dataclass(frozen=True, kw_only=True)
+class FedRepConfig(HeadFirstConfig):
+    """:param head_epochs: how many of the local epochs train the head; the others, the backbone."""
 
-    config_class = HeadConfig
-    config: HeadConfig
-    personal: ClassVar[str] = "head"
+    head_epochs: int = within("[1, 1000)", 1)
+    local_epochs: int = within("[2, 1000]", 2)
 
-    def __init__(self, config: Any, privacy: PrivacySpec, layout: ParamLayout, *, rounds: int) -> None:
-        super().__init__(config, privacy, layout, rounds=rounds)
-        self.head_start = head_start(layout, config.head_layers)
-
-    def init_state(self) -> DeviceState:
-        mask = np.arange(self.layout.size) >= self.head_start
-        return DeviceState(PublicState(mask if self.personal == "head" else ~mask, 0))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        accepted = f"below the {self.local_epochs} local epochs, since the backbone trains in the others"
+        require(self.head_epochs < self.local_epochs, "head_epochs", self.head_epochs, accepted)
 
 
-class HeadFirst(HeadMethod):
-    """Base of methods that train the head for `head_epochs`, then the backbone, each alone."""
-
-    @property
-    def head_epochs(self) -> int:
-        raise TypeError(f"{type(self).__name__} does not say for how many epochs its head trains")
-
-    def passes(self, state: DeviceState) -> Sequence[Array | None]:
-        return (state.public.mask, ~state.public.mask)
-
-    def active_passes(self, epoch: int, passes: int) -> Sequence[int]:
-        return (0,) if epoch < self.head_epochs else (1,)
+@published(
+    "fedper",
+    HeadConfig,
+    source="Arivazhagan et al., 2019",
+    summary="the last layers stay on the device; the others are averaged",
+)
+def fedper(config: HeadConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(Head(config.head_layers), stages=CLIP_AND_NOISE)
 
 
-def head_start(layout: ParamLayout, head_layers: int) -> int:
-    """Where the head begins in the flat vector. Raises `Malformed` where nothing would be left for the backbone."""
-    layers = layout.layers
-    if head_layers >= len(layers):
-        raise Malformed(f"method.head_layers = {head_layers}: must be below the network's {len(layers)} layers")
-    return layers[len(layers) - head_layers].start
+@published(
+    "lg-fedavg",
+    HeadConfig,
+    source="Liang et al., 2020",
+    summary="lower layers stay on the device; the last layers are averaged",
+)
+def lg_fedavg(config: HeadConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(Backbone(config.head_layers), stages=CLIP_AND_NOISE)
+
+
+@published(
+    "fedrep",
+    FedRepConfig,
+    source="Collins et al., ICML 2021",
+    summary="the last layers stay on the device and train first; the others follow and are averaged",
+)
+def fedrep(config: FedRepConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(Head(config.head_layers), Sgd(order=PersonalFirst(config.head_epochs)), CLIP_AND_NOISE)

@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hushfleet import array_api
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, BatchGradient, DeviceState, RoundTerms
-from hushfleet.methods.heads import HeadFirst, HeadFirstConfig
-
-_NORMS = "norms"  # in the batch's memory: P_0, P_1, ..., `[..., t]`
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.heads import HeadFirstConfig
+from hushfleet.methods.local import MeanGradient, PersonalFirst, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
+from hushfleet.methods.personal import Head
+from hushfleet.methods.state import RoundContext, kept_count
+from hushfleet.training.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,61 +45,76 @@ class PerFreezeClipConfig(HeadFirstConfig):
     :param percentile: T of Eq. (6).
     """
 
-    freeze_ratio: float = 0.9
+    freeze_ratio: float = within("(0, 1)", 0.9)
     clipping: Literal["adaptive", "value", "none"] = "adaptive"
-    max_norm: float = 35.0
-    percentile: float = 90.0
-    local_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.freeze_ratio < 1, "freeze_ratio", self.freeze_ratio, "in (0, 1)")
-        require(self.max_norm > 0, "max_norm", self.max_norm, "positive")
-        require(0 <= self.percentile <= 100, "percentile", self.percentile, "in [0, 100]")
-        require(self.local_epochs >= 2, "local_epochs", self.local_epochs, "2 or more: the head's and the backbone's")
+    max_norm: float = within("(0, inf)", 35.0)
+    percentile: float = within("[0, 100]", 90.0)
+    local_epochs: int = within("[2, 1000]", 10)
 
 
-class PerFreezeClip(HeadFirst):
-    name = "perfreezeclip"
-    source = "Zhang, Liu, Electronics 2024"
-    summary = "head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays"
-    config_class = PerFreezeClipConfig
-    config: PerFreezeClipConfig
+@dataclass(frozen=True)
+class ClippedSamples(MeanGradient):
+    """The mean of the samples' clipped gradients, Eq. (8), on the part that trains.
 
-    @property
-    def head_epochs(self) -> int:
-        epochs = self.config.local_epochs
-        frozen = math.ceil(self.config.freeze_ratio * epochs - 1e-9)  # 0.07 * 100 is above 7
-        return min(frozen, epochs - 1)
+    :param max_norm: psi.
+    :param percentile: T of Eq. (6); None clips to psi.
+    """
 
-    def clip_norm(self, terms: RoundTerms) -> float:
-        bound = super().clip_norm(terms)
-        if self.privacy.unit == "record" and self.config.clipping != "none":
-            return min(bound, self.config.max_norm)
-        return bound
+    max_norm: float = math.inf
+    percentile: float | None = None
+    samples = True
 
-    def gradient(self, state: DeviceState, start: Array, params: Array, batch: BatchGradient) -> tuple[Any, Array]:
-        """The mean of the samples' clipped gradients, Eq. (8), on the part that trains."""
-        if self.config.clipping == "none" or self.privacy.unit == "record":
-            return batch.mean(params)
-        return batch.clipped(params, lambda norms: self._threshold(norms, batch))
+    def __call__(
+        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
+    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        """It remembers P_0, P_1, ..., `[..., t]`."""
+        percent, after = self.percentile, memory
+        if percent is None:
+            return (*batch.clipped(params, lambda norms: self.max_norm), memory)
 
-    def _threshold(self, norms: Array, batch: BatchGradient) -> Array | float:
-        """C_t, `[..., 1]`: Eqs. (5)-(7)."""
-        if self.config.clipping == "value":
-            return self.config.max_norm
-        xp = array_api.array_namespace(norms)
-        history = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
-        if _NORMS in batch.memory:
-            history = xp.concat((batch.memory[_NORMS], history), axis=-1)
-        batch.memory[_NORMS] = history
-        return xp.clip(_percentile(history, self.config.percentile, xp), max=self.config.max_norm)
+        def threshold(norms: Array) -> Array:
+            """C_t, `[..., 1]`: Eqs. (5)-(7)."""
+            nonlocal after
+            xp = array_api.array_namespace(norms)
+            mean = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
+            after = (xp.concat((*memory, mean), axis=-1),)
+            return xp.clip(percentile(after[0], percent), max=self.max_norm)
+
+        loss, gradient = batch.clipped(params, threshold)
+        return loss, gradient, after
+
+    def by_record(self) -> MeanGradient:
+        """A fixed threshold: norms of raw gradients may not steer what is sent."""
+        return MeanGradient(record_bound=self.max_norm)
 
 
-def _percentile(values: Array, percent: float, xp: Any) -> Array:
+def percentile(values: Array, percent: float) -> Array:
     """Over the last axis, which is kept as one entry."""
+    xp = array_api.array_namespace(values)
     ordered = xp.sort(values, axis=-1)
     place = (values.shape[-1] - 1) * percent / 100
     below = math.floor(place)
     above, share = min(below + 1, values.shape[-1] - 1), place - below
     return ordered[..., below : below + 1] * (1 - share) + ordered[..., above : above + 1] * share
+
+
+def head_epochs(config: PerFreezeClipConfig) -> int:
+    """In how many epochs the backbone is frozen."""
+    return min(kept_count(config.freeze_ratio, config.local_epochs), config.local_epochs - 1)
+
+
+@published(
+    "perfreezeclip",
+    PerFreezeClipConfig,
+    source="Zhang, Liu, Electronics 2024",
+    summary="head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays",
+)
+def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    gradient = {
+        "adaptive": ClippedSamples(max_norm=config.max_norm, percentile=config.percentile),
+        "value": ClippedSamples(max_norm=config.max_norm),
+        "none": MeanGradient(),
+    }[config.clipping]
+    return Method(
+        Head(config.head_layers), Sgd(gradient, order=PersonalFirst(head_epochs(config))), CLIP_AND_NOISE
+    )

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushfleet.config.spec import require
-from hushfleet.methods.base import Array, DeviceState, Method, OwnData, Teacher, TrainingConfig
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import Penalty, SelfDistillation, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.state import RoundContext
 from hushfleet.model.objectives import Objective
 
 
@@ -24,34 +27,30 @@ class PFedSDConfig(TrainingConfig):
     :param temperature: T.
     """
 
-    distillation_weight: float = 1.0
-    temperature: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.distillation_weight <= 1000, "distillation_weight", self.distillation_weight, "in [0, 1000]")
-        require(0 < self.temperature <= 1000, "temperature", self.temperature, "in (0, 1000]")
+    distillation_weight: float = within("[0, 1000]", 1.0)
+    temperature: float = within("(0, 1000]", 3.0)
 
 
-class PFedSD(Method):
-    name = "pfedsd"
-    source = "Jin et al., IEEE TPDS 2022"
-    summary = "each device distils its own last model into the one that it trains"
-    config_class = PFedSDConfig
-    config: PFedSDConfig
+@dataclass(frozen=True)
+class TimesWhenTaught(Penalty):
+    """Multiplies the gradient where the device has a teacher: an objective's weights sum to 1, the paper's do not."""
 
-    @property
-    def objective(self) -> Objective:
-        return Objective("distillation", temperature=self.config.temperature)
+    factor: float
 
-    def teacher(self, state: DeviceState, data: OwnData) -> Teacher | None:
-        """The loss over 1 + lambda, which is the objective's form."""
-        if state.own is None:
-            return None
-        weight = self.config.distillation_weight
-        return Teacher(data.logits(state.own), weight / (1 + weight))
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        if context.state.own is not None:
+            gradient *= self.factor
 
-    def local_gradient(self, state: DeviceState, start: Array, params: Array, gradient: Array) -> None:
-        """Takes the division by 1 + lambda back."""
-        if state.own is not None:
-            gradient *= 1 + self.config.distillation_weight
+
+@published(
+    "pfedsd",
+    PFedSDConfig,
+    source="Jin et al., IEEE TPDS 2022",
+    summary="each device distils its own last model into the one that it trains",
+)
+def pfedsd(config: PFedSDConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    weight, objective = config.distillation_weight, Objective("distillation", temperature=config.temperature)
+    training = Sgd(
+        penalties=(TimesWhenTaught(1 + weight),), distillation=SelfDistillation(objective, weight / (1 + weight))
+    )
+    return Method(training=training, stages=CLIP_AND_NOISE)

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.grid import add_on_grid
@@ -90,18 +88,12 @@ class GaussianMechanism:
 
     noise_multiplier: float
     noise_split: int = 1
-    unit: str = "device"
-    adjacency: str = DEVICE_ADJACENCY
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
             raise PrivacyError(f"a noise multiplier must be finite, zero or more, got {self.noise_multiplier!r}")
         if type(self.noise_split) is not int or self.noise_split < 1:
             raise PrivacyError(f"noise is divided among 1 device or more, got {self.noise_split!r}")
-        if self.unit != "device" or self.adjacency != DEVICE_ADJACENCY:
-            raise PrivacyError(
-                f"this mechanism protects a device's contribution, not {self.unit!r} / {self.adjacency!r}"
-            )
 
     @property
     def multiplier_server(self) -> float:
@@ -114,127 +106,95 @@ class GaussianMechanism:
             raise PrivacyError(f"a sum has at least one participant, got {participants!r}")
         return self.noise_multiplier * math.sqrt(participants / self.noise_split)
 
-    def layer_stds(self, clip_norms: Any) -> Any:
-        """Noise of layers clipped one by one: bounds `[..., L]` -> float64 `[..., L]` (Eq. 15).
+    def layer_stds(self, clip_norms: ArrayLike) -> np.ndarray:
+        """Noise of layers clipped one by one: bounds `[L]` -> float64 `[L]` (Eq. 15).
 
-        Array type and place follow `clip_norms`; a list gives NumPy. A bound of inf (no clipping) is
-        accepted only without noise. Raises `PrivacyError` for a bound that is not above zero.
+        A bound of inf (no clipping) is accepted only without noise. Raises `PrivacyError` for a bound that is not
+        above zero.
         """
         bounds = self._bounds(clip_norms)
-        return self._scaled(bounds, math.sqrt(bounds.shape[-1]))
+        return self._scaled(bounds, math.sqrt(len(bounds)))
 
-    def vector_stds(self, clip_norms: Any) -> Any:
-        """Noise of a vector clipped as a whole: C for each layer `[..., L]` -> float64 `[..., L]`."""
+    def vector_stds(self, clip_norms: ArrayLike) -> np.ndarray:
+        """Noise of a vector clipped as a whole: C for each layer `[L]` -> float64 `[L]`."""
         return self._scaled(self._bounds(clip_norms), 1.0)
 
     def add_noise(
         self,
-        x: Any,
-        stds: Any,
-        noise: NoiseSource | Sequence[NoiseSource],
+        x: np.ndarray,
+        stds: ArrayLike,
+        noise: NoiseSource,
         *,
-        where: Any = None,
+        where: np.ndarray | None = None,
         layout: ParamLayout | None = None,
-    ) -> Any:
+    ) -> np.ndarray:
         """The noised values; outside `where` they are exactly 0, so that nothing un-noised can leave.
 
-        :param x: clipped update, `[d]`, or `[clients, d]` with one noise source a client.
-        :param stds: standard deviations: with `layout`, `[L]` or `[clients, L]`; without it, a number, `[d]`
-            or `[clients, d]`.
-        :param noise: the source, or the sequence of sources.
-        :param where: bool `[d]` or `[clients, d]`, True for what is released; None releases everything.
+        :param x: clipped update, `[d]`.
+        :param stds: standard deviations: with `layout`, `[L]`; without it, a number or `[d]`.
+        :param where: bool `[d]`, True for what is released; None releases everything.
 
-        Returns an array like `x`. Raises `PrivacyError` for values that are not finite, before or after,
-        and for standard deviations that contradict the multiplier (none where there should be noise).
+        Raises `PrivacyError` for values that are not finite, before or after, and for standard deviations that
+        contradict the multiplier (none where there should be noise).
         """
-        xp = array_api.array_namespace(x)
-        rows = x[None, :] if x.ndim == 1 else x
-        sources = [noise] if x.ndim == 1 else noise
-        if rows.ndim != 2 or not isinstance(sources, Sequence) or len(sources) != rows.shape[0]:
-            raise PrivacyError(f"values of shape {tuple(x.shape)} need one noise source for each row")
-        if layout is not None and layout.size != rows.shape[1]:
-            raise PrivacyError(f"a layout of {layout.size} entries does not fit values of {rows.shape[1]}")
-        spans = [(0, rows.shape[1])] if layout is None else [(span.start, span.stop) for span in layout.layers]
-        place = array_api.device(x)
-        stds_of = _rows_of(xp.asarray(stds, dtype=xp.float64, device=place), rows, spans, "standard deviations")
-        released = _rows_of(xp.asarray(True if where is None else where, device=place), rows, spans[:1], "the mask")
-        if released.dtype != xp.bool:
-            raise PrivacyError(f"the mask must be boolean, got {released.dtype}")
-        out = xp.zeros_like(rows)
-        for row, source in enumerate(sources):
-            for index, start, stop in _pieces(rows, spans):
-                piece = slice(start, stop)
-                mask = released[row, piece] if released.shape[1] > 1 else released[row, :]
-                std = stds_of[row, index : index + 1] if stds_of.shape[1] == len(spans) else stds_of[row, piece]
-                out[row, piece] = self._noised(xp, rows[row, piece], std, mask, source)
-        return out[0, :] if x.ndim == 1 else out
-
-    def _noised(self, xp: Any, values: Any, stds: Any, mask: Any, source: NoiseSource) -> Any:
-        mask = xp.broadcast_to(mask, values.shape)
-        if bool(xp.all(mask)):
-            return self._released(xp, values, stds, source)
-        out = xp.zeros_like(values)
-        (places,) = xp.nonzero(mask)  # on a mixed mask three times as quick as indexing by the mask itself
-        out[places] = self._released(xp, values[places], stds if stds.shape[0] == 1 else stds[places], source)
+        spans = [(0, len(x))] if layout is None else [(span.start, span.stop) for span in layout.layers]
+        deviations = np.atleast_1d(np.asarray(stds, np.float64))
+        if x.ndim != 1 or (layout is not None and layout.size != len(x)):
+            raise PrivacyError(f"values of shape {x.shape} are no vector of this layout")
+        if deviations.ndim != 1 or len(deviations) not in ({1, len(x)} if layout is None else {len(spans)}):
+            raise PrivacyError(f"standard deviations of shape {deviations.shape} do not fit values of {x.shape}")
+        if where is not None and (where.dtype != bool or where.shape != x.shape):
+            raise PrivacyError(f"the mask must be boolean, one for each value, got {where.dtype} {where.shape}")
+        out = np.zeros_like(x)
+        for index, (first, last) in enumerate(spans):
+            for start in range(first, last, _BLOCK_ENTRIES):  # a board has no room for `[d]` doubles
+                piece = slice(start, min(start + _BLOCK_ENTRIES, last))
+                each = deviations[piece] if layout is None and len(deviations) > 1 else deviations[index : index + 1]
+                mask = None if where is None else where[piece]
+                if mask is None or mask.all():
+                    out[piece] = self._released(x[piece], each, noise)
+                else:
+                    (places,) = np.nonzero(mask)  # on a mixed mask three times as quick as indexing by the mask itself
+                    some = each if len(each) == 1 else each[places]
+                    out[piece][places] = self._released(x[piece][places], some, noise)
         return out
 
-    def _released(self, xp: Any, values: Any, stds: Any, source: NoiseSource) -> Any:
-        if not bool(xp.all(xp.isfinite(values))):
+    def _released(self, values: np.ndarray, stds: np.ndarray, noise: NoiseSource) -> np.ndarray:
+        if not np.isfinite(values).all():
             raise PrivacyError("a value to be noised is not finite; training has diverged, and nothing may be released")
-        if not bool(xp.all((stds > 0) & xp.isfinite(stds) if self.noise_multiplier > 0 else stds == 0)):
+        if not ((stds > 0) & np.isfinite(stds) if self.noise_multiplier > 0 else stds == 0).all():
             raise PrivacyError(
                 f"a noise standard deviation is not finite or contradicts the noise multiplier of "
                 f"{self.noise_multiplier:g}: take them from layer_stds or vector_stds of this mechanism"
             )
         if self.noise_multiplier == 0:
             return values
-        normal = xp.asarray(source.normal(values.shape[0]), dtype=xp.float64, device=array_api.device(values))
-        noised = add_on_grid(normal * stds, values, stds)
-        if not bool(xp.all(xp.abs(noised) <= xp.finfo(values.dtype).max)):
+        noised = add_on_grid(noise.normal(len(values)) * stds, values, stds)
+        if not (np.abs(noised) <= np.finfo(values.dtype).max).all():
             raise PrivacyError(f"a noised value does not fit into {values.dtype}; the clip norm is too large")
-        return xp.astype(noised, values.dtype)
+        return np.asarray(noised, values.dtype)
 
-    def _bounds(self, clip_norms: Any) -> Any:
-        known = array_api.is_array_api_obj(clip_norms)
-        given = clip_norms if known else np.asarray(clip_norms, dtype=np.float64)
-        xp = array_api.array_namespace(given)
-        bounds = xp.astype(given, xp.float64)
+    def _bounds(self, clip_norms: ArrayLike) -> np.ndarray:
+        bounds = np.asarray(clip_norms, np.float64)
         limit = math.inf if self.noise_multiplier == 0 else sys.float_info.max
-        if bounds.ndim < 1 or bounds.shape[-1] < 1 or not bool(xp.all((bounds > 0) & (bounds <= limit))):
+        if bounds.ndim != 1 or not len(bounds) or not ((bounds > 0) & (bounds <= limit)).all():
             raise PrivacyError(
-                f"clip norms must be above zero, and finite where noise is scaled to them; got {clip_norms}"
+                f"clip norms must be above zero, and finite where noise is scaled to them; got {bounds}"
             )
         return bounds
 
-    def _scaled(self, bounds: Any, layers_factor: float) -> Any:
+    def _scaled(self, bounds: np.ndarray, layers_factor: float) -> np.ndarray:
         if self.noise_multiplier == 0:  # a bound of inf times 0 would be NaN
-            return array_api.array_namespace(bounds).zeros_like(bounds)
-        return bounds * (self.multiplier_server * layers_factor)
+            return np.zeros_like(bounds)
+        scaled: np.ndarray = bounds * (self.multiplier_server * layers_factor)
+        return scaled
 
     def charge(self) -> Charge:
         """What one round of this costs, in the server's view."""
         return Charge(
-            unit=self.unit,
-            adjacency=self.adjacency,
+            unit="device",
+            adjacency=DEVICE_ADJACENCY,
             mechanism="gaussian" if self.noise_multiplier > 0 else "none",
             noise_multiplier=self.multiplier_server,
             noise_split=self.noise_split,
         )
-
-
-def _pieces(rows: Any, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(index of the span, start, stop). On a host in blocks, since a board has no room for `[d]` doubles."""
-    on_host = array_api.is_numpy_array(rows) or rows.device.type == "cpu"
-    for index, (first, last) in enumerate(spans):
-        step = _BLOCK_ENTRIES if on_host else max(1, last - first)
-        for start in range(first, last, step):
-            yield index, start, min(start + step, last)
-
-
-def _rows_of(values: Any, rows: Any, spans: Sequence[tuple[int, int]], what: str) -> Any:
-    """A number, `[k]` or `[clients, k]` as `[clients, k]`: k is 1 or d, or the number of spans."""
-    widths = {1, rows.shape[1]} if len(spans) == 1 else {len(spans)}
-    values = values[None] if values.ndim == 0 else values
-    if values.shape[-1] not in widths or tuple(values.shape[:-1]) not in ((), (rows.shape[0],)):
-        raise PrivacyError(f"{what} of shape {tuple(values.shape)} do not fit values of {tuple(rows.shape)}")
-    return array_api.array_namespace(rows).broadcast_to(values, (rows.shape[0], values.shape[-1]))

@@ -1,21 +1,31 @@
-"""A device's part of a round, up to the trained vector: the loop that a board and a worker process run alike."""
+"""A device's part of a round, up to the trained vector: one loop, for one client as `[d]` and for many as `[c, d]`.
+
+What differs between a board and a cohort on an accelerator is an executor: it draws the batches, computes their
+gradients and moves the vector.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hushfleet.array_api import Array
 from hushfleet.data.samples import Samples
-from hushfleet.methods.base import Array, BatchGradient, DeviceState, Method, RoundTerms, Teacher
+from hushfleet.methods.local import Sgd
+from hushfleet.methods.method import TaskMethod, TrainingConfig
+from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.training.batch_gradient import Batch, GradientFunction, RecordBatch
-from hushfleet.training.batches import Recipe, drawn_batches, drawn_inputs, epochs
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.training.batch import Batch, ClientBatch, GradientFunction, NoisedBatch
+from hushfleet.training.draws import Inputs, drawn_batches, drawn_inputs, epochs
+from hushfleet.training.entries import Entries
 from hushfleet.training.optim import Optimizer, make_optimizer
-from hushfleet.training.own_data import LocalData
-from hushfleet.training.parts import Part
+from hushfleet.training.own_samples import LoadedSamples, Teacher, taught
 
 OnBatch = Callable[[int, int], None]
 MakeOptimizer = Callable[[str, float, float], Optimizer]
@@ -24,22 +34,161 @@ MakeOptimizer = Callable[[str, float, float], Optimizer]
 class Trained(NamedTuple):
     """A device after its local training, before anything is released.
 
-    :param state: what it began with, and what the method measured.
-    :param start: float32 `[d]`, what local training began with.
-    :param end: float32 `[d]`, what it ended with: their difference is the update.
+    :param context: of the round, with what was measured.
+    :param end: float32 `[d]`, what training of the shared model ended with.
     :param own: float32 `[d]`, the device's own model; `end` itself, unless the method trains a second one.
     :param loss: mean training loss per sample.
     """
 
-    state: DeviceState
-    start: np.ndarray
+    context: RoundContext
     end: np.ndarray
     own: np.ndarray
     loss: float
 
+    @property
+    def update(self) -> np.ndarray:
+        change: np.ndarray = self.end - self.context.start
+        return change
+
+
+class Step(NamedTuple):
+    """One batch of an executor.
+
+    :param rows: which clients still train: the first ones of every array, or all of one client.
+    """
+
+    epoch: int
+    rows: slice | EllipsisType
+    batch: Batch
+
+
+class Executor(Protocol):
+    """Where one local training runs."""
+
+    def steps(self) -> Iterator[Step]: ...
+
+    def optimizer(self) -> Optimizer: ...
+
+    def move(self, optimizer: Optimizer, params: Array, gradient: Array, entries: Entries) -> None:
+        """One step of `params [..., d]`, in place, on `entries` alone."""
+
+    def count_loss(self, step: Step, loss: Any) -> None:
+        """Notes a batch's mean loss."""
+
+
+def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> None:
+    """Trains `params [..., d]` in place."""
+    entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
+    optimizers = [executor.optimizer() for _ in entries]
+    memory: tuple[Array, ...] = ()
+    for step in executor.steps():
+        batch, at = step.batch, params[step.rows]
+        now, memory = _first(context, step.rows), tuple(array[step.rows] for array in memory)
+        active = training.order.active(step.epoch, len(entries))
+        for number in active:
+            batch.entries = entries[number]
+            loss, gradient, memory = training.gradient(now, at, batch, memory)
+            if number == active[0]:
+                executor.count_loss(step, loss)
+            training.add_penalties(now, at, gradient)
+            executor.move(optimizers[number], at, gradient, entries[number])
+
+
+def _first(context: RoundContext, rows: slice | EllipsisType) -> RoundContext:
+    return context if rows is Ellipsis else context.map(lambda array: array[rows])
+
+
+@dataclass
+class OneClient:
+    """The executor of a board, and of a worker process.
+
+    :param rng: draws the order of the samples, or which are in a batch, the augmentation and the dropout masks.
+    :param record: of the unit `record`; :param noise: of its gradients.
+    :param distills: whether the objective takes a teacher.
+    :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
+    :param make_optimizer: for an implementation that gives the same bits faster.
+    """
+
+    config: TrainingConfig
+    gradient: GradientFunction
+    samples: Samples
+    inputs: Inputs
+    rng: np.random.Generator
+    size: int
+    record: RecordMechanism | None = None
+    noise: NoiseSource | None = None
+    distills: bool = False
+    teacher: Teacher | None = None
+    on_batch: OnBatch | None = None
+    make_optimizer: MakeOptimizer = make_optimizer
+    loss_sum: float = 0.0
+    seen: int = 0
+    scratch: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def optimizer(self) -> Optimizer:
+        return self.make_optimizer(self.config.optimizer, self.config.learning_rate, self.config.momentum)
+
+    def move(self, optimizer: Optimizer, params: Array, gradient: Array, entries: Entries) -> None:
+        optimizer.step(params[entries.span], entries.keep(gradient))
+
+    def count_loss(self, step: Step, loss: float) -> None:
+        count = int(step.batch.sizes)
+        self.loss_sum += loss * count
+        self.seen += count
+
+    @property
+    def loss(self) -> float:
+        """Mean per sample."""
+        return self.loss_sum / max(self.seen, 1)
+
+    def steps(self) -> Iterator[Step]:
+        count, out = len(self.samples), np.empty(self.size, np.float32)
+        plan, done = list(epochs(count, self.config, self.record)), 0
+        for epoch, batches in enumerate(plan):
+            for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
+                if self.on_batch:
+                    self.on_batch(done, sum(plan))
+                yield Step(epoch, ..., self._batch(indices, out))
+                done += 1
+
+    def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
+        x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)
+        learned = taught(self.teacher, indices) if self.distills else {}
+        batch = ClientBatch(self.gradient, x, self.samples.labels[indices], masks, learned, out, self.scratch)
+        if self.record is None:
+            return batch
+        assert self.noise is not None
+        total = self.scratch.setdefault("total", np.empty_like(out))
+        return NoisedBatch(batch, [self.record], [self.noise], total)
+
+
+def train_locally(
+    method: TaskMethod,
+    training: Sgd,
+    context: RoundContext,
+    begin: Array,
+    gradient: GradientFunction,
+    samples: Samples,
+    *,
+    noised: bool = False,
+    **how: Any,
+) -> tuple[np.ndarray, float]:
+    """The trained vector `[d]` and the mean loss per sample; `begin` is left as it is.
+
+    :param noised: whether noise is in the training, with the unit `record`.
+    :param how: more fields of `OneClient`.
+    """
+    record = method.record_mechanism(context.setting.terms) if noised else None
+    executor = OneClient(
+        method.config, gradient, samples, size=len(begin), record=record, distills=training.objective.distills, **how
+    )
+    params = begin.copy()
+    train_vector(training, context, params, executor)
+    return params, executor.loss
+
 
 def train_round(
-    method: Method,
+    method: TaskMethod,
     state: DeviceState,
     global_params: Array,
     gradient: GradientFunction,
@@ -47,95 +196,21 @@ def train_round(
     *,
     terms: RoundTerms,
     logits_of: LogitsOf,
-    recipe: Recipe,
-    rng: np.random.Generator,
-    noise: NoiseSource,
-    on_batch: OnBatch | None = None,
-    make_optimizer: MakeOptimizer = make_optimizer,
+    **how: Any,
 ) -> Trained:
     """All that a device does with its data in a round.
 
-    :param rng: draws the order of the samples, or which are in a batch, the augmentation and the dropout masks.
-    :param noise: of the gradients, with privacy unit `record`.
+    :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
     """
-    data = LocalData(samples, gradient, logits_of)
-    state = method.prepare(state, global_params, data)
-    start = method.start(state, global_params)
-    teacher = method.teacher(state, data)
-    common = {"recipe": recipe, "rng": rng, "terms": terms, "noise": noise, "make_optimizer": make_optimizer}
-    end, loss = train_locally(method, state, start, gradient, samples, teacher=teacher, on_batch=on_batch, **common)
+    own_samples = LoadedSamples(samples, gradient, logits_of)
+    context = method.begin(state, global_params, terms, own_samples)
+    teacher = method.training.teacher(context, own_samples)
+    at = {"gradient": gradient, "samples": samples, **how}
+    end, loss = train_locally(
+        method, method.training, context, context.start, teacher=teacher, noised=method.by_record, **at
+    )
     own = end
-    companion = method.companion
-    if companion is not None:
-        begin = companion.start(state, global_params)
-        own, _ = train_locally(
-            companion, state, begin, gradient, samples, anchor=global_params, on_batch=on_batch, **common
-        )
-    return Trained(method.measure(state, own, data), start, end, own, loss)
-
-
-def train_locally(
-    method: Method,
-    state: DeviceState,
-    start: Array,
-    gradient: GradientFunction,
-    samples: Samples,
-    *,
-    recipe: Recipe,
-    rng: np.random.Generator,
-    terms: RoundTerms | None = None,
-    noise: NoiseSource | None = None,
-    teacher: Teacher | None = None,
-    anchor: Array | None = None,
-    on_batch: OnBatch | None = None,
-    make_optimizer: MakeOptimizer = make_optimizer,
-) -> tuple[Array, float]:
-    """Trains from `start [d]`, which is left as it is, for the method's epochs or steps.
-
-    :param anchor: what the method's penalties are told as `start`; by default that.
-    :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
-    :param make_optimizer: for an implementation that gives the same bits faster.
-    :return: the trained vector and the mean loss per sample.
-    """
-    config = method.config
-    anchor = start if anchor is None else anchor
-    passes = [
-        (Part.of(mask, method.layout), make_optimizer(config.optimizer, config.learning_rate, config.momentum))
-        for mask in method.passes(state)
-    ]
-    record = method.record_mechanism(terms or RoundTerms()) if method.privacy.unit == "record" else None
-    params, buffer, memory = start.copy(), np.empty_like(start), {}
-    plan = list(epochs(len(samples), config, record))
-    total, done, loss_sum, seen = sum(plan), 0, 0.0, 0
-    for epoch, batches in enumerate(plan):
-        active = method.active_passes(epoch, len(passes))
-        for indices in drawn_batches(len(samples), config.batch_size, batches, record, rng):
-            if on_batch:
-                on_batch(done, total)
-            x, masks = drawn_inputs(samples, indices, recipe, rng)
-            batch: BatchGradient = Batch(
-                gradient, x, samples.labels[indices], masks, _taught(method, teacher, indices), buffer, memory
-            )
-            if record is not None:
-                batch = RecordBatch(batch, record, noise)
-            losses = []
-            for number in active:
-                part, optimizer = passes[number]
-                batch.part = part
-                loss, grad = method.gradient(state, start, params, batch)
-                losses.append(loss)
-                method.local_gradient(state, anchor, params, grad)
-                optimizer.step(params[part.span], part.keep(grad))
-            loss_sum += losses[0] * len(indices)
-            seen += len(indices)
-            done += 1
-    return params, loss_sum / max(seen, 1)
-
-
-def _taught(method: Method, teacher: Teacher | None, indices: np.ndarray) -> dict[str, np.ndarray]:
-    """The arguments that a distilling objective takes; without a teacher it has weight zero."""
-    if not method.objective.distills:
-        return {}
-    if teacher is None:
-        return {"teacher": None, "distill": None}
-    return {"teacher": teacher.logits[indices], "distill": np.full(len(indices), teacher.weight, np.float32)}
+    if method.parts.own_training is not None:
+        begin = global_params if state.own is None else state.own
+        own, _ = train_locally(method, method.parts.own_training, context, begin, **at)
+    return Trained(method.measured(context, own, own_samples), end, own, loss)

@@ -16,7 +16,6 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
-from hushfleet.methods import method_class
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -74,9 +73,7 @@ def with_wire(task: Task, choice: str) -> Task:
 
     Raises `BadInput`.
     """
-    privacy = task.privacy
-    has_noise = bool(privacy.noise_multiplier or privacy.epsilon) and method_class(task.method.name).clips
-    unit = "step" if has_noise and privacy.unit == "device" else "relative_step"
+    unit = "step" if task.noises_updates else "relative_step"
     try:
         changes: dict[str, Any] = {"codec": "quantized", unit: float(choice)}
     except ValueError:

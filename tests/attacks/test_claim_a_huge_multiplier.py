@@ -14,7 +14,7 @@ import pytest
 
 from hushfleet.aggregator.observe.metrics import privacy_table
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from support.fleet import CLIP_NORM, LAYOUT
 
 MakeFleet = Callable[..., Any]

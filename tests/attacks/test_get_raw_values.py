@@ -13,13 +13,14 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.methods import METHODS, make_method, method_class
-from hushfleet.methods.base import DeviceState, Method, Release, RoundTerms
-from hushfleet.methods.dp_fedavg import DPFedAvg
+from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.stages import Release
+from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
@@ -51,7 +52,7 @@ def data(seed: int) -> Samples:
 class World:
     """A device with its data, round by round."""
 
-    def __init__(self, method: Method, samples: Samples) -> None:
+    def __init__(self, method: TaskMethod, samples: Samples) -> None:
         self.method, self.samples, self.state = method, samples, method.init_state()
 
     def round(self, number: int, *, noise: int) -> Release:
@@ -63,19 +64,18 @@ class World:
             self.samples,
             terms=RoundTerms(),
             logits_of=logits,
-            recipe=Recipe(),
+            inputs=Inputs(),
             rng=np.random.default_rng(number),
             noise=SeededNoise(noise, 0, number),
         )
-        update = self.done.end - self.done.start
-        return self.method.release(self.done.state, update, RoundTerms(), SeededNoise(noise, 1, number))
+        return self.method.release(self.done.context, self.done.update, SeededNoise(noise, 1, number))
 
     def go_on(self, sent: np.ndarray) -> None:
         done = self.done
-        self.state = self.method.advance(done.state, update=done.end - done.start, trained=done.own, sent=sent)
+        self.state = self.method.advance(done.context, update=done.update, trained=done.own, sent=sent)
 
 
-def raw_in_headers(method: Method) -> set[str]:
+def raw_in_headers(method: TaskMethod) -> set[str]:
     """Fields that differ between two devices of which everybody has seen the same so far.
 
     What was sent is taken to be the same in both worlds, so a field that follows it is the same too. A report may
@@ -96,7 +96,7 @@ def raw_in_headers(method: Method) -> set[str]:
     return found
 
 
-def method_of(name: str, unit: str, accounting: str, **settings: Any) -> Method:
+def method_of(name: str, unit: str, accounting: str, **settings: Any) -> TaskMethod:
     # a wide clip norm, so that what a method adapts has room
     record = {"sample_rate": 0.5, "batches": 4} if unit == "record" else {}
     privacy = PrivacySpec(unit, accounting, 1.0, 1.5, 1e-5, **record)
@@ -109,7 +109,7 @@ def method_of(name: str, unit: str, accounting: str, **settings: Any) -> Method:
 def test_strict_accounting_sends_no_raw_value(name: str, unit: str) -> None:
     method = method_of(name, unit, "strict")
     assert raw_in_headers(method) == set()
-    assert method.raw_values(RoundTerms()) == method.charge(RoundTerms()).raw == ()
+    assert method.cost(RoundTerms()).raw == method.charge(RoundTerms()).raw == ()
 
 
 VARIANTS = [
@@ -125,27 +125,27 @@ VARIANTS = [
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
 def test_what_is_raw_as_published_is_named_and_costs_infinity(name: str, settings: dict[str, Any], unit: str) -> None:
     method = method_of(name, unit, "as-published", **settings)
-    named = method.raw_values(RoundTerms())
+    named = method.cost(RoundTerms()).raw
     assert bool(raw_in_headers(method)) <= bool(named)
     assert method.charge(RoundTerms()).raw == named
     expected = unit == "device" and name in ("acdp-pfsd", "fedaddp", "fedglp-adp") and not settings
     assert bool(named) == expected
 
 
-class LeaksNorms(DPFedAvg):
-    def protect(self, state: DeviceState, update: Any, terms: RoundTerms, noise: NoiseSource) -> Release:
-        return replace(super().protect(state, update, terms, noise), clip_norms=layer_norms(update, self.layout))
+class LeaksNorms(TaskMethod):
+    def release(self, context: RoundContext, update: Any, noise: NoiseSource) -> Release:
+        return replace(super().release(context, update, noise), clip_norms=layer_norms(update, self.layout))
 
 
-class LeaksItsLoss(DPFedAvg):
-    def protect(self, state: DeviceState, update: Any, terms: RoundTerms, noise: NoiseSource) -> Release:
-        return replace(super().protect(state, update, terms, noise), report=(float(np.abs(update).sum()),))
+class LeaksItsLoss(TaskMethod):
+    def release(self, context: RoundContext, update: Any, noise: NoiseSource) -> Release:
+        return replace(super().release(context, update, noise), report=(float(np.abs(update).sum()),))
 
 
 @pytest.mark.parametrize(("leaky", "field"), [(LeaksNorms, "clip_norms"), (LeaksItsLoss, "report")])
-def test_a_method_that_does_not_say_so_is_found(leaky: type[Method], field: str) -> None:
+def test_a_method_that_does_not_say_so_is_found(leaky: type[TaskMethod], field: str) -> None:
     usual = method_of("dp-fedavg", "device", "strict")
-    assert raw_in_headers(leaky(usual.config, usual.privacy, LAYOUT, rounds=ROUNDS)) == {field}
+    assert raw_in_headers(leaky(usual.parts, usual.config, usual.privacy, LAYOUT)) == {field}
 
 
 @pytest.fixture
@@ -199,5 +199,5 @@ def test_an_owner_who_allows_it_reads_infinity_and_what_for(
 
 def test_the_three_are_the_only_ones_that_say_so() -> None:
     """A method that is added with raw values has to be added here, and in docs/privacy.md."""
-    said = {name for name in METHODS if "raw_values" in vars(method_class(name))}
+    said = {name for name in METHODS if method_of(name, "device", "as-published").cost(RoundTerms()).raw}
     assert said == {"acdp-pfsd", "fedaddp", "fedglp-adp"}

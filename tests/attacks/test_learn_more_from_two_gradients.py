@@ -16,7 +16,7 @@ from scipy.stats import beta
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
@@ -74,7 +74,7 @@ def test_the_pair_of_gradients_does_not_beat_its_charge() -> None:
 def test_no_method_is_charged_less_than_its_gradients_of_one_batch_cost(name: str, settings: dict[str, bool]) -> None:
     privacy = PrivacySpec("record", "strict", 1.0, 0.8, 1e-5, sample_rate=0.01, batches=30)
     method = make_method(name, settings, privacy, ParamLayout(("a", "b"), ((2,), (2,))), rounds=2)
-    gradients = method.gradients_per_batch(method.config)
+    gradients = method.training.gradients_per_batch
     assert gradients == (2 if name in TWO_GRADIENTS else 1)
     charge = method.charge(RoundTerms())
     assert (charge.steps, charge.sample_rate) == (30, 0.01)

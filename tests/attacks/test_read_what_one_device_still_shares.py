@@ -12,9 +12,10 @@ import pytest
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
+from support.methods import context_of
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((4,), (4,)))
 DEVICES, SIGMA, ROUNDS = 8, 2.0, 400
@@ -36,7 +37,8 @@ def noise_in_the_sum(fedglp) -> tuple[float, float]:
             mask = np.zeros(LAYOUT.size, bool)
             mask[ALONE] = device > 0
             state = DeviceState(PublicState(mask, 1), np.zeros(LAYOUT.size, np.float32), fedglp.init_state().private)
-            release = fedglp.release(state, np.zeros(LAYOUT.size, np.float32), TERMS, SeededNoise(3, device, number))
+            zeros = np.zeros(LAYOUT.size, np.float32)
+            release = fedglp.release(context_of(fedglp, state, zeros, TERMS), zeros, SeededNoise(3, device, number))
             total.add(np.where(mask, np.float32(0), release.values), ~mask)
             bound = float(release.clip_norms[1])
         seen.append(float(total.sums[ALONE]))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
 from hushfleet.wire.format.update import decode_update

@@ -10,7 +10,7 @@ import pytest
 from hushfleet.config.spec import WireSpec
 from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.errors import StoreError
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_update
 from support.edge import DEVICE, Bench, Package

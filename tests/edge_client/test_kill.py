@@ -24,7 +24,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.edge_client.trainer import FieldRandomness, Trainer
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism

@@ -13,7 +13,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import make_method
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.model.objectives import Objective
 from hushfleet.models import checks, get_model, native
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
@@ -21,9 +21,8 @@ from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler
 from hushfleet.models.native.gradient import LOGITS_BATCH, NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally
 from hushfleet.training.optim import SGD
+from support.methods import trained
 
 pytestmark = pytest.mark.slow
 
@@ -345,10 +344,9 @@ def test_local_training_by_parts_ends_where_it_does_without(name, settings, tole
     samples = Samples(rng.integers(0, 256, (11, 1, 8, 8), np.uint8), rng.integers(0, 10, 11), (0.5,), (0.25,))
     ends, losses = [], []
     for gradient in (run, lambda *args, **named: run(*args, **named)):
-        how = {"recipe": Recipe(), "rng": np.random.default_rng(1)}
-        end, loss = train_locally(method, state, model.init(0), gradient, samples, **how)
-        ends.append(end)
-        losses.append(loss)
+        done = trained(method, model.init(0), gradient, samples, state=state, rng=np.random.default_rng(1))
+        ends.append(done.end)
+        losses.append(done.loss)
     assert np.abs(ends[0] - ends[1]).max() <= tolerance * np.abs(ends[1] - model.init(0)).max()
     assert np.abs(ends[0] - model.init(0)).max() > 1e-3
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

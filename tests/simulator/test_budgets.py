@@ -16,7 +16,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, deliver, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -61,7 +61,7 @@ def test_devices_stop_at_their_own_budgets_and_the_run_ends_when_all_have(
     method = simulation.prepared.method
     took = Counter(update["device"] for update in audit.events(simulation, "update"))
     for device in simulation.fleet.devices:
-        sigma = method.noise_multiplier(RoundTerms(preference=device.preference))  # as none scored, it did not fall
+        sigma = method.sigma(RoundTerms(preference=device.preference))  # as none scored, it did not fall
         may = sum(spent_after(rounds, sigma) <= task.privacy.budget for rounds in range(1, ROUNDS + 1))
         assert took[device.name] == may
         assert len(audit.ledger(simulation, device.name)) == may

@@ -17,7 +17,7 @@ from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (

@@ -16,7 +16,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise
@@ -119,6 +119,9 @@ class Signed:
         return self.encoded.data
 
 
+_FOUND = Evaluation(0.5, 1.0)
+
+
 class Devices:
     """The device halves: identities and states, and updates that no training went into."""
 
@@ -128,6 +131,7 @@ class Devices:
         self.identities = {name: Identity.from_bytes(bytes([index + 1]) * 32) for index, name in enumerate(self.names)}
         self.states: dict[str, DeviceState] = {name: prepared.method.init_state() for name in self.names}
         self.charged = dict.fromkeys(self.names, 0)
+        self.measured: dict[str, Evaluation] = {}  # what a device would find of its own model
 
     def enrol(self, store: AggregatorStore) -> None:
         for name in self.names:
@@ -139,9 +143,9 @@ class Devices:
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)
         change = np.clip(change, -prepared.method.reach, prepared.method.reach)
-        release = prepared.method.release(
-            state, change, RoundTerms(plan.noise_split, plan.controls), noise=SeededNoise(seed, index, plan.round)
-        )
+        setting = prepared.method.setting(RoundTerms(plan.noise_split, plan.controls))
+        context = RoundContext(setting, state, 0 * change, 0 * change, measured=self.measured.get(name, _FOUND))
+        release = prepared.method.release(context, change, SeededNoise(seed, index, plan.round))
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]
         wire = prepared.spec.wire
@@ -166,7 +170,7 @@ class Devices:
         if advance:
             sent = np.zeros(LAYOUT.size, np.float32)
             sent[shared] = made.encoded.sent
-            self.states[name] = prepared.method.advance(state, update=change, trained=change, sent=sent)
+            self.states[name] = prepared.method.advance(context, update=change, trained=change, sent=sent)
             self.charged[name] += 1
         return made
 

@@ -13,7 +13,7 @@ from typing import Any
 from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import Device, Spent, make_devices

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format import codec, forms
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD
 from hushfleet.wire.format.difference import encode_difference
@@ -257,7 +257,7 @@ def _coded_bits(prepared: PreparedTask, step: float, *, dither_key: bytes | None
 
 def _noised(prepared: PreparedTask) -> bool:
     """Whether updates carry noise that steps are tied to."""
-    return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.clips
+    return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.parts.gaussian is not None
 
 
 def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:

@@ -13,11 +13,11 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.local_data import load_arrays, load_indices
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method
+from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
 from hushfleet.simulator.run_folder import RunFolder
-from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
 
 KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew when their turn comes
@@ -41,7 +41,7 @@ class LoadedRun:
         return TaskSpec.from_bytes(self.folder.package.read_bytes())
 
     @cached_property
-    def method(self) -> Method:
+    def method(self) -> TaskMethod:
         spec = self.spec
         return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 

@@ -15,15 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.edge_client.trainer import SeededRandomness
-from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.method import Method, TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
 from hushfleet.simulator.engines.fast.jobs import JobFiles
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally
+from hushfleet.training.draws import Inputs
+from hushfleet.training.local_round import train_round
 
 
 class Alone(NamedTuple):
@@ -64,20 +65,23 @@ def _train_one(job: _Job) -> Alone:
     spec, layout = run.spec, run.spec.model.layout
     plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
     # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
-    alone = FedAvg(run.method.config, plain, layout, rounds=spec.rounds)
+    alone = TaskMethod(Method(), run.method.config, plain, layout)
     state, params = alone.init_state(), job.initial
     randomness = SeededRandomness(job.seed, job.index)
     for round in range(1, spec.rounds + 1):
-        params, _ = train_locally(
+        trained = train_round(
             alone,
             state,
             params,
             run.gradient,
             run.train(job.device),
-            recipe=Recipe(spec.model.dropout, spec.augment),
+            terms=RoundTerms(),
+            logits_of=run.inference,
+            inputs=Inputs(spec.model.dropout, spec.augment),
             rng=randomness.order(round),
             make_optimizer=make_optimizer,
         )
+        params = trained.end
     return Alone(
         job.device,
         evaluate(run.inference, params, run.common_test).accuracy,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hushfleet.methods.state import RoundTerms
 from hushfleet.models import get_model
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.fast.jobs import JobFiles
@@ -23,8 +24,8 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.jobs import cohort_trainer
 from hushfleet.simulator.engines.vmap.training import Member
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.training.batches import Recipe, samples_trained
-from hushfleet.training.local_round import train_locally
+from hushfleet.training.draws import Inputs, samples_trained
+from hushfleet.training.local_round import train_round
 
 WORTH_A_TRIAL_S = 20.0
 _TRIAL_S = 0.4  # for each runtime
@@ -111,7 +112,7 @@ def _rate_of_vmap(simulation: Simulation) -> float:
 
     def train() -> int:
         members = [Member(method.init_state(), samples, np.random.default_rng(0)) for samples in few]
-        trainer.train(method, members, start, recipe=Recipe(spec.model.dropout, spec.augment))
+        trainer.train(method, members, start, inputs=Inputs(spec.model.dropout, spec.augment))
         return sum(samples_trained(len(each), method.config) for each in few)
 
     return _rates({VMAP: train})[VMAP]
@@ -142,13 +143,15 @@ def _step(run: LoadedRun, device: str) -> Callable[[], int]:
     state, start = method.init_state(), get_model(spec.model.name, classes=len(spec.model.class_names)).init(0)
 
     def step() -> int:
-        train_locally(
+        train_round(
             method,
             state,
             start,
             run.gradient,
             few,
-            recipe=Recipe(spec.model.dropout, spec.augment),
+            terms=RoundTerms(),
+            logits_of=run.inference,
+            inputs=Inputs(spec.model.dropout, spec.augment),
             rng=np.random.default_rng(0),
             noise=SeededNoise(0, 0, 0),
             make_optimizer=make_optimizer,

@@ -16,7 +16,7 @@ from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model, native
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batch import GradientFunction
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from hushfleet.errors import BadInput, HushfleetError, StoreError
+from hushfleet.methods import allowed_file
 from hushfleet.simulator.engines.fast.jobs import JobFiles
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Item, Outcome
 from hushfleet.simulator.engines.ray.fingerprint import differences, fingerprint
@@ -286,7 +287,8 @@ def _join(ray: Any, count: int, address: str, object_store_bytes: int | None) ->
         memory = {} if object_store_bytes is None else {"object_store_memory": object_store_bytes}
         options = {"address": "local", "include_dashboard": False, "num_cpus": cores, **memory}
     try:
-        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env={"env_vars": ENVIRONMENT}, **options)
+        environment = {"env_vars": ENVIRONMENT | allowed_file()}
+        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=environment, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         ray.shutdown()
         if not address:

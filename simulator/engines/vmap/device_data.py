@@ -1,6 +1,6 @@
 """The batches of many clients as arrays `[c, B, ...]`, cut on the device from images that stay there as bytes.
 
-Client i takes its own batches at steps 0 to n_i - 1, without gaps, in the order in which `train_locally` would draw
+Client i takes its own batches at steps 0 to n_i - 1, without gaps, in the order in which one client alone would draw
 them. Clients are in falling order of n_i, so those that still train are always the first rows of everything, and
 who has finished is simply no longer looked at. A batch smaller than its step's largest one is padded with copies of
 its own first sample, of weight zero: padding can then be no worse a number than what it pads. Batches of the privacy
@@ -25,12 +25,13 @@ from torch import Tensor
 
 from hushfleet.data.augment import PADDING, draw_flip_crop
 from hushfleet.data.samples import Samples
-from hushfleet.methods.base import Teacher, TrainingConfig
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training.batches import Recipe, draw_dropout, drawn_batches, epochs
+from hushfleet.training.draws import Inputs, draw_dropout, drawn_batches, epochs
+from hushfleet.training.own_samples import Teacher
 
 
-class ResidentSamples:
+class SamplesOnDevice:
     """Images as uint8 and labels on `device`, kept from round to round for as long as their owner keeps them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +54,7 @@ class ResidentSamples:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CohortStep:
     """One step of the clients that still train: the first `active` rows of their group.
 
     :param epoch: of the first client; others may be in another.
@@ -99,29 +100,29 @@ class GroupBatches:
         self,
         samples: Sequence[Samples],
         rngs: Sequence[np.random.Generator],
-        resident: ResidentSamples,
+        on_device: SamplesOnDevice,
         *,
         config: TrainingConfig,
-        recipe: Recipe,
+        inputs: Inputs,
         record: RecordMechanism | None = None,
         teachers: Sequence[Teacher | None] = (),
     ) -> None:
-        self.config, self.recipe, self.record = config, recipe, record
-        self.device = resident.device
+        self.config, self.inputs, self.record = config, inputs, record
+        self.device = on_device.device
         self.steps = [step_count(len(each), config, record) for each in samples]
         if sorted(self.steps, reverse=True) != self.steps:
             raise ValueError(f"clients must come in falling order of their steps, got {self.steps}")
-        images, labels = zip(*(resident.of(each) for each in samples), strict=True)
+        images, labels = zip(*(on_device.of(each) for each in samples), strict=True)
         self._images, self._labels = torch.cat(images), torch.cat(labels)
         self._firsts = np.cumsum([0] + [len(each) for each in samples])
         mean, std = (np.array([getattr(each, name) for each in samples]) for name in ("mean", "std"))
         # As Samples.x has it, to the bit.
         self._scale = _on((1 / (255 * std)).astype(np.float32)[:, None, :, None, None], self.device)
         self._shift = _on((mean / std).astype(np.float32)[:, None, :, None, None], self.device)
-        self._taught = self._teaching(samples, teachers)
+        self._teachers = self._teaching(samples, teachers)
         self._draws = [self._draw(len(each), rng) for each, rng in zip(samples, rngs, strict=True)]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[CohortStep]:
         active = len(self.steps)
         for step in range(self.steps[0]):
             while self.steps[active - 1] <= step:
@@ -129,11 +130,11 @@ class GroupBatches:
             yield self._batch([next(draws) for draws in self._draws[:active]])
 
     def _draw(self, count: int, rng: np.random.Generator) -> Iterator[_Drawn]:
-        """In the order of `train_locally`."""
+        """In the order of one client alone."""
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
             for indices in drawn_batches(count, self.config.batch_size, batches, self.record, rng):
-                crops = draw_flip_crop(len(indices), rng) if self.recipe.augment == "flip-crop" else None
-                yield _Drawn(epoch, indices, crops, draw_dropout(self.recipe.dropout, len(indices), rng))
+                crops = draw_flip_crop(len(indices), rng) if self.inputs.augment == "flip-crop" else None
+                yield _Drawn(epoch, indices, crops, draw_dropout(self.inputs.dropout, len(indices), rng))
 
     def _teaching(
         self, samples: Sequence[Samples], teachers: Sequence[Teacher | None]
@@ -147,7 +148,7 @@ class GroupBatches:
         weights = np.array([0.0 if each is None else each.weight for _, each in pairs], np.float32)
         return _on(np.concatenate(logits).astype(np.float32), self.device), _on(weights, self.device)
 
-    def _batch(self, drawn: list[_Drawn]) -> Batch:
+    def _batch(self, drawn: list[_Drawn]) -> CohortStep:
         active, sizes = len(drawn), [len(each.indices) for each in drawn]
         width = max(sizes)
         # The last column is the size of the client's batch: one transfer for both.
@@ -161,7 +162,7 @@ class GroupBatches:
         placed = self._sent(numbers)
         chosen, placed_sizes = placed[:, :width].reshape(-1), placed[:, width]
         images = self._images.index_select(0, chosen).view(active, width, *self._images.shape[1:])
-        if self.recipe.augment == "flip-crop":
+        if self.inputs.augment == "flip-crop":
             images = _cut(images, self._crops(drawn, width))
         x = images.float()
         x *= self._scale[:active]
@@ -170,13 +171,13 @@ class GroupBatches:
         weights = None
         if min(sizes) < width:
             weights = (torch.arange(width, device=self.device) < placed_sizes[:, None]).float()
-        masks = tuple(self._mask(number, drawn, width) for number in range(len(self.recipe.dropout)))
+        masks = tuple(self._mask(number, drawn, width) for number in range(len(self.inputs.dropout)))
         teacher = distill = None
-        if self._taught is not None:
-            logits, shares = self._taught
+        if self._teachers is not None:
+            logits, shares = self._teachers
             teacher = logits.index_select(0, chosen).view(active, width, -1) if width else None
             distill = shares[:active, None].expand(active, width) if width else None
-        return Batch(active, drawn[0].epoch, x, y, masks, placed_sizes, weights, teacher, distill)
+        return CohortStep(active, drawn[0].epoch, x, y, masks, placed_sizes, weights, teacher, distill)
 
     def _crops(self, drawn: list[_Drawn], width: int) -> Tensor:
         """int64 `[active, width, 3]`: row and column of each crop, and 1 where it is mirrored. Padding is cut as what
@@ -184,6 +185,7 @@ class GroupBatches:
         host = self._host((len(drawn), width, 3), torch.int64)
         table = host.numpy()
         for row, (_, indices, crops, _) in enumerate(drawn):
+            assert crops is not None
             offsets, flips = crops
             table[row, : len(indices), :2] = offsets
             table[row, : len(indices), 2] = flips
@@ -191,7 +193,7 @@ class GroupBatches:
         return self._sent(host)
 
     def _mask(self, number: int, drawn: list[_Drawn], width: int) -> Tensor:
-        host = self._host((len(drawn), width, *self.recipe.dropout[number].shape), torch.float32)
+        host = self._host((len(drawn), width, *self.inputs.dropout[number].shape), torch.float32)
         rows = host.numpy()
         for row, (_, indices, _, masks) in enumerate(drawn):
             rows[row, : len(indices)] = masks[number]

@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hushfleet.methods import make_method
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 
 
 def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[Answer]:
@@ -45,11 +44,10 @@ def cohort_trainer(path: Path) -> CohortTrainer:
 
 
 def _group_size(job: Job) -> int:
-    files = loaded_run(job.path, job.runtime)
-    spec = files.spec
-    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
-    member = Member(method.init_state(), files.train(job.device), np.random.default_rng(0))
-    return cohort_trainer(job.path).clients_at_once(method, [member], recipe=Recipe(spec.model.dropout, spec.augment))
+    run = loaded_run(job.path, job.runtime)
+    spec, method = run.spec, run.method
+    member = Member(method.init_state(), run.train(job.device), np.random.default_rng(0))
+    return cohort_trainer(job.path).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
 def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
@@ -79,7 +77,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
             trainer.method,
             members,
             files.global_params(jobs[0].plan),
-            recipe=Recipe(files.spec.model.dropout, files.spec.augment),
+            inputs=Inputs(files.spec.model.dropout, files.spec.augment),
         )
     except REFUSALS as error:
         return _one_by_one(jobs, known, error)

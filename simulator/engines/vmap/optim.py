@@ -1,8 +1,8 @@
 """The optimizers of `hushfleet.training.optim` for a cohort `[c, d]` of PyTorch tensors, each in one kernel.
 
-The chain of array operations in `hushfleet.training.optim` passes over the memory some fifteen times a step, and for an
-accelerator each pass is a launch and a temporary of `[c, d]`. PyTorch's fused forms read and write each entry once:
-some five times faster on a processor too. They agree to the rounding of float32.
+The chain of array operations there passes over the memory some fifteen times a step, and for an accelerator each pass
+is a launch and a temporary of `[c, d]`. PyTorch's fused forms read and write each entry once: some five times faster on
+a processor too. They agree to the rounding of float32.
 
 Clients that have finished leave from the end: `step` is given the first rows, never more than before. Those have all
 taken each step, so one count of steps serves them.
@@ -13,48 +13,34 @@ from __future__ import annotations
 from torch import Tensor, zeros, zeros_like
 from torch.optim.adam import adam
 
-from hushfleet.methods.base import TrainingConfig
+from hushfleet.methods.method import TrainingConfig
+from hushfleet.training.optim import SGD, Adam, Optimizer
 
 
-class CohortAdam:
-    """`hushfleet.training.optim.Adam`, with its constants."""
-
-    def __init__(self, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
-        self.steps: Tensor | None = None
-        self.first: Tensor | None = None
-        self.second: Tensor | None = None
+class CohortAdam(Adam):
+    """`hushfleet.training.optim.Adam`, fused."""
 
     def step(self, params: Tensor, gradient: Tensor) -> None:
         """Moves `params [c, d]` in place."""
         if self.first is None:
             self.first, self.second = zeros_like(params), zeros_like(params)
-            self.steps = zeros((), device=params.device)
+            self._taken = zeros((), device=params.device)
         rows = slice(len(params))
         adam(
-            [params],
-            [gradient],
-            [self.first[rows]],
-            [self.second[rows]],
-            [],
-            [self.steps],
+            *([params], [gradient], [self.first[rows]], [self.second[rows]], [], [self._taken]),
             fused=True,
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
             lr=self.learning_rate,
             weight_decay=0.0,
-            eps=1e-8,
+            eps=self.epsilon,
             maximize=False,
         )
 
 
-class CohortSGD:
-    """`hushfleet.training.optim.SGD`."""
-
-    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
-        self.learning_rate, self.momentum = learning_rate, momentum
-        self.velocity: Tensor | None = None
+class CohortSGD(SGD):
+    """`hushfleet.training.optim.SGD`, with PyTorch's in-place operations."""
 
     def step(self, params: Tensor, gradient: Tensor) -> None:
         """Moves `params [c, d]` in place."""
@@ -65,7 +51,7 @@ class CohortSGD:
         params.sub_(gradient, alpha=self.learning_rate)
 
 
-def make_cohort_optimizer(config: TrainingConfig) -> CohortAdam | CohortSGD:
+def make_cohort_optimizer(config: TrainingConfig) -> Optimizer:
     if config.optimizer == "sgd":
         return CohortSGD(config.learning_rate, config.momentum)
-    return {"adam": CohortAdam}[config.optimizer](config.learning_rate)
+    return CohortAdam(config.learning_rate)

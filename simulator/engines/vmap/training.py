@@ -1,20 +1,17 @@
 """Local training of many clients at once: arrays `[c, d]` in one vmapped step, on the processor or on CUDA.
 
-It equals `train_round`, client by client, up to the rounding of float32: the same methods, the same
-order of samples, augmentation and dropout masks, each client's own count of steps, with the privacy unit `record` each
-client's own noise. What a method asks of a device's own data before and after the training is answered client by
-client. What follows in a round (noise, codec, ledger, store) stays with the device's own code.
+It is the loop of `hushfleet.training.local_round` with an executor for many clients, and equals `train_round`, client
+by client, up to the rounding of float32: the same order of samples, augmentation and dropout masks, each client's own
+count of steps, with the privacy unit `record` each client's own noise. What a method asks of a device's own data before
+and after the training is answered client by client. What follows in a round (noise, codec, ledger, store) stays with
+the device's own code.
 
 Clients of a group are in step, not in the same epoch, since an epoch of many samples has more batches. Where epochs
-make different passes, groups are of clients whose epochs end together.
+train different parts, groups are of clients whose epochs end together.
 
-What dominates, on CUDA by counting and not by timing, since none was at hand: a step of `mnist-cnn` under DP-FedAvg is
-some hundred operations besides views. For a compact network each is a launch that takes longer than its arithmetic,
-so a step's time should hardly grow with the clients until the device is full: a group is as large as the memory
-allows. Nothing in the loop waits for the device: batches are cut there (`device_data`), losses stay there, the
-optimizer is one kernel. With dropout, drawing the masks on the host comes next. A CUDA graph for each shape of a step
-would take the launches away (clients of one size have two shapes, others have many), and so might `torch.compile`
-around the whole step; neither is used, as neither could be tested.
+On CUDA a step of a compact network is some hundred launches, each longer than its arithmetic (counted, not timed). So a
+group is as large as the memory allows, and nothing in the loop waits for the device: batches are cut there
+(`device_data`), losses stay there, the optimizer is one kernel.
 
 On a processor vmap saves the interpreter's time and costs grouped convolutions and fresh memory: 4 to 5 times faster
 than one by one for `digits-cnn` in batches of 10, no faster for `mnist-cnn` in batches of 64.
@@ -24,29 +21,34 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hushfleet.array_api import Array
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
-from hushfleet.methods.base import DeviceState, Method, PublicState, RoundTerms, Teacher
+from hushfleet.methods.local import Sgd
+from hushfleet.methods.method import TaskMethod, TrainingConfig
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.engines.vmap.batch import CohortBatch, CohortRecordBatch, first_rows
-from hushfleet.simulator.engines.vmap.device_data import GroupBatches, ResidentSamples, step_count
-from hushfleet.simulator.engines.vmap.memory import bytes_per_client, what_is_asked
+from hushfleet.simulator.engines.vmap.batch import CohortBatch
+from hushfleet.simulator.engines.vmap.device_data import GroupBatches, SamplesOnDevice, step_count
+from hushfleet.simulator.engines.vmap.memory import bytes_per_client
 from hushfleet.simulator.engines.vmap.optim import make_cohort_optimizer
-from hushfleet.training.batches import Recipe, epochs
-from hushfleet.training.local_round import Trained
-from hushfleet.training.own_data import LocalData
-from hushfleet.training.parts import Part
+from hushfleet.training.batch import Batch, NoisedBatch
+from hushfleet.training.draws import Inputs, epochs
+from hushfleet.training.entries import Entries
+from hushfleet.training.local_round import Step, Trained, train_vector
+from hushfleet.training.optim import Optimizer
+from hushfleet.training.own_samples import LoadedSamples
 
 OnStep = Callable[[int, int], None]
 Precision = Literal["float32", "bfloat16"]
@@ -72,37 +74,12 @@ class Member:
     noise: NoiseSource = field(default_factory=SecureNoise)
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """How a cohort was split, for display.
-
-    :param sizes: clients of each group.
-    """
+class Grouping(NamedTuple):
+    """How a cohort was split: clients of each group, bytes that a client needs, and bytes that there were."""
 
     sizes: tuple[int, ...]
     bytes_per_client: int
     budget_bytes: int
-
-    def __str__(self) -> str:
-        groups = f"{len(self.sizes)} groups of up to {max(self.sizes)}" if len(self.sizes) > 1 else "one group"
-        return (
-            f"{sum(self.sizes)} clients in {groups}; {self.bytes_per_client / 2**20:.1f} MiB a client, "
-            f"{self.budget_bytes / 2**20:.0f} MiB at hand"
-        )
-
-
-def train_cohort(
-    method: Method,
-    members: Sequence[Member],
-    global_params: np.ndarray,
-    gradient: TorchGradient,
-    *,
-    recipe: Recipe,
-    on_step: OnStep | None = None,
-) -> list[Trained]:
-    """Trains `members` once, on the gradient's device; see `CohortTrainer.train`."""
-    trainer = CohortTrainer(gradient, gradient.device)
-    return trainer.train(method, members, global_params, recipe=recipe, on_step=on_step)
 
 
 class CohortTrainer:
@@ -126,24 +103,24 @@ class CohortTrainer:
         self.device = torch.device(device)
         self.memory_bytes = memory_bytes
         self.precision = precision
-        self.resident = ResidentSamples(self.device)
+        self.on_device = SamplesOnDevice(self.device)
         self.grouping: Grouping | None = None  # of the last cohort
         self._most_clients = math.inf
 
     def train(
         self,
-        method: Method,
+        method: TaskMethod,
         members: Sequence[Member],
         global_params: np.ndarray,
         *,
-        recipe: Recipe,
+        inputs: Inputs,
         on_step: OnStep | None = None,
     ) -> list[Trained]:
         """Local training of a round, of all members, in their order.
 
-        Members that cannot be trained together (private arrays of other shapes, another number of passes) are put in
-        groups of their own. The method sees a stacked state: `mask` and `own` `[c, d]`, `participations` `[c]`,
-        private arrays `[c, ...]`, all on the device.
+        Members that cannot be trained together (private arrays of other shapes, another number of parts) are put in
+        groups of their own. The method sees one stacked context: `mask`, `own` and `start` `[c, d]`, private arrays
+        `[c, ...]`, all on the device.
 
         :param global_params: float32 `[d]`, read-only.
         :param on_step: called before each step with (steps done, steps in all); may raise to give up.
@@ -153,75 +130,65 @@ class CohortTrainer:
             return []
         if any(len(member.samples) == 0 for member in members):
             raise BadInput("a device of the cohort has no training samples; give each at least one")
-        members = [self._prepared(method, member, global_params) for member in members]
-        needed, budget = self._memory(method, members, global_params, recipe)
-        pending = deque(self._groups(method, members, self._fitting(needed, budget)))
-        progress = _Progress(on_step, sum(_steps(method, members[group[0]]) for group in pending))
+        ready = [self._ready(method, member, member.samples, global_params) for member in members]
+        needed, budget = self._memory(method, ready, inputs)
+        pending = deque(self._groups(method, ready, self._fitting(needed, budget)))
+        progress = _Progress(on_step, sum(_steps(method, ready[group[0]]) for group in pending))
         results: dict[int, Trained] = {}
         sizes = []
         while pending:
             group = pending.popleft()
-            trained = self._attempt(method, [members[i] for i in group], global_params, recipe, progress)
+            trained = self._attempt(method, [ready[i] for i in group], global_params, inputs, progress)
             if trained is None:
                 self._most_clients = -(-len(group) // 2)
                 first, second = group[: self._most_clients], group[self._most_clients :]
                 pending.extendleft((second, first))
-                progress.total += _steps(method, members[second[0]])
+                progress.total += _steps(method, ready[second[0]])
             else:
                 sizes.append(len(group))
                 results.update(zip(group, trained, strict=True))
         self.grouping = Grouping(tuple(sizes), needed, budget)
         return [results[index] for index in range(len(members))]
 
-    def clients_at_once(self, method: Method, members: Sequence[Member], *, recipe: Recipe) -> int:
+    def clients_at_once(self, method: TaskMethod, members: Sequence[Member], *, inputs: Inputs) -> int:
         """How many such clients fit the memory together now, at least 1."""
         params = self.gradient.model.init(0)
-        # One sample each tells what a method measures, though not with which result.
-        few = [self._prepared(method, replace(each, samples=_first(each.samples)), params) for each in members]
-        few = [replace(one, samples=each.samples) for one, each in zip(few, members, strict=True)]
-        return self._fitting(*self._memory(method, few, params, recipe))
+        # One sample each tells how many parts a method trains.
+        ready = [self._ready(method, each, each.samples.take(slice(0, 1)), params) for each in members]
+        return self._fitting(*self._memory(method, ready, inputs))
 
-    def _prepared(self, method: Method, member: Member, global_params: np.ndarray) -> Member:
-        return replace(member, state=method.prepare(member.state, global_params, self._data(member.samples)))
+    def _ready(self, method: TaskMethod, member: Member, samples: Samples, global_params: np.ndarray) -> _Ready:
+        own_samples = LoadedSamples(samples, self.gradient, self.gradient.logits)
+        return _Ready(member, method.begin(member.state, global_params, member.terms, own_samples), own_samples)
 
-    def _data(self, samples: Samples) -> LocalData:
-        return LocalData(samples, self.gradient, self.gradient.logits)
-
-    def _memory(
-        self, method: Method, members: Sequence[Member], global_params: np.ndarray, recipe: Recipe
-    ) -> tuple[int, int]:
-        """Bytes that a client needs, and bytes that there are. States are those after `prepare`."""
-        trainings = [method] if method.companion is None else [method, method.companion]
-        most = max(len(member.samples) for member in members)
+    def _memory(self, method: TaskMethod, ready: Sequence[_Ready], inputs: Inputs) -> tuple[int, int]:
+        """Bytes that a client needs, and bytes that there are."""
         needed = max(
             bytes_per_client(
                 self.gradient,
-                batch_size=min(training.config.batch_size, most),
-                dropout=tuple(recipe.dropout),
-                optimizer=training.config.optimizer,
-                momentum=training.config.momentum > 0,
-                passes=max(len(training.passes(member.state)) for member in members),
-                image_bytes=max(member.samples.images.nbytes for member in members),
-                samples=most,
-                asked=what_is_asked(training, members[0].state, global_params),
-                record=_record(training, members[0]),
-                augments=recipe.augment != "none",
+                config=method.config,
+                inputs=inputs,
+                parts=max(len(training.order.masks(each.context)) for each in ready),
+                samples=max(len(each.member.samples) for each in ready),
+                image_bytes=max(each.member.samples.images.nbytes for each in ready),
+                each=training.gradient.samples,
+                second=method.parts.own_training is not None,
+                record=_record(method, ready[0]) if noised else None,
             )
-            for training in trainings
+            for training, noised in _trainings(method)
         )
         return needed, self._budget()
 
     def _fitting(self, needed: int, budget: int) -> int:
         return int(min(max(1, budget // needed), self._most_clients))
 
-    def _groups(self, method: Method, members: Sequence[Member], most: int) -> list[list[int]]:
+    def _groups(self, method: TaskMethod, ready: Sequence[_Ready], most: int) -> list[list[int]]:
         """Indices of members, like with like, those with most samples first, in groups of nearly one size."""
-        if most < len(members):
-            self.resident.keep_only({member.samples for member in members})
+        if most < len(ready):
+            self.on_device.keep_only({each.member.samples for each in ready})
         alike: dict[object, list[int]] = {}
-        # Most samples are most steps too, whatever the batch size of a second training.
-        for index in sorted(range(len(members)), key=lambda i: -len(members[i].samples)):
-            alike.setdefault(_kind(method, members[index]), []).append(index)
+        for index in sorted(range(len(ready)), key=lambda i: -len(ready[i].member.samples)):
+            alike.setdefault(_kind(method, ready[index]), []).append(index)
         return [
             part.tolist() for indices in alike.values() for part in np.array_split(indices, -(-len(indices) // most))
         ]
@@ -237,24 +204,24 @@ class CohortTrainer:
 
     def _attempt(
         self,
-        method: Method,
-        group: Sequence[Member],
+        method: TaskMethod,
+        group: Sequence[_Ready],
         global_params: np.ndarray,
-        recipe: Recipe,
+        inputs: Inputs,
         progress: _Progress,
     ) -> list[Trained] | None:
         """The group's training; None if memory ran out, with generators and progress as they were before."""
-        generators = [member.rng.bit_generator.state for member in group]
+        generators = [each.member.rng.bit_generator.state for each in group]
         done = progress.done
         # Noise has no state that could be put back, so all but the last attempt draw from copies.
-        tried = group if len(group) == 1 else [replace(each, noise=deepcopy(each.noise)) for each in group]
+        tried = group if len(group) == 1 else [each.with_noise(deepcopy(each.member.noise)) for each in group]
         try:
-            return self._train_group(method, tried, global_params, recipe, progress)
+            return self._train_group(method, tried, global_params, inputs, progress)
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
-        for member, state in zip(group, generators, strict=True):
-            member.rng.bit_generator.state = state
+        for each, state in zip(group, generators, strict=True):
+            each.member.rng.bit_generator.state = state
         progress.done = done
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -262,103 +229,125 @@ class CohortTrainer:
 
     def _train_group(
         self,
-        method: Method,
-        group: Sequence[Member],
+        method: TaskMethod,
+        group: Sequence[_Ready],
         global_params: np.ndarray,
-        recipe: Recipe,
+        inputs: Inputs,
         progress: _Progress,
     ) -> list[Trained]:
-        """As `train_round`, of prepared states."""
-        data = [self._data(member.samples) for member in group]
-        starts = np.stack([method.start(member.state, global_params) for member in group])
-        teachers = [method.teacher(member.state, own) for member, own in zip(group, data, strict=True)]
-        state, start = self._stacked([member.state for member in group]), self._upload(starts)
-        common = {"recipe": recipe, "progress": progress}
-        companion = method.companion
+        """As `train_round`."""
+        context = self._stacked([each.context for each in group], global_params)
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            end, losses = self._loop(method, group, state, start, teachers=teachers, **common)
+            shared = _ManyClients(self, method, method.training, group, inputs, progress, noised=method.by_record)
+            end = context.start.clone()
+            train_vector(method.training, context, end, shared)
             own = end
-            if companion is not None:
-                begin = self._upload(np.stack([companion.start(member.state, global_params) for member in group]))
-                anchor = self._upload(global_params.copy()).expand(len(group), -1)
-                own, _ = self._loop(companion, group, state, begin, anchor=anchor, **common)
-        ends, loss = end.cpu().numpy(), losses.cpu().numpy()
+            if method.parts.own_training is not None:
+                begin = context.global_params.expand_as(end) if context.state.own is None else context.state.own
+                own = begin.clone()
+                second = method.parts.own_training
+                train_vector(second, context, own, _ManyClients(self, method, second, group, inputs, progress))
+        ends, losses = end.cpu().numpy(), shared.losses.cpu().numpy()
         owns = ends if own is end else own.cpu().numpy()
         return [
             Trained(
-                method.measure(member.state, owns[row], data[row]), starts[row], ends[row], owns[row], float(loss[row])
+                method.measured(each.context, owns[row], each.own_samples), ends[row], owns[row], float(losses[row])
             )
-            for row, member in enumerate(group)
+            for row, each in enumerate(group)
         ]
 
-    def _loop(
-        self,
-        method: Method,
-        group: Sequence[Member],
-        state: DeviceState,
-        start: Tensor,
-        *,
-        recipe: Recipe,
-        progress: _Progress,
-        teachers: Sequence[Teacher | None] = (),
-        anchor: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """As `train_locally`: from `start [c, d]` to parameters `[c, d]` and mean losses float64 `[c]`."""
-        config = method.config
-        anchor = start if anchor is None else anchor
-        mechanisms = [_record(method, member) for member in group]
-        batches = GroupBatches(
-            [member.samples for member in group],
-            [member.rng for member in group],
-            self.resident,
-            config=config,
-            recipe=recipe,
-            record=mechanisms[0],
-            teachers=teachers if method.objective.distills else (),
-        )
-        passes = [(Part.of(mask, method.layout), make_cohort_optimizer(config)) for mask in method.passes(state)]
-        params, gradient = start.clone(), torch.empty_like(start)
-        scratch = torch.empty_like(start) if mechanisms[0] is not None else None
-        loss_sums = torch.zeros(len(group), dtype=torch.float64, device=self.device)
-        seen = torch.zeros(len(group), dtype=torch.int64, device=self.device)
-        memory: dict[str, Any] = {}
-        training = len(group)
-        for batch in batches:
-            progress.step()
-            rows = slice(batch.active)
-            if batch.active < training:
-                memory, training = first_rows(memory, batch.active), batch.active
-            current, living = params[rows], _first_rows(state, batch.active)
-            asked = CohortBatch(self.gradient, batch, gradient[rows], memory, self.precision == "bfloat16")
-            if scratch is not None:
-                noises = [member.noise for member in group[rows]]
-                asked = CohortRecordBatch(asked, mechanisms[rows], noises, scratch[rows])
-            for turn, number in enumerate(method.active_passes(batch.epoch, len(passes))):
-                part, optimizer = passes[number]
-                asked.part = part
-                losses, grad = method.gradient(living, start[rows], current, asked)
-                if turn == 0:
-                    loss_sums[rows] += losses.double() * batch.sizes
-                method.local_gradient(living, anchor[rows], current, grad)
-                if part.mask is not None:
-                    grad *= part.mask[rows]
-                optimizer.step(current, grad)
-            seen[rows] += batch.sizes
-        return params, loss_sums / seen.clamp(min=1)
-
-    def _stacked(self, states: Sequence[DeviceState]) -> DeviceState:
-        participations = np.array([state.public.participations for state in states])
+    def _stacked(self, contexts: Sequence[RoundContext], global_params: np.ndarray) -> RoundContext:
+        states, first = [context.state for context in contexts], contexts[0]
         public = PublicState(
-            self._upload(np.stack([state.public.mask for state in states])), self._upload(participations)
+            self._upload([state.public.mask for state in states]),
+            0,  # nobody asks in training
         )
-        own = None if states[0].own is None else self._upload(np.stack([state.own for state in states]))
-        private = {
-            name: self._upload(np.stack([state.private[name] for state in states])) for name in states[0].private
-        }
-        return DeviceState(public, own, private)
+        own = None if first.state.own is None else self._upload([state.own for state in states])
+        private = {name: self._upload([state.private[name] for state in states]) for name in first.state.private}
+        return replace(
+            first,
+            state=DeviceState(public, own, private),
+            global_params=torch.from_numpy(global_params.copy()).to(self.device),
+            start=self._upload([context.start for context in contexts]),
+            chosen=None if first.chosen is None else self._upload([context.chosen for context in contexts]),
+        )
 
-    def _upload(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def _upload(self, arrays: Sequence[Array]) -> Tensor:
+        return torch.from_numpy(np.stack(arrays)).to(self.device)
+
+
+class _Ready(NamedTuple):
+    """A member at the beginning of its round."""
+
+    member: Member
+    context: RoundContext
+    own_samples: LoadedSamples
+
+    def with_noise(self, noise: NoiseSource) -> _Ready:
+        return self._replace(member=replace(self.member, noise=noise))
+
+
+class _ManyClients:
+    """The executor of a group's clients, as `hushfleet.training.local_round.Executor`."""
+
+    def __init__(
+        self,
+        trainer: CohortTrainer,
+        method: TaskMethod,
+        training: Sgd,
+        group: Sequence[_Ready],
+        inputs: Inputs,
+        progress: _Progress,
+        *,
+        noised: bool = False,
+    ) -> None:
+        self._trainer, self._group, self._progress = trainer, group, progress
+        self._config: TrainingConfig = method.config
+        self._mechanisms = [_record(method, each) for each in group] if noised else []
+        distills = training.objective.distills
+        self._batches = GroupBatches(
+            [each.member.samples for each in group],
+            [each.member.rng for each in group],
+            trainer.on_device,
+            config=method.config,
+            inputs=inputs,
+            record=self._mechanisms[0] if self._mechanisms else None,
+            teachers=[training.teacher(each.context, each.own_samples) for each in group] if distills else (),
+        )
+        shape, device = (len(group), method.layout.size), trainer.device
+        self._out = torch.empty(shape, device=device)
+        self._total = torch.empty(shape if self._mechanisms else (0, 0), device=device)
+        self._scratch: dict[str, Tensor] = {}
+        self._loss_sums = torch.zeros(len(group), dtype=torch.float64, device=device)
+        self._seen = torch.zeros(len(group), dtype=torch.int64, device=device)
+
+    @property
+    def losses(self) -> Tensor:
+        """Mean per sample of each client, float64 `[c]`."""
+        return self._loss_sums / self._seen.clamp(min=1)
+
+    def optimizer(self) -> Optimizer:
+        return make_cohort_optimizer(self._config)
+
+    def move(self, optimizer: Optimizer, params: Tensor, gradient: Tensor, entries: Entries) -> None:
+        if entries.mask is not None:
+            gradient *= entries.mask[: len(gradient)]
+        optimizer.step(params, gradient)
+
+    def count_loss(self, step: Step, loss: Tensor) -> None:
+        self._loss_sums[step.rows] += loss.double() * step.batch.sizes
+        self._seen[step.rows] += step.batch.sizes
+
+    def steps(self) -> Iterator[Step]:
+        reduced = self._trainer.precision == "bfloat16"
+        for cohort in self._batches:
+            self._progress.step()
+            rows = slice(cohort.active)
+            batch: Batch = CohortBatch(self._trainer.gradient, cohort, self._out[rows], reduced, self._scratch)
+            if self._mechanisms:
+                noises = [each.member.noise for each in self._group[rows]]
+                batch = NoisedBatch(batch, self._mechanisms[rows], noises, self._total[rows])
+            yield Step(cohort.epoch, rows, batch)
 
 
 class _Progress:
@@ -371,37 +360,32 @@ class _Progress:
         self.done += 1
 
 
-def _steps(method: Method, member: Member) -> int:
-    own = step_count(len(member.samples), method.config, _record(method, member))
-    return own if method.companion is None else own + _steps(method.companion, member)
+def _trainings(method: TaskMethod) -> list[tuple[Sgd, bool]]:
+    """Those of a round, and whether noise is in them."""
+    second = method.parts.own_training
+    return [(method.training, method.by_record), *([] if second is None else [(second, False)])]
 
 
-def _record(method: Method, member: Member) -> RecordMechanism | None:
-    return method.record_mechanism(member.terms) if method.privacy.unit == "record" else None
+def _record(method: TaskMethod, ready: _Ready) -> RecordMechanism:
+    return method.record_mechanism(ready.member.terms)
 
 
-def _kind(method: Method, member: Member) -> tuple[object, ...]:
-    """Members of one kind can be trained together: their states can be stacked, and each step is the same passes."""
-    state = member.state
-    arrays = sorted((name, np.shape(value)) for name, value in state.private.items())
-    trainings = [method] if method.companion is None else [method, method.companion]
-    return state.own is None, tuple(arrays), *(_rhythm(training, member) for training in trainings)
+def _steps(method: TaskMethod, ready: _Ready) -> int:
+    count, record = len(ready.member.samples), _record(method, ready)
+    return sum(step_count(count, method.config, record if noised else None) for _, noised in _trainings(method))
 
 
-def _rhythm(method: Method, member: Member) -> tuple[object, ...]:
-    record, passes = _record(method, member), len(method.passes(member.state))
-    ends = tuple(epochs(len(member.samples), method.config, record))
-    active = {tuple(method.active_passes(epoch, passes)) for epoch in range(len(ends))}
+def _kind(method: TaskMethod, ready: _Ready) -> tuple[object, ...]:
+    """Members of one kind can be trained together: their states can be stacked, and each step trains the same parts."""
+    context = ready.context
+    arrays = sorted((name, np.shape(value)) for name, value in context.state.private.items())
+    rhythms = (_rhythm(method, training, ready, noised) for training, noised in _trainings(method))
+    return context.state.own is None, context.chosen is None, tuple(arrays), *rhythms
+
+
+def _rhythm(method: TaskMethod, training: Sgd, ready: _Ready, noised: bool) -> tuple[object, ...]:
+    record, parts = _record(method, ready) if noised else None, len(training.order.masks(ready.context))
+    ends = tuple(epochs(len(ready.member.samples), method.config, record))
+    active = {tuple(training.order.active(epoch, parts)) for epoch in range(len(ends))}
     clip_norm = None if record is None else record.clip_norm
-    return passes, ends if len(active) > 1 else None, clip_norm
-
-
-def _first(samples: Samples) -> Samples:
-    return samples.take(slice(0, 1))
-
-
-def _first_rows(state: DeviceState, count: int) -> DeviceState:
-    rows = slice(count)
-    public = PublicState(state.public.mask[rows], state.public.participations[rows])
-    own = None if state.own is None else state.own[rows]
-    return DeviceState(public, own, {name: value[rows] for name, value in state.private.items()})
+    return parts, ends if len(active) > 1 else None, clip_norm

@@ -13,7 +13,7 @@ import numpy as np
 
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batch import GradientFunction
 
 # Times the clip norm: a canary that is not clipped stands out.
 LENGTH = 1000.0

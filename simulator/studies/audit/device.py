@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods.base import DeviceState
+from hushfleet.methods.state import RoundContext
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
@@ -73,7 +73,7 @@ class _Game:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         rng = np.random.default_rng(subject.seed)
-        self.state = _state_of_a_member(subject, rng)
+        self.context = _round_of_a_member(subject, rng)
         self.update = canary_update(subject.spec.model.layout, subject.spec.privacy.clip_norm, rng)
         self.expected = self._without_noise(self.update)
         self.nothing = self._without_noise(self.update * 0)
@@ -90,7 +90,7 @@ class _Game:
                     device = lives.enter_context(self.subject.device(life, trainer=_ScriptedTrainer))
                     assert isinstance(device, _ScriptedTrainer)
                     start = self.subject.initial
-                    device.ends_with = Trained(self.state, start, start + update, start, 0.0)
+                    device.ends_with = Trained(self.context, start + update, start, 0.0)
                     worlds.append(device)
                 for round in range(1, min(rounds, count - first) + 1):
                     if not keep_going(first + round - 1):
@@ -107,7 +107,7 @@ class _Game:
         return Seen(np.mean([each.vector for each in seen], axis=0), seen[0].header)
 
     def _decoded(self, trainer: Trainer, data: bytes) -> Seen:
-        layout, shared = self.subject.spec.model.layout, ~self.state.public.mask
+        layout, shared = self.subject.spec.model.layout, ~self.context.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         decoded = decode_update(data, public_key=trainer.store.identity.public_key, counts=counts)
         values = np.zeros(layout.size)
@@ -115,11 +115,11 @@ class _Game:
         return Seen(np.concatenate((values, decoded.header.report)), _about_noise(decoded.header))
 
     def _without_noise(self, update: np.ndarray) -> np.ndarray:
-        release = self.subject.method.release(self.state, update, self.subject.terms, _Silence())
+        release = self.subject.method.release(self.context, update, _Silence())
         return np.concatenate((release.values.astype(np.float64), release.report))
 
 
-def _state_of_a_member(subject: Subject, rng: np.random.Generator) -> DeviceState:
+def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundContext:
     """Of a device that has taken part before: what is personal, and what steers its clip norms, has moved.
 
     It has no model of its own, so that its training begins with the global one: what is sent is then the update.
@@ -128,11 +128,11 @@ def _state_of_a_member(subject: Subject, rng: np.random.Generator) -> DeviceStat
     state, data = method.init_state(), WorstData(subject.classes, rng)
     for round in range(1, _EARLIER_ROUNDS + 1):
         update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(round)
-        prepared = method.measure(method.prepare(state, initial, data), initial, data)
-        release = method.release(prepared, update, subject.terms, SeededNoise(subject.seed, 0, round))
-        state = method.advance(prepared, update=update, trained=initial, sent=release.values)
+        context = method.measured(method.begin(state, initial, subject.terms, data), initial, data)
+        release = method.release(context, update, SeededNoise(subject.seed, 0, round))
+        state = method.advance(context, update=update, trained=initial, sent=release.values)
         state = replace(state, own=None)
-    return method.measure(method.prepare(state, initial, data), initial, data)
+    return method.measured(method.begin(state, initial, subject.terms, data), initial, data)
 
 
 class _ScriptedTrainer(Trainer):

@@ -21,12 +21,12 @@ import numpy as np
 
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods.base import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
-from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"

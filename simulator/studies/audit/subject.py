@@ -20,11 +20,12 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from hushfleet.training.batch_gradient import GradientFunction
+from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
 
 DEVICE = "audited"
@@ -52,14 +53,14 @@ class Subject:
     field_noise: bool = False
 
     @cached_property
-    def method(self) -> Method:
+    def method(self) -> TaskMethod:
         spec = self.spec
         return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 
     @cached_property
     def terms(self) -> RoundTerms:
         """Of a round, as the aggregator's plans have them."""
-        controls = self.method.controls(self.method.init_server(self.seed), 1)
+        controls = self.method.server.controls(self.method.server.initial(self.seed), 1)
         return RoundTerms(min(self.spec.privacy.noise_split, self.cohort), controls)
 
     @property

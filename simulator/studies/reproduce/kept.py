@@ -17,7 +17,7 @@ from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.models import get_model
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.recipe import LAST_ROUNDS, Metric, Window
@@ -58,13 +58,13 @@ class KeptCell:
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
-        """What the cell's method sends without noise, in words; see `Method.raw_values`."""
+        """What the cell's method sends without noise, in words; see `Cost.raw`."""
         task = parse_task(copy.deepcopy(self.task), where=self.cell)
         section = task.privacy
         privacy = PrivacySpec(section.unit, section.accounting, section.clip_norm, self.noise_multiplier, task.delta)
         layout = get_model(task.model.name).layout
         method = make_method(task.method.name, task.method.settings, privacy, layout, rounds=self.rounds)
-        return method.raw_values(RoundTerms())
+        return method.cost(RoundTerms()).raw
 
     def value(self, metric: Metric, window: Window) -> float | None:
         """The accuracy of the table as a fraction; None if what it takes was not measured."""

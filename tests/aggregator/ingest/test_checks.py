@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.ingest.checks import Admitted
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
 from hushfleet.aggregator.storage.store import UpdateRow
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.update import attach_public
 
 MakeFleet = Callable[..., Any]

@@ -15,7 +15,7 @@ from hushfleet.aggregator.ingest import robust
 from hushfleet.aggregator.ingest.robust import Sent, memory_bytes, passes, robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.errors import BadInput
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from support.fleet import LAYOUT, prepared_task
 
 MakeFleet = Callable[..., Any]

@@ -79,7 +79,7 @@ def test_the_package_says_what_the_task_says(prepared: PreparedTask) -> None:
     assert spec.model.class_names == digits.class_names
     assert (spec.model.mean, spec.model.std) == (digits.mean, digits.std)
     assert prepared.method.config.gamma == 0.3
-    assert prepared.method.rounds == 7
+    assert prepared.method.parts.personal.rounds == 7
 
 
 def test_the_graphs_pass_a_devices_check_and_compute_torchs_gradient(prepared: PreparedTask) -> None:

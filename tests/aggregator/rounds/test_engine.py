@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
 from hushfleet.aggregator.rounds.cohort import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull
-from hushfleet.methods.base import PublicState
+from hushfleet.methods.state import PublicState
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 

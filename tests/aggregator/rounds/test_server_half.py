@@ -3,50 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import StoreError
 from hushfleet.methods import METHODS
-from hushfleet.methods.base import Method, Release, RoundOutcome, RoundTerms, ServerState
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
+from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.stages import Report
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.model.params import ParamLayout
 
 MakeFleet = Callable[..., Any]
 
 
-class Steered(Method):
+@dataclass(frozen=True)
+class Steered(Mean):
     """Clips to half of the last clip norm plus a tenth of the reports' sum; weighs devices by what they send."""
 
-    name, source, summary = "steered", "these tests", "a server half that leaves traces"
+    clip_norm: float
 
-    def init_server(self, seed: int) -> ServerState:
-        return {"clip_norm": np.array(self.privacy.clip_norm), "seen": np.zeros((0, 2))}
+    def initial(self, seed: int) -> ServerArrays:
+        return {"clip_norm": np.array(self.clip_norm), "seen": np.zeros((0, 2))}
 
-    def controls(self, server: ServerState, round: int) -> dict[str, float]:
-        return {"clip_norm": float(server["clip_norm"]), "noise_multiplier": 1.0 + round}
+    def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
+        return {"clip_norm": float(state["clip_norm"]), "noise_multiplier": 1.0 + round}
 
-    def protect(self, state: Any, update: Any, terms: RoundTerms, noise: Any) -> Release:
-        made = super().protect(state, update, terms, noise)
-        return Release(made.values, made.clip_norms, made.noise_stds, made.charge, report=(float(update[0] > 0), 0.5))
-
-    def weight(self, global_params: np.ndarray, sent: np.ndarray) -> float:
+    def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
         return 1.5 if sent[0] > 0 else 0.5
 
-    def advance_server(self, server: ServerState, outcome: RoundOutcome) -> ServerState:
-        reports = np.array(outcome.reports)
-        moved = np.linalg.norm(outcome.after - outcome.before)
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        reports = np.array(closed.reports)
+        moved = np.linalg.norm(closed.after - closed.before)
         return {
-            "clip_norm": server["clip_norm"] / 2 + 0.1 * reports.sum() + 0 * moved,
-            "seen": np.concatenate([server["seen"], reports]),
+            "clip_norm": state["clip_norm"] / 2 + 0.1 * reports.sum() + 0 * moved,
+            "seen": np.concatenate([state["seen"], reports]),
         }
+
+
+def parts(config: TrainingConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    told = Report(2, "a sign", lambda context, update: (0.5 * (update[0] > 0), 0.5))
+    return Method(stages=(*CLIP_AND_NOISE, told), server=Steered(privacy.clip_norm))
 
 
 @pytest.fixture(autouse=True)
 def steered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "steered", Steered)
+    method = Published("steered", "these tests", "a server half that leaves traces", TrainingConfig, parts)
+    monkeypatch.setitem(METHODS, "steered", method)
 
 
 def test_the_plan_says_what_the_server_chose_and_updates_are_held_to_it(make_fleet: MakeFleet) -> None:
@@ -141,9 +149,8 @@ def test_a_killed_server_chooses_the_same_clip_norms(make_fleet: MakeFleet, clip
         for number in range(6):
             chosen[dies].append(dict(fleet.open().controls))
             for index, name in enumerate(fleet.names):
-                heard = {"accuracy": 0.1 * number + 0.01 * index, "loss": 2.0 - 0.1 * number}
-                private = {key: np.array(value) for key, value in heard.items()}
-                fleet.devices.states[name] = replace(fleet.devices.states[name], private=private)
+                found = Evaluation(0.1 * number + 0.01 * index, 2.0 - 0.1 * number)
+                fleet.devices.measured[name] = found
                 assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
                 if dies and index == 1:
                     fleet.restart()

@@ -20,7 +20,7 @@ from hushfleet.edge_client.board.pacing import LEAST_WAIT_S, SLICE_S, PacedStore
 from hushfleet.edge_client.rounds import Stopped
 from hushfleet.edge_client.storage.store import DeviceStore, RoundCommit
 from hushfleet.errors import BadInput
-from hushfleet.methods.base import DeviceState, PublicState
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.update import payload_digest
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator

@@ -21,7 +21,7 @@ from hushfleet.edge_client.storage import store_file
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore, RoundCommit
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
-from hushfleet.methods.base import DeviceState, PublicState
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -189,7 +189,7 @@ _COMMIT = """
     import numpy as np
     from hushfleet.edge_client.storage.store import DeviceStore, RoundCommit
     from hushfleet.errors import StoreError
-    from hushfleet.methods.base import DeviceState, PublicState
+    from hushfleet.methods.state import DeviceState, PublicState
     from hushfleet.privacy.mechanism import GaussianMechanism
 
     def commit(store, number):

@@ -10,23 +10,17 @@ import pytest
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundOutcome, RoundTerms
+from hushfleet.methods.server import ClosedRound
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
+from support.methods import Constant, advanced, context_of
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2, 3), (4,)))
 ZEROS = np.zeros(10, np.float32)
-
-
-class NoNoise:
-    def __init__(self, value: float = 0.0) -> None:
-        self.value = value
-
-    def normal(self, size: int) -> np.ndarray:
-        return np.full(size, self.value)
 
 
 class Data:
@@ -49,50 +43,50 @@ def acdp(
     return make_method("acdp-pfsd", config, privacy, LAYOUT, rounds=5)
 
 
-def outcome(*reports: tuple[float, ...]) -> RoundOutcome:
-    return RoundOutcome(1, ZEROS, ZEROS, reports, None, None)
+def outcome(*reports: tuple[float, ...]) -> ClosedRound:
+    return ClosedRound(1, ZEROS, ZEROS, reports, None, None)
 
 
 def released(method, terms: RoundTerms, *, data: Data | None = None, update: np.ndarray = ZEROS, noise: Any = None):
-    state = method.measure(method.init_state(), ZEROS, data or Data())
-    return method.release(state, update, terms, noise or NoNoise())
+    context = method.measured(context_of(method, terms=terms), ZEROS, data or Data())
+    return method.release(context, update, noise or Constant())
 
 
 def test_the_teacher_is_the_last_own_model_and_training_starts_from_the_global_one() -> None:
     method = acdp(distillation_weight=0.3)
-    assert method.objective == Objective("decoupled-distillation", 3.0, 0.25)
-    assert method.teacher(method.init_state(), Data()) is None
+    assert method.training.objective == Objective("decoupled-distillation", 3.0, 0.25)
+    assert method.training.teacher(context_of(method), Data()) is None
     own = np.arange(10, dtype=np.float32)
-    state = method.advance(method.init_state(), update=own, trained=own, sent=own)
-    assert (method.start(state, ZEROS) == 0).all()
-    teacher = method.teacher(state, Data())
+    state = advanced(method, method.init_state(), update=own, trained=own, sent=own)
+    assert (context_of(method, state, ZEROS).start == 0).all()
+    teacher = method.training.teacher(context_of(method, state), Data())
     np.testing.assert_array_equal(teacher.logits, [[0, 0], [0, 1], [0, 2]])
     assert teacher.weight == 0.3
     plain = acdp(self_distillation=False)
-    assert not plain.objective.distills
-    assert plain.teacher(state, Data()) is None
+    assert not plain.training.objective.distills
+    assert plain.training.teacher(context_of(plain, state), Data()) is None
 
 
 def test_as_published_reports_are_raw_and_the_charge_is_that_of_the_update() -> None:
     method, terms = acdp(), RoundTerms(4, {"clip_norm": 0.5})
-    release = released(method, terms, noise=NoNoise(1.0))
+    release = released(method, terms, noise=Constant(1.0))
     assert release.report == pytest.approx((0.75 - 0.5, 2.0 / 10 - 0.5))
     # line 18: sigma C / sqrt(|P|) = 2 * 0.5 / 2, on a zero update
     np.testing.assert_allclose(release.values, 0.5)
     np.testing.assert_allclose(release.clip_norms, 0.5)
     assert release.charge.noise_multiplier == 1.0
-    assert method.mechanism_multiplier(terms, 1.0) == 1.0
+    assert method.cost(terms).values_multiplier == 1.0
 
 
 def test_strict_reports_are_noised_and_paid_for() -> None:
     method, terms = acdp("strict", report_share=0.2), RoundTerms(4)
-    release = released(method, terms, noise=NoNoise(1.0))
+    release = released(method, terms, noise=Constant(1.0))
     values, report = release.noise_stds[0] / 1.0, (release.report[0] - 0.25) / math.sqrt(0.5)
     assert release.report[1] - (-0.3) == pytest.approx(release.report[0] - 0.25, abs=0.01)
     assert values**-2 == pytest.approx(0.8 * 2.0**-2)
     assert report**-2 == pytest.approx(0.2 * 2.0**-2, rel=0.01)
-    assert release.charge.noise_multiplier == 2.0
-    assert method.mechanism_multiplier(terms, 2.0) == pytest.approx(values)
+    assert release.charge.noise_multiplier == pytest.approx(2.0)
+    assert method.cost(terms).values_multiplier == pytest.approx(values)
     both = epsilon([Step(values, 1.0, 30), Step(report, 1.0, 30)], delta=1e-5)
     assert both == pytest.approx(epsilon([Step(2.0, 1.0, 30)], delta=1e-5), rel=1e-3)
     # a reader of the aggregates has four noises against the values, and one against the report
@@ -122,11 +116,11 @@ def test_bits_are_paid_for_as_opacus_has_it(accounting: str, devices: int) -> No
     split = devices if accounting == "as-published" else 1
     doubled = max(devices / 10, 4.0)  # with three devices a quarter of the charge is the bits'
     values = (2.0**-2 - doubled**-2) ** -0.5
-    release = released(method, terms, noise=NoNoise(1.0))
+    release = released(method, terms, noise=Constant(1.0))
     np.testing.assert_allclose(release.noise_stds, values / math.sqrt(split))
     assert release.report[0] == pytest.approx(0.5 + doubled / 2 / math.sqrt(split), rel=2**-9)
     assert release.charge.noise_multiplier == pytest.approx(2.0 / math.sqrt(split))
-    assert method.mechanism_multiplier(terms, release.charge.noise_multiplier) == pytest.approx(values / split**0.5)
+    assert method.cost(terms).values_multiplier == pytest.approx(values / split**0.5)
     together = epsilon([Step(values, 1.0, 10), Step(doubled, 1.0, 10)], delta=0.01)
     assert together == pytest.approx(epsilon([Step(2.0, 1.0, 10)], delta=0.01), rel=1e-9)
     assert method.multiplier_release(terms, participants=split) == pytest.approx(2.0)
@@ -134,44 +128,44 @@ def test_bits_are_paid_for_as_opacus_has_it(accounting: str, devices: int) -> No
 
 def test_the_quantile_step_by_hand() -> None:
     method = acdp(clipping="quantile", quantile=0.4, quantile_step=0.5)
-    server = method.init_server(0)
-    assert method.controls(server, 1) == {"clip_norm": 1.0}
-    after = method.advance_server(server, outcome((0.5,), (-0.5,), (-0.5,), (-0.5,), (1.0, 2.0)))
-    assert method.controls(after, 2) == {"clip_norm": pytest.approx(math.exp(-0.5 * (0.25 - 0.4)))}
-    shouted = method.advance_server(server, outcome((1e300,)))
-    assert method.controls(shouted, 2) == {"clip_norm": pytest.approx(math.exp(-0.5 * 0.6))}
-    assert method.advance_server(server, outcome()) is server
+    server = method.server.initial(0)
+    assert method.server.controls(server, 1) == {"clip_norm": 1.0}
+    after = method.server.advance(server, outcome((0.5,), (-0.5,), (-0.5,), (-0.5,), (1.0, 2.0)))
+    assert method.server.controls(after, 2) == {"clip_norm": pytest.approx(math.exp(-0.5 * (0.25 - 0.4)))}
+    shouted = method.server.advance(server, outcome((1e300,)))
+    assert method.server.controls(shouted, 2) == {"clip_norm": pytest.approx(math.exp(-0.5 * 0.6))}
+    assert method.server.advance(server, outcome()) is server
 
 
 def test_the_clip_norm_comes_to_the_median_of_fixed_norms() -> None:
     method, norms = acdp(sigma=0.3, clip_norm=2.5, clipping="quantile"), np.geomspace(0.2, 3.0, 21)
-    server, noise, seen = method.init_server(0), SeededNoise(0, 0, 0), []
+    server, noise, seen = method.server.initial(0), SeededNoise(0, 0, 0), []
     for _ in range(60):
-        terms = RoundTerms(len(norms), method.controls(server, 1))
+        terms = RoundTerms(len(norms), method.server.controls(server, 1))
         seen.append(terms.controls["clip_norm"])
         updates = [np.full(10, norm / math.sqrt(10), np.float32) for norm in norms]
-        reports = [method.release(method.init_state(), each, terms, noise).report for each in updates]
-        server = method.advance_server(server, outcome(*reports))
+        reports = [released(method, terms, update=each, noise=noise).report for each in updates]
+        server = method.server.advance(server, outcome(*reports))
     assert np.exp(np.mean(np.log(seen[-30:]))) == pytest.approx(np.median(norms), rel=0.15)
 
 
 def test_the_agent_hears_trimmed_means_in_the_devices_units() -> None:
     method = acdp()
-    server = method.init_server(0)
+    server = method.server.initial(0)
     reports = [(each - 0.5, each / 10 - 0.5) for each in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
-    after = method.advance_server(server, outcome(*reports, (0.5,)))
+    after = method.server.advance(server, outcome(*reports, (0.5,)))
     # percentiles 10 and 80 of six: the nearest values are the first and the fifth, so 1 is left out
     assert after["state"] == pytest.approx([0.4, 0.4])
-    (clip_norm,) = method.controls(after, 2).values()
+    (clip_norm,) = method.server.controls(after, 2).values()
     assert 0.25 <= clip_norm <= 4.0
-    assert method.controls(after, 2) != method.controls(server, 1)
+    assert method.server.controls(after, 2) != method.server.controls(server, 1)
 
 
 @pytest.mark.parametrize("how", [{"clipping": "fixed"}, {"clip_norm": math.inf, "sigma": 0.0}, {"unit": "record"}])
 def test_with_a_clip_norm_that_stays_nothing_is_reported(how: dict[str, Any]) -> None:
     method = acdp(**how)
-    assert method.init_server(0) == {} == method.controls({}, 1)
-    assert method.measure(method.init_state(), ZEROS, Data()).private == {}
+    assert method.server.initial(0) == {} == method.server.controls({}, 1)
+    assert method.measured(context_of(method), ZEROS, Data()).measured is None
     release = released(method, RoundTerms(4))
     assert release.report == ()
     assert release.charge.noise_multiplier == {"fixed": 1.0}.get(how.get("clipping"), method.privacy.noise_multiplier)

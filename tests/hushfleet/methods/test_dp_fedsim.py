@@ -7,35 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
-from hushfleet.methods.fisher import PERSONAL, normalised
+from hushfleet.methods.fisher import MOVED, normalised
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
-from hushfleet.privacy.noise import SeededNoise
+from support.methods import Constant, Fisher, advanced, context_of, released
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 LAYERS = [slice(0, 6), slice(6, 10)]
 ZEROS = np.zeros(10, np.float32)
-
-
-class Ones:
-    def normal(self, size: int) -> np.ndarray:
-        return np.ones(size)
-
-
-class Fisher:
-    """A device's data, of which nothing but these squared gradients is asked."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.asked_at = values, None
-
-    def squared_gradient(self, params: np.ndarray) -> np.ndarray:
-        self.asked_at = params
-        return self.values
 
 
 def privacy(**changes: object) -> PrivacySpec:
@@ -56,8 +39,6 @@ def test_both_normalisations_by_hand() -> None:
     np.testing.assert_allclose(normalised(fisher, LAYERS, "min-max"), [0, 0.25, 0.5, 0.75, 1, 1, 0, 0, 0, 0])
     np.testing.assert_allclose(normalised(fisher, LAYERS, "sum")[:6], np.array([1, 2, 3, 4, 5, 5]) / 20)
     np.testing.assert_array_equal(normalised(ZEROS, LAYERS, "sum"), 0)
-    both = normalised(torch.from_numpy(np.stack([fisher, 3 * fisher])), LAYERS, "min-max")
-    np.testing.assert_allclose(both[1].numpy(), normalised(fisher, LAYERS, "min-max"))
 
 
 def test_the_start_keeps_own_values_where_the_fisher_value_reaches_the_threshold() -> None:
@@ -65,38 +46,38 @@ def test_the_start_keeps_own_values_where_the_fisher_value_reaches_the_threshold
     state = DeviceState(PublicState.initial(10), own)
     data = Fisher(vector(0, 1, 2, 3, 4, 5, 0, 0, 0, 9))
     method = fedsim()
-    ready = method.prepare(state, theirs, data)
+    start = context_of(method, state, theirs, samples=data).start
     assert data.asked_at is own  # Eq. (5) at the device's own model
     # shares of layer a: 0, 0.2, 0.4, 0.6, 0.8, 1; a value equal to the threshold is kept
-    np.testing.assert_array_equal(method.start(ready, theirs), [-1, -1, 2, 3, 4, 5, -1, -1, -1, 9])
+    np.testing.assert_array_equal(start, [-1, -1, 2, 3, 4, 5, -1, -1, -1, 9])
     printed = fedsim(normalisation="sum")  # Eq. (6): of layer a not one reaches 0.4, 5 of 15
-    ready = printed.prepare(state, theirs, data)
-    np.testing.assert_array_equal(printed.start(ready, theirs), [-1] * 9 + [9])
+    np.testing.assert_array_equal(context_of(printed, state, theirs, samples=data).start, [-1] * 9 + [9])
 
 
 def test_a_device_that_has_no_model_starts_with_the_global_one() -> None:
     method, theirs = fedsim(), vector(*range(10))
     data = Fisher(vector(*range(10)))
-    ready = method.prepare(method.init_state(), theirs, data)
-    start = method.start(ready, theirs)
-    np.testing.assert_array_equal(start, theirs)
-    assert start is not theirs
+    np.testing.assert_array_equal(context_of(method, None, theirs, samples=data).start, theirs)
     assert data.asked_at is None
+
+
+def thresholds(method, update: np.ndarray) -> np.ndarray:
+    return method.parts.stages[0].thresholds(context_of(method), update)
 
 
 def test_thresholds_follow_each_layers_spread() -> None:
     # layer a: mean 1, standard deviation sqrt(6/6) = 1, T = 0.5 (1 + 1); layer b: all 2, T = 0.5
     update = vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 2)
-    np.testing.assert_allclose(fedsim().thresholds(update), [1.0, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(fedsim(max_stretch=1.5).thresholds(update), [0.75, 0.5], rtol=1e-6)
-    np.testing.assert_array_equal(fedsim().thresholds(ZEROS), 0.5)
+    np.testing.assert_allclose(thresholds(fedsim(), update), [1.0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(thresholds(fedsim(max_stretch=1.5), update), [0.75, 0.5], rtol=1e-6)
+    np.testing.assert_array_equal(thresholds(fedsim(), ZEROS), 0.5)
     balanced = vector(1, -1, 1, -1, 1, -1, 0, 0, 0, 0)  # no mean: Eq. (9) has no bound of its own
-    np.testing.assert_allclose(fedsim().thresholds(balanced), [500.0, 0.5])
+    np.testing.assert_allclose(thresholds(fedsim(), balanced), [500.0, 0.5])
 
 
 def test_as_published_release_by_hand() -> None:
     update = vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 2)  # norms sqrt(12) and 4
-    release = fedsim().release(fedsim().init_state(), update, RoundTerms(4), noise=Ones())
+    release = released(fedsim(), update, RoundTerms(4), Constant(1.0))
     noise = 0.5 * 2.0 / math.sqrt(4)  # b sigma / sqrt(N), Eq. (13)
     np.testing.assert_allclose(release.values[:3], 2 / math.sqrt(12) + noise, atol=noise * 2**-10)
     np.testing.assert_allclose(release.values[6:], 2 * 0.5 / 4 + noise, atol=noise * 2**-10)
@@ -109,25 +90,20 @@ def test_the_charge_covers_the_largest_release(accounting: str) -> None:
     """The multiplier that is charged is noise over the norm of the worst update that passes the clipping."""
     method = fedsim(spec=privacy(accounting=accounting), max_stretch=30.0, strict_stretch=3.0)
     terms, rng = RoundTerms(4), np.random.default_rng(0)
-    release = method.release(method.init_state(), ZEROS, terms, noise=Ones())
-    quiet = method.release(method.init_state(), ZEROS, terms, noise=_Silent()).values
+    release = released(method, ZEROS, terms, Constant(1.0))
+    quiet = released(method, ZEROS, terms, Constant()).values
     worst = 0.0
     for _ in range(300):
         update = (1e4 * rng.normal(size=10)).astype(np.float32)
         update[:6] -= update[:6].mean()
         update[6:] -= update[6:].mean()
-        sent = method.release(method.init_state(), update, terms, noise=_Silent()).values
+        sent = released(method, update, terms, Constant()).values
         worst = max(worst, float(np.linalg.norm((sent - quiet).astype(np.float64))))
     rounding = 2**-10 * 10**0.5 * release.noise_stds.max()  # what leaves is on the noise's grid
     assert release.noise_stds.min() >= release.charge.noise_multiplier * (worst - rounding)
     # and no less is charged for
     assert worst + rounding > 0.99 * release.noise_stds.min() / release.charge.noise_multiplier
-    assert worst - rounding <= method.clip_norm(terms)
-
-
-class _Silent:
-    def normal(self, size: int) -> np.ndarray:
-        return np.zeros(size)
+    assert worst - rounding <= method.cost(terms).bound
 
 
 def test_strict_promises_sigma_to_the_server_and_as_published_what_is_left_of_it() -> None:
@@ -152,59 +128,38 @@ def test_weights_promise_nothing_beyond_a_devices_own_noise() -> None:
 def test_without_agc_the_whole_update_is_clipped() -> None:
     method = fedsim(agc=False)
     update = vector(3, 0, 0, 0, 0, 0, 0, 0, 0, 4)
-    release = method.release(method.init_state(), update, RoundTerms(4), noise=_Silent())
+    release = released(method, update, RoundTerms(4), Constant())
     np.testing.assert_allclose(release.values[[0, 9]], [0.3, 0.4], atol=0.5 * 2**-10)
     np.testing.assert_allclose(release.noise_stds, 0.5)
-    assert method.clip_norm(RoundTerms(4)) == 0.5
+    assert method.cost(RoundTerms(4)).bound == 0.5
 
 
 def test_similarity_is_the_mean_cosine_of_the_layers_models() -> None:
     theirs = vector(3, 0, 0, 0, 0, 0, 1, 0, 0, 0)
     sent = vector(0, 4, 0, 0, 0, 0, 0, 1, 0, 0)  # models (3, 4) and (1, 1) against (3, 0) and (1, 0)
-    assert fedsim().weight(theirs, sent) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
-    assert fedsim().weight(theirs, ZEROS) == pytest.approx(1.0)
-    assert fedsim().weight(theirs, -2 * theirs) == 1e-3  # the other way round: the least weight, not a negative one
-    assert fedsim().weight(ZEROS, sent) == 1e-3  # a model of zeros resembles nothing
-    assert fedsim(msa=False).weight(theirs, -2 * theirs) == 1.0
+    assert fedsim().server.weight(theirs, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
+    assert fedsim().server.weight(theirs, ZEROS, LAYOUT) == pytest.approx(1.0)
+    assert fedsim().server.weight(theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way: not negative
+    assert fedsim().server.weight(ZEROS, sent, LAYOUT) == 1e-3  # a model of zeros resembles nothing
+    assert fedsim(msa=False).server.weight(theirs, -2 * theirs, LAYOUT) == 1.0
 
 
 def test_with_the_unit_record_no_fisher_values_of_raw_data_are_asked() -> None:
     spec = privacy(unit="record", sample_rate=0.1, batches=3)
     method, own, theirs = fedsim(spec=spec), vector(*range(10)), vector(*[-1] * 10)
     moved = vector(0, 0, 0, 0, 0, -3, 1, 2, 3, 4)
-    state = method.advance(method.init_state(), update=moved, trained=own, sent=moved)
+    state = advanced(method, method.init_state(), update=moved, trained=own, sent=moved)
     data = Fisher(ZEROS)
-    ready = method.prepare(state, theirs, data)
+    context = context_of(method, state, theirs, samples=data)
     assert data.asked_at is None
     # squares of layer b: 1, 4, 9, 16, so 0, 0.2, 0.53, 1
-    np.testing.assert_array_equal(method.start(ready, theirs), [-1] * 5 + [5, -1, -1, 8, 9])
-    release = method.release(ready, moved, RoundTerms(4), noise=Ones())
+    np.testing.assert_array_equal(context.start, [-1] * 5 + [5, -1, -1, 8, 9])
+    release = method.release(context, moved, Constant(1.0))
     np.testing.assert_array_equal(release.values, moved)
     assert release.charge.unit == "record"
-    assert method.clip_norm(RoundTerms(4)) == 0.5
-    assert PERSONAL not in method.advance(ready, update=moved, trained=own, sent=moved).private
-
-
-@pytest.mark.parametrize("config", [{}, {"agc": False}, {"normalisation": "sum"}])
-def test_numpy_one_by_one_equals_torch_all_at_once(config: dict[str, object]) -> None:
-    clients, method, rng = 3, fedsim(**config), np.random.default_rng(3)
-    own, theirs, moves = (rng.normal(size=(clients, 10)).astype(np.float32) for _ in range(3))
-    states = [
-        method.prepare(DeviceState(PublicState.initial(10), own[i]), theirs[0], Fisher(moves[i] ** 2))
-        for i in range(clients)
-    ]
-    stacked = DeviceState(
-        PublicState(torch.zeros(clients, 10, dtype=torch.bool), torch.zeros(clients)),
-        torch.from_numpy(own),
-        {PERSONAL: torch.from_numpy(np.stack([state.private[PERSONAL] for state in states]))},
-    )
-    starts = method.start(stacked, torch.from_numpy(theirs[0]))
-    noise = [SeededNoise(1, i, 1) for i in range(clients)]
-    release = method.release(stacked, torch.from_numpy(moves), RoundTerms(clients), noise=noise)
-    for i in range(clients):
-        np.testing.assert_array_equal(starts[i].numpy(), method.start(states[i], theirs[0]))
-        alone = method.release(states[i], moves[i], RoundTerms(clients), noise=SeededNoise(1, i, 1))
-        np.testing.assert_allclose(release.values[i].numpy(), alone.values, rtol=1e-5, atol=1e-6)
+    assert method.record_mechanism(RoundTerms(4)).clip_norm == 0.5
+    after = method.advance(context, update=moved, trained=own, sent=moved)
+    assert list(after.private) == [MOVED]
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally
+from support.methods import BLACK, Constant, advanced, context_of, released, stacked
+from support.methods import trained as train
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=2.0, delta=0.1)
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))
 FOUR = ParamLayout(("a.weight", "a.bias", "b.weight", "c.weight", "d.weight"), ((2,), (1,), (2,), (3,), (1,)))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1}
-SAMPLES = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
 
 
-class Ones:
-    def normal(self, size: int) -> np.ndarray:
-        return np.ones(size)
-
-
-def method_of(name: str, layout: ParamLayout = LAYOUT, **config: Any) -> Method:
+def method_of(name: str, layout: ParamLayout = LAYOUT, **config: Any) -> TaskMethod:
     return make_method(name, {**SETTINGS, **config}, PRIVACY, layout, rounds=3)
 
 
@@ -39,17 +30,8 @@ def product(params, x, y, dropout=(), out=None):
     return float(params.prod()), out
 
 
-def trained(method: Method, start: list[float]) -> list[float]:
-    end, _ = train_locally(
-        method,
-        method.init_state(),
-        np.array(start, np.float32),
-        product,
-        SAMPLES,
-        recipe=Recipe(),
-        rng=np.random.default_rng(0),
-    )
-    return end.tolist()
+def trained(method: TaskMethod, start: list[float]) -> list[float]:
+    return train(method, start, product, BLACK).end.tolist()
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
@@ -75,14 +57,14 @@ def test_both_parts_must_have_a_layer(name: str) -> None:
 def test_the_personal_part_is_not_sent_and_is_there_again(name: str, kept: int) -> None:
     method = method_of(name)
     state = method.init_state()
-    np.testing.assert_array_equal(method.start(state, np.array([5.0, 6.0], np.float32)), [5, 6])
+    np.testing.assert_array_equal(context_of(method, state, np.array([5.0, 6.0], np.float32)).start, [5, 6])
     update = np.array([3.0, 3.0], np.float32)
-    sent = method.release(state, update, RoundTerms(), Ones()).values
+    sent = released(method, update, noise=Constant(1.0)).values
     assert sent[kept] == 0.0
     # clipped to 1 without the personal part, noise 2 * 1
     assert sent[1 - kept] == pytest.approx(3.0, rel=1e-6)
-    state = method.advance(state, update=update, trained=np.array([8.0, 9.0], np.float32), sent=sent)
-    again = method.start(state, np.array([1.0, 2.0], np.float32)).tolist()
+    state = advanced(method, state, update=update, trained=np.array([8.0, 9.0], np.float32), sent=sent)
+    again = context_of(method, state, np.array([1.0, 2.0], np.float32)).start.tolist()
     assert again[kept] == [8, 9][kept]
     assert again[1 - kept] == [1, 2][1 - kept]
     assert state.public.participations == 1
@@ -121,7 +103,6 @@ def test_what_trains_in_turns_trains_in_whole_epochs(name: str) -> None:
 
 def test_clients_at_once_have_the_same_parts() -> None:
     method = method_of("fedrep", FOUR)
-    state = method.init_state()
-    stacked = replace(state.public, mask=torch.from_numpy(np.stack([state.public.mask] * 3)))
-    for part, one in zip(method.passes(DeviceState(stacked)), method.passes(state), strict=True):
+    context, order = context_of(method), method.training.order
+    for part, one in zip(order.masks(stacked([context] * 3)), order.masks(context), strict=True):
         np.testing.assert_array_equal(part.numpy(), np.stack([one] * 3))

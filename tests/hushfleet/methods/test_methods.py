@@ -14,22 +14,15 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
+from support.methods import Constant, Fisher, advanced, context_of, penalty, released, stacked
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 GRID = 2.0**-10  # to how many standard deviations of its noise a value is rounded
-
-
-class NoNoise:
-    """A source whose values can be foreseen."""
-
-    def __init__(self, value: float = 0.0) -> None:
-        self.value = value
-
-    def normal(self, size: int) -> np.ndarray:
-        return np.full(size, self.value)
 
 
 def privacy(**changes: object) -> PrivacySpec:
@@ -45,7 +38,7 @@ def test_dp_fedavg_clips_the_whole_vector_and_splits_the_noise() -> None:
     method = make_method("dp-fedavg", {}, privacy(), LAYOUT, rounds=1)
     update = np.zeros(10, np.float32)
     update[[0, 9]] = 3.0, 4.0  # norm 5, clipped to 1
-    release = method.release(method.init_state(), update, RoundTerms(4), noise=NoNoise(1.0))
+    release = released(method, update, RoundTerms(4), Constant(1.0))
     # noise: sigma C / sqrt(n) = 2 * 1 / 2 = 1 on every coordinate
     np.testing.assert_allclose(release.values[[0, 9]], [0.6 + 1, 0.8 + 1], atol=GRID)
     np.testing.assert_allclose(release.values[1:9], 1.0, rtol=1e-6)
@@ -55,7 +48,7 @@ def test_dp_fedavg_clips_the_whole_vector_and_splits_the_noise() -> None:
 
 def test_strict_accounting_does_not_split_the_noise() -> None:
     method = make_method("dp-fedavg", {}, privacy(accounting="strict"), LAYOUT, rounds=1)
-    release = method.release(method.init_state(), np.ones(10, np.float32), RoundTerms(4), noise=NoNoise())
+    release = released(method, np.ones(10, np.float32), RoundTerms(4), Constant())
     np.testing.assert_allclose(release.noise_stds, 2.0)
     assert release.charge.noise_multiplier == 2.0
     assert method.multiplier_release(RoundTerms(4), participants=9) == 6.0  # nine full noises add up
@@ -64,7 +57,7 @@ def test_strict_accounting_does_not_split_the_noise() -> None:
 def test_fedavg_sends_the_update_as_it_is_and_is_charged_as_unprotected() -> None:
     method = make_method("fedavg", {}, privacy(), LAYOUT, rounds=1)
     update = np.arange(10, dtype=np.float32)
-    release = method.release(method.init_state(), update, RoundTerms(3), noise=NoNoise(9.0))
+    release = released(method, update, RoundTerms(3), Constant(9.0))
     np.testing.assert_array_equal(release.values, update)
     assert release.charge.mechanism == "none"
 
@@ -74,14 +67,19 @@ def test_aggregate_divides_by_senders_and_keeps_what_nobody_sent() -> None:
     global_params = np.ones(10, np.float32)
     sums = np.array([0, 1, 2, 3, 4, 5, 0, 7, 8, 9], np.float64)
     counts = sums.astype(np.int32)
-    new = method.aggregate(global_params, sums, counts)
+    new = method.server.aggregate({}, global_params, sums, counts)
     np.testing.assert_allclose(new, [1, 2, 2, 2, 2, 2, 1, 2, 2, 2], rtol=1e-6)
     assert new.dtype == np.float32
 
 
+def clip_weights(method: TaskMethod, state: DeviceState) -> np.ndarray:
+    """tw of FedGLP-ADP: each layer's part of the squared clip norm."""
+    return method.parts.stages[0].bounds.bounds(state.private, None, LAYOUT) ** 2
+
+
 def test_first_clip_weights_are_the_layers_shares_of_parameters() -> None:
     method = fedglp()
-    np.testing.assert_allclose(method.clip_weights(method.init_state()), [0.6, 0.4], rtol=1e-12)
+    np.testing.assert_allclose(clip_weights(method, method.init_state()), [0.6, 0.4], rtol=1e-12)
 
 
 def test_fedglp_release_by_hand() -> None:
@@ -92,7 +90,7 @@ def test_fedglp_release_by_hand() -> None:
     state = DeviceState(PublicState(mask, 1), np.zeros(10, np.float32), method.init_state().private)
     update = np.zeros(10, np.float32)
     update[0], update[1], update[6] = 100.0, 3.0, 0.1
-    release = method.release(state, update, RoundTerms(4), noise=NoNoise(1.0))
+    release = released(method, update, RoundTerms(4), Constant(1.0), state=state)
     bounds = [math.sqrt(0.6), math.sqrt(0.4)]
     stds = [math.sqrt(2) * 2 * bound / 2 for bound in bounds]  # sqrt(L) sigma C_l / sqrt(n)
     np.testing.assert_allclose(release.noise_stds, stds, rtol=1e-12)
@@ -110,14 +108,14 @@ def test_the_trend_moves_the_log_odds_by_gamma() -> None:
     def after(state: DeviceState, first: float, second: float) -> DeviceState:
         update = zeros.copy()
         update[0], update[6] = first, second
-        return method.advance(state, update=update, trained=zeros, sent=zeros)
+        return advanced(method, state, update=update, trained=zeros, sent=zeros)
 
     one = after(state, 1.0, 1.0)
     np.testing.assert_array_equal(one.private["log_odds"], state.private["log_odds"])  # no trend yet
     two = after(one, 2.0, 0.5)
     np.testing.assert_allclose(two.private["log_odds"] - one.private["log_odds"], [0.5, -0.5])
     sigmoid = 1 / (1 + np.exp(-two.private["log_odds"]))
-    np.testing.assert_allclose(method.clip_weights(two), sigmoid / sigmoid.sum(), rtol=1e-12)
+    np.testing.assert_allclose(clip_weights(method, two), sigmoid / sigmoid.sum(), rtol=1e-12)
 
 
 def test_strict_trend_reads_the_sent_values_only() -> None:
@@ -125,9 +123,9 @@ def test_strict_trend_reads_the_sent_values_only() -> None:
     zeros = np.zeros(10, np.float32)
     sent = np.ones(10, np.float32)
     state = method.init_state()
-    first = method.advance(state, update=zeros, trained=zeros, sent=sent)
-    quiet = method.advance(first, update=zeros, trained=zeros, sent=2 * sent)
-    loud = method.advance(first, update=100 * sent, trained=zeros, sent=2 * sent)
+    first = advanced(method, state, update=zeros, trained=zeros, sent=sent)
+    quiet = advanced(method, first, update=zeros, trained=zeros, sent=2 * sent)
+    loud = advanced(method, first, update=100 * sent, trained=zeros, sent=2 * sent)
     np.testing.assert_array_equal(quiet.private["log_odds"], loud.private["log_odds"])
     np.testing.assert_array_equal(quiet.private["norms"], loud.private["norms"])
 
@@ -136,9 +134,9 @@ def test_beta_of_the_papers_table_3() -> None:
     # epsilon 2, 4, 6, 16 -> multipliers of facts; Table 3 prints 0.45, 0.34, (0.3), 0.25
     for sigma, printed in ((3.975, 0.45), (2.549, 0.34), (1.965, 0.30), (1.062, 0.25)):
         method = fedglp(spec=privacy(noise_multiplier=sigma))
-        assert round(method.beta, 2) == printed
-    assert fedglp(glp=False).beta == 0.0
-    assert fedglp(dynamic_beta=False).beta == 0.3
+        assert round(method.parts.personal.beta, 2) == printed
+    assert fedglp(glp=False).parts.personal.beta == 0.0
+    assert fedglp(dynamic_beta=False).parts.personal.beta == 0.3
 
 
 def test_the_mask_takes_the_largest_values_of_each_layer_with_ties_by_index() -> None:
@@ -180,8 +178,7 @@ def test_penalty_gradients_are_those_of_eqs_9_and_10(seed: int) -> None:
     method = fedglp(lambda_1=0.7, lambda_2=0.3)
     mask = rng.random(10) < 0.4
     start, params = rng.normal(size=10), rng.normal(size=10) * 2
-    gradient = np.zeros(10)
-    method.local_gradient(DeviceState(PublicState(mask, 1), start), start, params, gradient)
+    gradient = penalty(method, context_of(method, DeviceState(PublicState(mask, 1), start), start=start), params)
 
     w = torch.tensor(params, requires_grad=True)
     moved, m = w - torch.tensor(start), torch.tensor(mask)
@@ -194,53 +191,32 @@ def test_penalty_gradients_are_those_of_eqs_9_and_10(seed: int) -> None:
 
 def test_penalty_gradient_is_zero_where_nothing_has_moved() -> None:
     method, start = fedglp(), np.ones(10, np.float32)
-    gradient = np.zeros(10, np.float32)
-    method.local_gradient(method.init_state(), start, start.copy(), gradient)
-    np.testing.assert_array_equal(gradient, 0)
+    np.testing.assert_array_equal(penalty(method, context_of(method, global_params=start), start.copy()), 0)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_numpy_one_by_one_equals_torch_all_at_once(name: str) -> None:
+def test_clients_at_once_are_pulled_as_one_by_one(name: str) -> None:
     """The same lines on `[d]` in NumPy and on `[clients, d]` in PyTorch, over three rounds."""
     clients, rounds = 3, 3
     method = make_method(name, {}, privacy(), LAYOUT, rounds=rounds)
     rng = np.random.default_rng(5)
     global_params = rng.normal(size=10).astype(np.float32)
-    single = [method.init_state() for _ in range(clients)]
-    first = method.init_state()
-    batched = DeviceState(
-        PublicState(torch.from_numpy(np.stack([first.public.mask] * clients)), 0),
-        None,
-        {k: torch.from_numpy(np.stack([v] * clients)) for k, v in first.private.items()},
-    )
+    states = [method.init_state() for _ in range(clients)]
     for round in range(rounds):
         moves = rng.normal(size=(clients, 10)).astype(np.float32)
-        starts = method.start(batched, torch.from_numpy(np.stack([global_params] * clients)))
-        noise = [SeededNoise(1, i, round) for i in range(clients)]
-        release = method.release(batched, torch.from_numpy(moves), RoundTerms(clients), noise=noise)
-        gradients = torch.zeros(clients, 10)
-        method.local_gradient(batched, starts, starts + torch.from_numpy(moves), gradients)
-        for i in range(clients):
-            start = method.start(single[i], global_params)
-            np.testing.assert_allclose(starts[i].numpy(), start, rtol=1e-6)
-            gradient = np.zeros(10, np.float32)
-            method.local_gradient(single[i], start, start + moves[i], gradient)
-            np.testing.assert_allclose(gradients[i].numpy(), gradient, rtol=1e-5, atol=1e-7)
-            alone = method.release(single[i], moves[i], RoundTerms(clients), noise=SeededNoise(1, i, round))
-            np.testing.assert_allclose(release.values[i].numpy(), alone.values, rtol=1e-5, atol=1e-6)
-            single[i] = method.advance(
-                single[i], update=moves[i], trained=start + moves[i], sent=release.values[i].numpy()
-            )
-        batched = method.advance(
-            batched,
-            update=torch.from_numpy(moves),
-            trained=starts + torch.from_numpy(moves),
-            sent=release.values,
-        )
-        for i in range(clients):
-            np.testing.assert_array_equal(batched.public.mask[i].numpy(), single[i].public.mask)
-            for key, value in single[i].private.items():
-                np.testing.assert_allclose(batched.private[key][i].numpy(), value, rtol=1e-6)
+        fisher = [Fisher(rng.random(10).astype(np.float32)) for _ in range(clients)]
+        contexts = [
+            context_of(method, state, global_params, RoundTerms(clients), samples=fisher[i], measured=Evaluation(1, 0))
+            for i, state in enumerate(states)
+        ]
+        together = stacked(contexts)
+        gradients = penalty(method, together, together.start + torch.from_numpy(moves))
+        for i, context in enumerate(contexts):
+            alone = penalty(method, context, context.start + moves[i])
+            np.testing.assert_allclose(gradients[i].numpy(), alone, rtol=1e-5, atol=1e-7)
+            release = method.release(context, moves[i], SeededNoise(1, i, round))
+            trained = context.start + moves[i]
+            states[i] = method.advance(context, update=moves[i], trained=trained, sent=release.values)
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 200), taken=st.integers(0, 2**31))
@@ -283,7 +259,8 @@ def test_glp_takes_the_largest_and_of_equal_ones_the_first(seed):
         sent = np.where(public.mask, 0, np.round(2 * rng.standard_normal(layout.size))).astype(np.float32)
         expected = public.mask.copy()
         for layer in layout.layers:
-            place, target = slice(layer.start, layer.stop), int(method.beta * layer.size * min(taken / 4, 1.0))
+            place = slice(layer.start, layer.stop)
+            target = int(method.parts.personal.beta * layer.size * min(taken / 4, 1.0))
             order = np.argsort(-np.where(public.mask[place], -1.0, np.abs(sent[place])), kind="stable")
             expected[place][order[: target - np.count_nonzero(public.mask[place])]] = True
         public = method.advance_public(public, sent)

@@ -12,11 +12,12 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally
-from hushfleet.training.parts import BoundOf, Part, mean_of_clipped
+from hushfleet.training.entries import BoundOf, Entries, mean_of_clipped
+from support.methods import context_of, released
+from support.methods import trained as train
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (2,)))  # the head is the last two entries
 PAIR = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))
@@ -25,7 +26,7 @@ SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 2}
 
 def method_of(
     *, layout: ParamLayout = LAYOUT, unit: str = "device", clip_norm: float = np.inf, **config: Any
-) -> Method:
+) -> TaskMethod:
     spec = PrivacySpec(unit, accounting="as-published", clip_norm=clip_norm, noise_multiplier=0.0, delta=0.1)
     return make_method("perfreezeclip", {**SETTINGS, **config}, spec, layout, rounds=3)
 
@@ -34,25 +35,30 @@ class Given:
     """A batch whose samples have the gradients that a test says; every loss is 1."""
 
     def __init__(self, xp: Any = np) -> None:
-        self.memory: dict[str, Any] = {}
+        self.memory: tuple[Any, ...] = ()
         self.xp = xp
 
     def now(self, each: Any, sizes: Any, pass_number: int = 0) -> Given:
         self.given, self.sizes = self.xp.asarray(each, dtype=self.xp.float32), sizes
-        self.part = Part(span=slice(1, 3) if pass_number == 0 else slice(1))
+        self.entries = Entries(span=slice(1, 3) if pass_number == 0 else slice(1))
         return self
 
     def clipped(self, params: Any, bound_of: BoundOf) -> tuple[Any, Any]:
         out = self.xp.zeros_like(params)
         losses = self.xp.ones(self.given.shape[:-2])
-        return losses, mean_of_clipped(self.given, self.sizes, bound_of, self.part, out)
+        return losses, mean_of_clipped(self.given, self.sizes, bound_of, self.entries, out)
+
+    def asked(self, method: TaskMethod, params: Any) -> tuple[Any, Any]:
+        """The rule's loss and gradient, with what it remembered of the batches before."""
+        loss, gradient, self.memory = method.training.gradient(context_of(method), params, self, self.memory)
+        return loss, gradient
 
     def mean(self, params: Any) -> tuple[Any, Any]:
         return 1.0, self.given.mean(axis=-2)
 
 
-def step(method: Method, batch: Given) -> np.ndarray:
-    return method.gradient(method.init_state(), np.zeros(3), np.zeros(3, np.float32), batch)[1].copy()
+def step(method: TaskMethod, batch: Given) -> np.ndarray:
+    return batch.asked(method, np.zeros(3, np.float32))[1].copy()
 
 
 def test_the_threshold_is_the_percentile_of_the_mean_norms_so_far() -> None:
@@ -92,7 +98,7 @@ def test_clients_at_once_are_clipped_as_one_by_one() -> None:
     params = torch.zeros(2, 3)
     for turn, number in enumerate((0, 0, 1)):
         batch = together.now(each[turn], torch.tensor(sizes[turn]), number)
-        losses, gradients = method.gradient(method.init_state(), params, params, batch)
+        losses, gradients = batch.asked(method, params)
         trains = slice(1, 3) if number == 0 else slice(1)
         for client in range(2):
             count = sizes[turn][client]
@@ -107,10 +113,8 @@ def product(params, x, y, dropout=(), out=None):
 
 
 def trained(start: list[float], **config: Any) -> list[float]:
-    method = method_of(layout=PAIR, **config)
     samples = Samples(np.zeros((2, 1, 1, 1), np.uint8), np.zeros(2, np.int64), (0.0,), (1.0,))
-    begin, rng = np.array(start, np.float32), np.random.default_rng(0)
-    return train_locally(method, method.init_state(), begin, product, samples, recipe=Recipe(), rng=rng)[0].tolist()
+    return train(method_of(layout=PAIR, **config), start, product, samples).end.tolist()
 
 
 def test_the_head_trains_first_and_the_backbone_after_tau() -> None:
@@ -126,20 +130,20 @@ def test_the_head_trains_first_and_the_backbone_after_tau() -> None:
     ("tau", "epochs", "head"), [(0.9, 10, 9), (0.7, 10, 7), (0.5, 10, 5), (0.9, 2, 1), (0.07, 100, 7), (0.55, 10, 6)]
 )
 def test_the_number_of_epochs_with_a_frozen_backbone(tau: float, epochs: int, head: int) -> None:
-    assert method_of(freeze_ratio=tau, local_epochs=epochs).head_epochs == head
+    assert method_of(freeze_ratio=tau, local_epochs=epochs).training.order.epochs == head
 
 
 def test_only_the_backbone_is_sent() -> None:
     method = method_of()
-    release = method.release(method.init_state(), np.ones(3, np.float32), RoundTerms(), None)
+    release = released(method, np.ones(3, np.float32))
     assert release.values.tolist() == [1, 0, 0]
 
 
 def test_with_noise_on_records_the_threshold_is_fixed() -> None:
-    assert method_of(unit="record", clip_norm=50.0, max_norm=35.0).clip_norm(RoundTerms()) == 35.0
-    assert method_of(unit="record", clip_norm=5.0).clip_norm(RoundTerms()) == 5.0
-    assert method_of(unit="record", clip_norm=50.0, clipping="none").clip_norm(RoundTerms()) == 50.0
-    assert method_of(clip_norm=50.0).clip_norm(RoundTerms()) == 50.0  # the update's, not a sample's
+    for expected, settings in ((35.0, {"max_norm": 35.0}), (5.0, {"clip_norm": 5.0}), (50.0, {"clipping": "none"})):
+        method = method_of(**{"unit": "record", "clip_norm": 50.0, **settings})
+        assert method.record_mechanism(RoundTerms()).clip_norm == expected
+    assert method_of(clip_norm=50.0).cost(RoundTerms()).bound == 50.0  # the update's, not a sample's
     batch = Given().now([[1, 2, 3], [3, 2, 1]], 2)
     batch.clipped = None  # raw gradients are not asked for
     np.testing.assert_array_equal(step(method_of(unit="record", clip_norm=5.0), batch), [2, 2, 2])

@@ -11,12 +11,13 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import RoundTerms
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
+from support.methods import advanced, context_of, released
 
 LAYOUT = ParamLayout(("w",), ((3,),))
 
@@ -61,33 +62,34 @@ def test_two_rounds_of_one_step_by_hand(weight: float) -> None:
     method = pfedsd(distillation_weight=weight, temperature=2.0, optimizer="sgd", learning_rate=0.5)
     samples = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.array([1]), (0.0,), (1.0,))
     start, label = np.array([0.3, -0.2, 0.1], np.float32), np.array([0, 1, 0])
-    common = {"terms": RoundTerms(), "logits_of": logits_of, "recipe": Recipe(), "noise": None}
-    gradient, state = gradient_under(method.objective), method.init_state()
+    common = {"terms": RoundTerms(), "logits_of": logits_of, "inputs": Inputs(), "noise": None}
+    gradient, state = gradient_under(method.training.objective), method.init_state()
     first = train_round(method, state, start, gradient, samples, rng=np.random.default_rng(0), **common)
     own = start - 0.5 * (softmax(start) - label)
     np.testing.assert_allclose(first.own, own, rtol=1e-6)
-    state = method.advance(state, update=own - start, trained=first.own, sent=start)
+    state = method.advance(first.context, update=own - start, trained=first.own, sent=start)
     again = np.array([-0.5, 0.4, 0.0], np.float32)
     second = train_round(method, state, again, gradient, samples, rng=np.random.default_rng(0), **common)
     pull = weight * 2.0 * (softmax(again / 2) - softmax(own / 2))
     np.testing.assert_allclose(second.end, again - 0.5 * (softmax(again) - label + pull), rtol=1e-5)
-    np.testing.assert_array_equal(second.start, again)
+    np.testing.assert_array_equal(second.context.start, again)
 
 
 def test_the_teacher_is_the_last_own_model() -> None:
     method = pfedsd()
-    assert method.objective == Objective("distillation", temperature=3.0)
+    assert method.training.objective == Objective("distillation", temperature=3.0)
     state = method.init_state()
-    assert method.teacher(state, Data()) is None
+    assert method.training.teacher(context_of(method, state), Data()) is None
     own = np.array([1, 2, 3], np.float32)
-    logits, weight = method.teacher(method.advance(state, update=own, trained=own, sent=own), Data())
+    state = advanced(method, state, update=own, trained=own, sent=own)
+    logits, weight = method.training.teacher(context_of(method, state), Data())
     np.testing.assert_array_equal(logits, [own, own])
     assert weight == 0.5
 
 
 def test_without_noise_nothing_is_clipped() -> None:
     method, update = pfedsd(), np.array([30, 40, 0], np.float32)
-    release = method.release(method.init_state(), update, RoundTerms(4), None)
+    release = released(method, update, RoundTerms(4))
     np.testing.assert_array_equal(release.values, update)
     assert release.charge.mechanism == "none"
     assert release.report == ()

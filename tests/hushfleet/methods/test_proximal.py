@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,20 @@ import pytest
 import torch
 
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
-from hushfleet.methods.proximal import add_pull
+from hushfleet.methods.local import Pull
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import Trained, train_round
+from hushfleet.training.local_round import Trained
+from support.methods import context_of, released, trained
 
 LAYOUT = ParamLayout(("w",), ((1,),))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1, "local_epochs": 2}
-WHITE = Samples(np.full((1, 1, 1, 1), 255, np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
 
 
-def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 0.0, **config: Any) -> Method:
+def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 0.0, **config: Any) -> TaskMethod:
     spec = PrivacySpec(
         unit, accounting="strict", clip_norm=10.0, noise_multiplier=noise_multiplier, delta=0.1, batches=2
     )
@@ -35,19 +35,9 @@ def quadratic(params, x, y, dropout=(), out=None):
     return float(((params[0] - x) ** 2).mean() / 2), out
 
 
-def round_of(method: Method, state: DeviceState, start: float, *, seed: int = 0) -> Trained:
-    return train_round(
-        method,
-        state,
-        np.array([start], np.float32),
-        quadratic,
-        WHITE,
-        terms=RoundTerms(),
-        logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
-        recipe=Recipe(),
-        rng=np.random.default_rng(seed),
-        noise=SeededNoise(seed, 0, 0),
-    )
+def round_of(method: TaskMethod, state: DeviceState, start: float, *, seed: int = 0) -> Trained:
+    how = {"rng": np.random.default_rng(seed), "noise": SeededNoise(seed, 0, 0)}
+    return trained(method, [start], quadratic, state=state, **how)
 
 
 def test_fedprox_pulls_back_to_where_it_began() -> None:
@@ -63,25 +53,26 @@ def test_a_pull_is_the_same_for_clients_at_once(weight: float) -> None:
     rng = np.random.default_rng(1)
     gradient, params, reference = rng.normal(size=(3, 4, 70_001)).astype(np.float32)
     expected = gradient + np.float32(weight) * (params - reference)
-    rows = gradient.copy()
+    rows, method = gradient.copy(), method_of("fedavg")
     for row in range(4):
-        add_pull(rows[row], params[row], reference[row], weight)
-    together = torch.from_numpy(gradient.copy())
-    add_pull(together, torch.from_numpy(params), torch.from_numpy(reference), weight)
+        Pull(weight).add(context_of(method, global_params=reference[row]), params[row], rows[row])
+    together, context = torch.from_numpy(gradient.copy()), context_of(method)
+    context = replace(context, global_params=torch.from_numpy(reference))
+    Pull(weight).add(context, torch.from_numpy(params), together)
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_allclose(together.numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_dittos_shared_model_is_fedavgs_and_its_own_is_pulled_to_the_global_one() -> None:
     method = method_of("ditto", lambda_=0.5)
-    trained = round_of(method, method.init_state(), 3.0)
-    assert trained.start.tolist() == [3.0]
-    assert trained.end.tolist() == [1.5]  # as FedAvg
-    assert trained.own.tolist() == [1.75]  # as FedProx, since it begins at the global model
+    first = round_of(method, method.init_state(), 3.0)
+    assert first.context.start.tolist() == [3.0]
+    assert first.end.tolist() == [1.5]  # as FedAvg
+    assert first.own.tolist() == [1.75]  # as FedProx, since it begins at the global model
 
-    state = method.advance(trained.state, update=trained.end - trained.start, trained=trained.own, sent=trained.end)
+    state = method.advance(first.context, update=first.update, trained=first.own, sent=first.end)
     again = round_of(method, state, 2.0)
-    assert again.start.tolist() == [2.0]  # the shared model begins at the global one
+    assert again.context.start.tolist() == [2.0]  # the shared model begins at the global one
     assert again.end.tolist() == [1.25]
     # 1.75: gradient 0.75, pull (1.75 - 2) / 2: 1.4375. Gradient 0.4375, pull -0.28125: 1.359375.
     assert again.own.tolist() == [1.359375]
@@ -89,7 +80,7 @@ def test_dittos_shared_model_is_fedavgs_and_its_own_is_pulled_to_the_global_one(
 
 def test_dittos_shared_model_alone_is_sent() -> None:
     method = method_of("ditto")
-    release = method.release(method.init_state(), np.array([4.0], np.float32), RoundTerms(), SeededNoise(0, 0, 0))
+    release = released(method, np.array([4.0], np.float32))
     assert release.values.tolist() == [4.0]
     assert not method.init_state().public.mask.any()
 

@@ -11,29 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import Method, RoundTerms
-from hushfleet.methods.sparsify import keep_largest
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.stages import KeepLargest
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
-from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally
+from support.methods import BLACK, Constant, context_of, penalty, released, stacked
+from support.methods import trained as train
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1}
 
 
-class Ones:
-    def normal(self, size: int) -> np.ndarray:
-        return np.ones(size)
-
-
-def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 2.0, **config: Any) -> Method:
+def method_of(name: str, *, unit: str = "device", noise_multiplier: float = 2.0, **config: Any) -> TaskMethod:
     spec = PrivacySpec(
         unit, accounting="as-published", clip_norm=1.0, noise_multiplier=noise_multiplier, delta=0.1, batches=3
     )
     return make_method(name, {**SETTINGS, **config}, spec, LAYOUT, rounds=3)
+
+
+def keep_largest(update: np.ndarray, share: float, where: np.ndarray) -> np.ndarray:
+    layout = ParamLayout(("w",), ((len(update),),))
+    method = make_method("dp-fedavg", {}, PrivacySpec("device", "strict", 1.0, 0.0, 0.1), layout, rounds=1)
+    state = DeviceState(PublicState(~where, 0))
+    return KeepLargest(share).change(context_of(method, state), update, Constant())
 
 
 @pytest.mark.parametrize(
@@ -54,27 +55,24 @@ def test_what_is_personal_is_neither_kept_nor_counted() -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 30), st.sampled_from([0.01, 0.1, 0.5, 0.55, 0.9, 1.0]))
-def test_clients_at_once_keep_what_each_keeps_alone(seed: int, clients: int, size: int, share: float) -> None:
+@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([0.01, 0.1, 0.5, 0.55, 0.9, 1.0]))
+def test_the_largest_are_those_of_sorting(seed: int, size: int, share: float) -> None:
     rng = np.random.default_rng(seed)
-    updates = rng.integers(-4, 5, (clients, size)).astype(np.float32)  # with ties
-    where = rng.random((clients, size)) < 0.7
-    together = keep_largest(torch.from_numpy(updates), share, torch.from_numpy(where)).numpy()
-    for row in range(clients):
-        alone = keep_largest(updates[row], share, where[row])
-        np.testing.assert_array_equal(together[row], alone)
-        entries = sorted(abs(updates[row][where[row]]), reverse=True)
-        count = -(-round(share * 100) * len(entries) // 100)
-        assert sorted(abs(alone), reverse=True)[:count] == entries[:count]
-        assert not alone[~where[row]].any()
-        assert np.count_nonzero(alone) <= count
+    update = rng.integers(-4, 5, size).astype(np.float32)  # with ties
+    where = rng.random(size) < 0.7
+    kept = keep_largest(update, share, where)
+    entries = sorted(abs(update[where]), reverse=True)
+    count = -(-round(share * 100) * len(entries) // 100)
+    assert sorted(abs(kept), reverse=True)[:count] == entries[:count]
+    assert not kept[~where].any()
+    assert np.count_nonzero(kept) <= count
 
 
 @pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])
 def test_the_update_is_thinned_then_clipped_and_every_entry_noised(name: str) -> None:
     method = method_of(name, keep_share=0.5)
     update = np.array([3.0, 1.0, -1.0, -4.0], np.float32)  # thinned to (3, 0, 0, -4), of norm 5
-    release = method.release(method.init_state(), update, RoundTerms(4), Ones())
+    release = released(method, update, RoundTerms(4), Constant(1.0))
     # noise: sigma C / sqrt(n) = 1
     np.testing.assert_allclose(release.values, [1.6, 1.0, 1.0, 0.2], atol=2**-10)  # on the noise's grid
     np.testing.assert_allclose(release.noise_stds, 1.0)
@@ -85,7 +83,7 @@ def test_the_update_is_thinned_then_clipped_and_every_entry_noised(name: str) ->
 def test_with_noise_on_records_the_update_is_thinned_and_sent(name: str) -> None:
     method = method_of(name, keep_share=0.5, unit="record")
     update = np.array([3.0, 1.0, -1.0, -4.0], np.float32)
-    assert method.release(method.init_state(), update, RoundTerms(), Ones()).values.tolist() == [3, 0, 0, -4]
+    assert released(method, update, RoundTerms(), Constant(1.0)).values.tolist() == [3, 0, 0, -4]
 
 
 def test_blur_pulls_only_what_has_moved_beyond_the_clip_norm() -> None:
@@ -93,7 +91,7 @@ def test_blur_pulls_only_what_has_moved_beyond_the_clip_norm() -> None:
     start = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
     for moved, pull in (([3, 0, 0, -4], [1.5, 0, 0, -2]), ([0.6, 0, 0, -0.8], [0, 0, 0, 0]), ([0] * 4, [0] * 4)):
         gradient = np.full(4, 7.0, np.float32)
-        method.local_gradient(method.init_state(), start, start + np.array(moved, np.float32), gradient)
+        penalty(method, context_of(method, global_params=start), start + np.array(moved, np.float32), gradient)
         np.testing.assert_allclose(gradient - 7, pull, rtol=1e-6)
 
 
@@ -105,18 +103,17 @@ def test_blur_is_the_same_for_clients_at_once() -> None:
     start, gradient = rng.normal(size=(2, 3, 70_001)).astype(np.float32)
     params = start + rng.normal(size=start.shape).astype(np.float32) * np.array([[0.5], [1], [2]], np.float32)
     together, alone = torch.from_numpy(gradient.copy()), gradient.copy()
-    method.local_gradient(method.init_state(), torch.from_numpy(start), torch.from_numpy(params), together)
-    for row in range(3):
-        method.local_gradient(method.init_state(), start[row], params[row], alone[row])
+    contexts = [context_of(method, start=row) for row in start]
+    penalty(method, stacked(contexts), torch.from_numpy(params), together)
+    for row, context in enumerate(contexts):
+        penalty(method, context, params[row], alone[row])
     np.testing.assert_allclose(together.numpy(), alone, rtol=1e-6, atol=1e-6)
     assert [bool((alone[row] != gradient[row]).any()) for row in range(3)] == [False, True, True]
 
 
 def test_blur_has_no_bound_where_the_clip_norm_is_a_gradients() -> None:
     method = method_of("blur-lus", unit="record")
-    gradient = np.zeros(4, np.float32)
-    method.local_gradient(method.init_state(), np.zeros(4, np.float32), np.full(4, 9, np.float32), gradient)
-    assert not gradient.any()
+    assert not penalty(method, context_of(method), np.full(4, 9, np.float32)).any()
 
 
 class Product:
@@ -132,13 +129,9 @@ class Product:
         return float(params[0] * params[1]), out
 
 
-def trained(method: Method, gradient: Product, start: list[float]) -> tuple[list[float], float]:
-    samples = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
-    common = {"recipe": Recipe(), "rng": np.random.default_rng(0), "noise": SeededNoise(0, 0, 0)}
-    end, loss = train_locally(
-        method, method.init_state(), np.array(start, np.float32), gradient, samples, terms=RoundTerms(), **common
-    )
-    return end.tolist(), loss
+def trained(method: TaskMethod, gradient: Product, start: list[float]) -> tuple[list[float], float]:
+    done = train(method, start, gradient, BLACK)
+    return done.end.tolist(), done.loss
 
 
 def test_sam_steps_along_the_gradient_uphill() -> None:
@@ -182,17 +175,19 @@ class Both:
         self.points.append(params)
         return params.sum(-1), self.gradient
 
+    def asked(self, method: TaskMethod, params: Any) -> Any:
+        method.training.gradient(context_of(method), params, self, ())
+        return self.points[1]
+
 
 def test_clients_at_once_climb_as_one_by_one() -> None:
     rng = np.random.default_rng(3)
     params, gradient = rng.normal(size=(2, 3, 70_001)).astype(np.float32)
     gradient[1] = 0
     method = method_of("dp-fedsam", rho=0.5)
-    together = Both(torch.from_numpy(gradient))
-    method.gradient(method.init_state(), None, torch.from_numpy(params), together)
+    together = Both(torch.from_numpy(gradient)).asked(method, torch.from_numpy(params))
     for row in range(3):
-        alone = Both(gradient[row])
-        method.gradient(method.init_state(), None, params[row], alone)
-        np.testing.assert_allclose(together.points[1][row].numpy(), alone.points[1], rtol=1e-6, atol=1e-6)
-        climbed = np.linalg.norm(alone.points[1] - params[row])
+        alone = Both(gradient[row]).asked(method, params[row])
+        np.testing.assert_allclose(together[row].numpy(), alone, rtol=1e-6, atol=1e-6)
+        climbed = np.linalg.norm(alone - params[row])
         assert climbed == pytest.approx(0 if row == 1 else 0.5, rel=1e-4)

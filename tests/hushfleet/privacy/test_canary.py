@@ -85,7 +85,7 @@ def claim(noise_multiplier: float) -> float:
 
 
 def released(mechanism: GaussianMechanism, clipped: np.ndarray, stds: np.ndarray, noise: SeededNoise) -> np.ndarray:
-    return mechanism.add_noise(clipped, stds, [noise] * len(clipped), layout=LAYOUT)
+    return np.stack([mechanism.add_noise(row, stds, noise, layout=LAYOUT) for row in clipped])
 
 
 def honest(mechanism: GaussianMechanism) -> Release:
@@ -156,7 +156,7 @@ def test_noise_that_is_added_anew_after_a_crash_is_caught():
     stds = mechanism.vector_stds([0.7])
 
     def once(updates: np.ndarray, noise: SeededNoise) -> np.ndarray:
-        return mechanism.add_noise(clip(updates, 0.7), stds, [noise] * len(updates))
+        return np.stack([mechanism.add_noise(row, stds, noise) for row in clip(updates, 0.7)])
 
     def faulty(updates: np.ndarray, noise: SeededNoise) -> np.ndarray:
         return np.mean([once(updates, noise) for _ in range(9)], axis=0)

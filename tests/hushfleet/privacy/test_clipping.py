@@ -14,7 +14,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy import clipping
 from hushfleet.privacy.clipping import clip, clip_layers, layer_norms
-from hushfleet.privacy.snr import layered_snr_db, snr_db
+from hushfleet.privacy.snr import snr_db
 
 LAYOUT = ParamLayout(("conv.weight", "conv.bias", "fc.weight"), ((2, 2), (1,), (3,)))  # 5 + 3 entries
 KINDS = pytest.mark.parametrize("make", [np.asarray, torch.asarray], ids=["numpy", "torch"])
@@ -159,7 +159,6 @@ def test_a_result_above_its_bound_is_refused(monkeypatch):
 def test_snr_by_hand():
     # noise of 0.1 on 10,000 entries has the norm 10: a signal of 1 is 20 dB below it
     assert snr_db(1.0, 0.1, 10_000) == pytest.approx(-20.0)
-    assert layered_snr_db(5.0, [3.0, 2.0], [1, 4]) == pytest.approx(0.0)
     assert snr_db(1.0, 0.0, 100) == math.inf
     assert snr_db(0.0, 1.0, 100) == -math.inf
     # the figure in the module's head

@@ -16,14 +16,17 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import Method, RoundTerms
+from hushfleet.methods.local import MeanGradient, Sgd
+from hushfleet.methods.method import Method, TaskMethod
+from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally, train_round
+from hushfleet.training.draws import Inputs
+from hushfleet.training.local_round import train_round
+from support.methods import trained as train
 
 CLASSES = 3
 LAYOUT = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((2, 4), (2,), (3, 2), (3,)))
@@ -79,7 +82,7 @@ def spec(**changes: Any) -> PrivacySpec:
     return replace(usual, **changes)
 
 
-def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> Method:
+def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> TaskMethod:
     settings = {"optimizer": "sgd", "learning_rate": 0.3, "batch_size": 5, "local_epochs": 2, **config}
     return make_method(name, settings, privacy or spec(), LAYOUT, rounds=4)
 
@@ -88,9 +91,9 @@ def start_of() -> np.ndarray:
     return np.random.default_rng(3).normal(size=LAYOUT.size).astype(np.float32)
 
 
-def trained(method: Method, data: Samples, *, gradient: Any = None, on_batch: Any = None) -> np.ndarray:
-    common = {"recipe": Recipe(), "rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "on_batch": on_batch}
-    return train_locally(method, method.init_state(), start_of(), gradient or Gradient(), data, **common)[0]
+def trained(method: TaskMethod, data: Samples, *, gradient: Any = None, on_batch: Any = None) -> np.ndarray:
+    how = {"rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "logits_of": logits, "on_batch": on_batch}
+    return train(method, start_of(), gradient or Gradient(), data, **how).end
 
 
 @pytest.mark.parametrize(
@@ -165,15 +168,15 @@ def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) 
         samples(10),
         terms=RoundTerms(),
         logits_of=logits,
-        recipe=Recipe(),
+        inputs=Inputs(),
         rng=np.random.default_rng(0),
         noise=SeededNoise(1, 1, 1),
     )
-    release = method.release(done.state, done.end - done.start, RoundTerms(), SeededNoise(1, 1, 1))
+    release = method.release(done.context, done.update, SeededNoise(1, 1, 1))
     assert release.charge == method.charge(RoundTerms())
     assert release.charge.unit == "record"
     assert not np.any(release.noise_stds)
-    bound = 6 * method.gradients_per_batch(method.config) * 0.01 * 1e-6 * 10 / 5
+    bound = 6 * method.training.gradients_per_batch * 0.01 * 1e-6 * 10 / 5
     rounding = 6 * np.finfo(np.float32).eps * np.linalg.norm(start_of())
     # a penalty of weight lambda_2 / 2 pulls towards a change as large as the clip norm, in steps of this length
     penalty = 6 * 0.01 * getattr(method.config, "lambda_2", 0.0) / 2
@@ -181,13 +184,13 @@ def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) 
 
 
 def test_more_gradients_than_are_charged_are_refused() -> None:
-    class Greedy(METHODS["dp-fedavg"]):
-        def gradient(self, state, start, params, batch):
+    class Greedy(MeanGradient):
+        def __call__(self, context, params, batch, memory):
             batch.mean(params)
-            return batch.mean(params)
+            return (*batch.mean(params), memory)
 
     usual = method_of()
-    greedy = Greedy(usual.config, usual.privacy, LAYOUT, rounds=1)
+    greedy = TaskMethod(Method(training=Sgd(Greedy())), usual.config, usual.privacy, LAYOUT)
     with pytest.raises(PrivacyError, match="2 gradients of a batch, charged are 1"):
         trained(greedy, samples(10))
 
@@ -229,11 +232,11 @@ def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None
             samples(0),
             terms=RoundTerms(),
             logits_of=logits,
-            recipe=Recipe(augment="flip-crop"),
+            inputs=Inputs(augment="flip-crop"),
             rng=np.random.default_rng(0),
             noise=noise,
         )
-        release = method.release(done.state, done.end - done.start, RoundTerms(), noise)
+        release = method.release(done.context, done.update, noise)
         assert np.isfinite(release.values).all()
         assert np.any(release.values)
-        state = method.advance(done.state, update=done.end - done.start, trained=done.own, sent=release.values)
+        state = method.advance(done.context, update=done.update, trained=done.own, sent=release.values)

@@ -11,17 +11,18 @@ import pytest
 from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.methods import make_method
-from hushfleet.methods.base import PublicState
-from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.local import Penalty, Sgd
+from hushfleet.methods.method import Method, TaskMethod
+from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.batches import Recipe, draw_dropout, samples_trained, shuffled_batches
-from hushfleet.training.local_round import train_locally
+from hushfleet.training.draws import Inputs, draw_dropout, samples_trained, shuffled_batches
+from support.methods import trained as run
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
 LAYOUT = ParamLayout(("w",), ((1,),))
 
 
-def method(**config: Any) -> FedAvg:
+def method(**config: Any) -> TaskMethod:
     settings = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 2, "local_epochs": 1, **config}
     return make_method("fedavg", settings, PRIVACY, LAYOUT, rounds=1)
 
@@ -48,18 +49,10 @@ class Quadratic:
 
 
 def train(samples: Samples, *, seed: int = 0, start: float = 0.0, dropout=(), on_batch=None, **config: Any):
-    gradient, rule = Quadratic(), method(**config)
-    trained, loss = train_locally(
-        rule,
-        rule.init_state(),
-        np.array([start], np.float32),
-        gradient,
-        samples,
-        recipe=Recipe(dropout),
-        rng=np.random.default_rng(seed),
-        on_batch=on_batch,
-    )
-    return trained, loss, gradient
+    gradient = Quadratic()
+    how = {"inputs": Inputs(dropout), "rng": np.random.default_rng(seed), "on_batch": on_batch}
+    done = run(method(**config), [start], gradient, samples, **how)
+    return done.end, done.loss, gradient
 
 
 def test_three_steps_by_hand() -> None:
@@ -116,29 +109,24 @@ def test_order_and_masks_follow_the_generator_alone() -> None:
 
 
 def test_the_start_is_left_as_it_is_and_the_result_is_no_buffer() -> None:
-    start, gradient, rule = np.array([0.0], np.float32), Quadratic(), method()
-    kwargs = {"recipe": Recipe(), "rng": np.random.default_rng(0)}
-    trained, _ = train_locally(rule, rule.init_state(), start, gradient, samples_of([255]), **kwargs)
-    assert start.tolist() == [0.0]
-    assert trained.tolist() == [0.5]
-    assert not np.shares_memory(start, trained)
+    done = run(method(), [0.0], Quadratic(), samples_of([255]))
+    assert done.context.start.tolist() == [0.0]
+    assert done.end.tolist() == [0.5]
+    assert not np.shares_memory(done.context.start, done.end)
 
 
 def test_the_method_adds_its_own_part_to_every_gradient() -> None:
     seen = []
 
-    class Pulled(FedAvg):
-        def local_gradient(self, state, start, params, gradient) -> None:
-            seen.append((start.tolist(), params.tolist()))
+    class Pulled(Penalty):
+        def add(self, context, params, gradient) -> None:
+            seen.append((context.start.tolist(), params.tolist()))
             gradient += 1
 
-    rule = Pulled(method(local_epochs=2).config, PRIVACY, LAYOUT, rounds=1)
-    kwargs = {"recipe": Recipe(), "rng": np.random.default_rng(0)}
-    trained, _ = train_locally(
-        rule, rule.init_state(), np.array([0.0], np.float32), Quadratic(), samples_of([255]), **kwargs
-    )
+    parts = Method(training=Sgd(penalties=(Pulled(),)))
+    rule = TaskMethod(parts, method(local_epochs=2).config, PRIVACY, LAYOUT)
     # gradients 0 - 1 + 1 = 0, so it never moves
-    assert trained.tolist() == [0.0]
+    assert run(rule, [0.0], Quadratic(), samples_of([255])).end.tolist() == [0.0]
     assert seen == [([0.0], [0.0])] * 2
 
 
@@ -152,24 +140,23 @@ def test_the_sequential_order_of_algorithm_2_takes_a_second_gradient_for_the_sha
         out[:] = params[::-1]
         return float(params.prod()), out
 
-    def run(mask: list[bool], **config: Any) -> tuple[list[float], float]:
+    def after(mask: list[bool], **config: Any) -> tuple[list[float], float]:
         settings = {"optimizer": "sgd", "learning_rate": 0.5, "lambda_1": 0.0, "lambda_2": 0.0, **config}
         rule = make_method("fedglp-adp", settings, PRIVACY, layout, rounds=1)
         state = replace(rule.init_state(), public=PublicState(np.array(mask), 1))
         calls.clear()
-        start, rng = np.array([4.0, 1.0], np.float32), np.random.default_rng(0)
-        trained, loss = train_locally(rule, state, start, product, samples_of([1]), recipe=Recipe(), rng=rng)
-        return trained.tolist(), loss
+        done = run(rule, [4.0, 1.0], product, samples_of([1]), state=state)
+        return done.end.tolist(), done.loss
 
-    assert run([True, False]) == ([3.5, -1.0], 4.0)
+    assert after([True, False]) == ([3.5, -1.0], 4.0)
     assert len(calls) == 1
-    assert run([True, False], sequential=True) == ([3.5, -0.75], 4.0)
+    assert after([True, False], sequential=True) == ([3.5, -0.75], 4.0)
     assert calls == [[4.0, 1.0], [3.5, 1.0]]
     # nothing is personal in the first round, so one gradient does
-    assert run([False, False], sequential=True) == ([3.5, -1.0], 4.0)
+    assert after([False, False], sequential=True) == ([3.5, -1.0], 4.0)
     assert len(calls) == 1
     # Adam keeps its moments apart: each part takes one whole first step, the learning rate against the sign
-    stepped, _ = run([True, False], sequential=True, optimizer="adam")
+    stepped, _ = after([True, False], sequential=True, optimizer="adam")
     assert stepped == pytest.approx([3.5, 0.5], rel=1e-5)
 
 
@@ -195,9 +182,7 @@ def test_a_gradient_that_takes_parts_is_told_what_moves(unit: str) -> None:
     by_parts.takes_part = True
     ends = []
     for gradient in (by_parts, whole):
-        start, rng = np.zeros(3, np.float32), np.random.default_rng(0)
-        how = {"recipe": Recipe(), "rng": rng, "noise": None}
-        ends.append(train_locally(rule, rule.init_state(), start, gradient, samples_of([255]), **how)[0].tolist())
+        ends.append(run(rule, [0.0] * 3, gradient, samples_of([255])).end.tolist())
     assert ends == [[-0.5, -1.0, -1.5]] * 2
     told = [slice(2, 3), slice(0, 2)] if unit == "device" else [slice(None)] * 2
     assert parts == told + [slice(None)] * 2

@@ -11,10 +11,11 @@ import torch
 
 from hushfleet.config.spec import Augment, DropoutSpec
 from hushfleet.data.samples import Samples
-from hushfleet.methods.base import Teacher, TrainingConfig
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.engines.vmap.device_data import GroupBatches, ResidentSamples, step_count
-from hushfleet.training.batches import Recipe, draw_dropout, drawn_inputs, shuffled_batches
+from hushfleet.simulator.engines.vmap.device_data import GroupBatches, SamplesOnDevice, step_count
+from hushfleet.training.draws import Inputs, draw_dropout, drawn_inputs, shuffled_batches
+from hushfleet.training.own_samples import Teacher
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +42,9 @@ def batches_of(
     return GroupBatches(
         [samples_of(count, seed) for seed, count in enumerate(counts)],
         [np.random.default_rng(seed) for seed in range(len(counts))],
-        ResidentSamples(CPU),
+        SamplesOnDevice(CPU),
         config=TrainingConfig(batch_size=4, local_epochs=epochs, local_steps=steps),
-        recipe=Recipe(dropout, augment),
+        inputs=Inputs(dropout, augment),
         **more,
     )
 
@@ -101,14 +102,14 @@ def test_a_number_of_steps_goes_through_the_samples_as_often_as_it_takes() -> No
 
 
 def test_images_are_shifted_and_mirrored_as_each_client_would_alone_to_the_bit() -> None:
-    counts, recipe = [40, 23, 5], Recipe(DROPOUT, "flip-crop")
+    counts, how = [40, 23, 5], Inputs(DROPOUT, "flip-crop")
     steps = list(batches_of(counts, augment="flip-crop"))
     changed = 0
     for row, count in enumerate(counts):
         samples, rng, taken = samples_of(count, row), np.random.default_rng(row), 0
         for _ in range(2):
             for indices in shuffled_batches(count, 4, rng):
-                x, masks = drawn_inputs(samples, indices, recipe, rng)
+                x, masks = drawn_inputs(samples, indices, how, rng)
                 np.testing.assert_array_equal(steps[taken].x[row, : len(x)], x)
                 np.testing.assert_array_equal(steps[taken].x[row, len(x) :], x[:1].repeat(4 - len(x), 0))
                 for mask, expected in zip(steps[taken].masks, masks, strict=True):
@@ -126,12 +127,12 @@ def test_batches_by_record_may_be_empty_and_are_as_many_for_all() -> None:
     sizes = np.array([batch.sizes.tolist() for batch in steps])
     assert (sizes.max(1) == 0).any(), "the rate is such that all are empty at some step"
     assert (sizes.max(1) > 1).any()
-    recipe = Recipe(DROPOUT, "flip-crop")
+    how = Inputs(DROPOUT, "flip-crop")
     for row, count in enumerate(counts):
         samples, rng = samples_of(count, row), np.random.default_rng(row)
         for batch in steps:
             indices = record.sample(count, rng)
-            x, _ = drawn_inputs(samples, indices, recipe, rng)
+            x, _ = drawn_inputs(samples, indices, how, rng)
             assert batch.sizes[row] == len(indices)
             np.testing.assert_array_equal(batch.x[row, : len(x)], x)
             if batch.weights is not None:
@@ -156,22 +157,22 @@ def test_each_sample_brings_its_teachers_logits() -> None:
 
 
 def test_data_stays_on_the_device_as_long_as_somebody_has_it() -> None:
-    resident, samples, other = ResidentSamples(CPU), samples_of(5, 0), samples_of(5, 1)
-    first, _ = resident.of(samples)
+    kept, samples, other = SamplesOnDevice(CPU), samples_of(5, 0), samples_of(5, 1)
+    first, _ = kept.of(samples)
     assert first.dtype == torch.uint8
-    assert resident.of(samples)[0] is first
-    resident.of(other)
-    assert len(resident) == 2
-    resident.keep_only({samples})
-    assert len(resident) == 1
-    assert resident.of(samples)[0] is first
+    assert kept.of(samples)[0] is first
+    kept.of(other)
+    assert len(kept) == 2
+    kept.keep_only({samples})
+    assert len(kept) == 1
+    assert kept.of(samples)[0] is first
     del samples
     gc.collect()
-    assert len(resident) == 0
+    assert len(kept) == 0
 
 
 def test_read_only_images_are_taken_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     samples = samples_of(3, 0)
     samples.images.flags.writeable = False
-    np.testing.assert_array_equal(ResidentSamples(CPU).of(samples)[0], samples.images)
+    np.testing.assert_array_equal(SamplesOnDevice(CPU).of(samples)[0], samples.images)
     assert not recwarn.list

@@ -17,14 +17,15 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms
-from hushfleet.methods.heads import HeadFirst
+from hushfleet.methods.heads import HeadFirstConfig
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.objectives import Objective
 from hushfleet.models.model import Model, layout_of
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
-from hushfleet.training.batches import Recipe
+from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import Trained, train_round
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def _forward(t: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> T
 
 LAYOUT = layout_of(conv=(3, 1, 3, 3), middle=(8, 12), head=(4, 8))
 MODEL = Model("tiny", "this test", (1, 6, 6), 4, LAYOUT, (DropoutSpec((8,), 0.25),), _forward)
-RECIPES = {"plain": Recipe(), "dropout": Recipe(MODEL.dropout, "flip-crop")}
+INPUTS = {"plain": Inputs(), "dropout": Inputs(MODEL.dropout, "flip-crop")}
 CASES = [(name, extra) for name in sorted(METHODS) for extra in SETTINGS.get(name, [{}])]
 # Exporting an objective takes seconds: tests/models/test_distillation.py has the graph of ACDP-pFSD's.
 EXPORTED = [case for case in CASES if case[0] != "acdp-pfsd"]
@@ -99,7 +100,7 @@ def inference() -> bytes:
     return export_inference(MODEL)
 
 
-def method_of(name: str, extra: dict[str, Any], privacy: PrivacySpec) -> Method:
+def method_of(name: str, extra: dict[str, Any], privacy: PrivacySpec) -> TaskMethod:
     return make_method(name, {**USUAL, **extra}, privacy, LAYOUT, rounds=4)
 
 
@@ -109,15 +110,15 @@ def samples_of(index: int, count: int) -> Samples:
     return Samples(images, rng.integers(0, MODEL.classes, count), (0.1 * (index % 4),), (0.4,))
 
 
-def terms_of(method: Method, index: int, round: int) -> RoundTerms:
+def terms_of(method: TaskMethod, index: int, round: int) -> RoundTerms:
     """The devices' own preferences differ, where a method asks for them."""
-    return RoundTerms(2, method.controls(method.init_server(3), round), preference=1 + index)
+    return RoundTerms(2, method.server.controls(method.server.initial(3), round), preference=1 + index)
 
 
 def alone(
-    method: Method, state: DeviceState, params: np.ndarray, index: int, count: int, round: int, **training: Any
+    method: TaskMethod, state: DeviceState, params: np.ndarray, index: int, count: int, round: int, **training: Any
 ) -> Trained:
-    gradient = torch_gradient(method.objective)
+    gradient = torch_gradient(method.training.objective)
     usual = {"gradient": gradient, "logits_of": gradient.logits}
     return train_round(
         method,
@@ -131,17 +132,15 @@ def alone(
     )
 
 
-def returned(method: Method, index: int, count: int, recipe: Recipe) -> DeviceState:
+def returned(method: TaskMethod, index: int, count: int, inputs: Inputs) -> DeviceState:
     """The state of a device that took part in the round before."""
-    trained = alone(method, method.init_state(), MODEL.init(1), index, count, 1, recipe=recipe)
-    update = trained.end - trained.start
-    noise = SeededRandomness(8, index).noise(1)
-    release = method.release(trained.state, update, terms_of(method, index, 1), noise)
-    return method.advance(trained.state, update=update, trained=trained.own, sent=release.values)
+    trained = alone(method, method.init_state(), MODEL.init(1), index, count, 1, inputs=inputs)
+    release = method.release(trained.context, trained.update, SeededRandomness(8, index).noise(1))
+    return method.advance(trained.context, update=trained.update, trained=trained.own, sent=release.values)
 
 
 def together(
-    method: Method, states: Sequence[DeviceState], params: np.ndarray, counts: Sequence[int], recipe: Recipe
+    method: TaskMethod, states: Sequence[DeviceState], params: np.ndarray, counts: Sequence[int], inputs: Inputs
 ) -> list[Trained]:
     members = [
         Member(
@@ -153,29 +152,32 @@ def together(
         )
         for index, (state, count) in enumerate(zip(states, counts, strict=True))
     ]
-    return CohortTrainer(torch_gradient(method.objective), "cpu").train(method, members, params, recipe=recipe)
+    return CohortTrainer(torch_gradient(method.training.objective), "cpu").train(method, members, params, inputs=inputs)
 
 
 def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float) -> None:
     """What training has changed is compared, so that the start cannot hide an error."""
     for one, other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one.start, other.start)
-        moved = np.abs(other.end - other.start).max()
+        start = other.context.start
+        np.testing.assert_array_equal(one.context.start, start)
+        moved = np.abs(other.end - start).max()
         assert moved > 1e-4
         assert np.abs(one.end - other.end).max() <= tolerance * moved
-        assert np.abs(one.own - other.own).max() <= tolerance * np.abs(other.own - other.start).max()
+        assert np.abs(one.own - other.own).max() <= tolerance * np.abs(other.own - start).max()
         assert one.loss == pytest.approx(other.loss, rel=tolerance)
-        np.testing.assert_array_equal(one.state.public.mask, other.state.public.mask)
-        assert one.state.private.keys() == other.state.private.keys()
-        for name, value in one.state.private.items():
-            np.testing.assert_allclose(value, other.state.private[name], rtol=1e-3, atol=1e-5)
+        assert (one.context.chosen is None) == (other.context.chosen is None)
+        if one.context.chosen is not None:
+            np.testing.assert_array_equal(one.context.chosen, other.context.chosen)
+        assert (one.context.measured is None) == (other.context.measured is None)
+        if one.context.measured is not None:
+            np.testing.assert_allclose(one.context.measured, other.context.measured, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("unit", PRIVACY)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize(("name", "extra"), CASES)
-def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any], recipe: str, unit: str) -> None:
-    method, how = method_of(name, extra, PRIVACY[unit]), RECIPES[recipe]
+def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any], inputs: str, unit: str) -> None:
+    method, how = method_of(name, extra, PRIVACY[unit]), INPUTS[inputs]
     states = [
         method.init_state() if index == NEWCOMER else returned(method, index, count, how)
         for index, count in enumerate(COUNTS)
@@ -184,7 +186,7 @@ def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any
     params.flags.writeable = False
     got = together(method, states, params, COUNTS, how)
     expected = [
-        alone(method, state, params, index, count, 2, recipe=how)
+        alone(method, state, params, index, count, 2, inputs=how)
         for index, (state, count) in enumerate(zip(states, COUNTS, strict=True))
     ]
     assert_same(got, expected, tolerance=1e-4)
@@ -193,16 +195,16 @@ def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any
 @pytest.mark.parametrize(("name", "extra"), EXPORTED)
 def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, Any]) -> None:
     """Or as many as there are epochs, where a method trains by those."""
-    steps = {} if issubclass(METHODS[name], HeadFirst) else {"local_steps": 1}
+    steps = {} if issubclass(METHODS[name].config, HeadFirstConfig) else {"local_steps": 1}
     method = method_of(name, {**extra, **steps}, PRIVACY["device"])
-    how, counts, params = RECIPES["dropout"], (4, 4), MODEL.init(2)
+    how, counts, params = INPUTS["dropout"], (4, 4), MODEL.init(2)
     states = [returned(method, index, count, how) for index, count in enumerate(counts)]
     got = together(method, states, params, counts, how)
     onnx = {
-        "gradient": GradientGraph(graph(method.objective), LAYOUT),
+        "gradient": GradientGraph(graph(method.training.objective), LAYOUT),
         "logits_of": InferenceGraph(inference(), LAYOUT),
     }
     expected = [
-        alone(method, state, params, index, 4, 2, recipe=how, **onnx) for index, state in enumerate(states)
+        alone(method, state, params, index, 4, 2, inputs=how, **onnx) for index, state in enumerate(states)
     ]
     assert_same(got, expected, tolerance=1e-4)

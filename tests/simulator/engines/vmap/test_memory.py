@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods import make_method
-from hushfleet.methods.base import TrainingConfig
-from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.model.objectives import Objective
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.engines.vmap.memory import AliveBytes, Asked, bytes_per_client, pass_bytes, what_is_asked
+from hushfleet.simulator.engines.vmap.memory import AliveBytes, bytes_per_client, pass_bytes
+from hushfleet.training.draws import Inputs
 
 
 def test_the_peak_of_a_few_lines_by_hand() -> None:
@@ -50,14 +50,15 @@ def test_shapes_without_numbers_cost_what_numbers_cost(name: str) -> None:
 def test_vectors_and_activations_add_up() -> None:
     gradient = TorchGradient(get_model("digits-cnn"))
 
-    def needed(**changes: object) -> int:
-        usual = {"batch_size": 8, "dropout": (), "optimizer": "sgd", "passes": 1, "image_bytes": 0}
+    def needed(batch_size: int = 8, optimizer: str = "sgd", **changes: object) -> int:
+        config = TrainingConfig(batch_size=batch_size, optimizer=optimizer)
+        usual = {"config": config, "inputs": Inputs(), "parts": 1, "samples": 100, "image_bytes": 0}
         return bytes_per_client(gradient, **{**usual, **changes})
 
     size = gradient.layout.size
     assert needed(image_bytes=500) == needed() + 1000
     assert needed(optimizer="adam") == needed() + 8 * size
-    assert needed(optimizer="adam", passes=2) == needed() + 16 * size
+    assert needed(optimizer="adam", parts=2) == needed() + 16 * size
     # Twice the batch: twice the activations, while the vectors stay.
     vectors = needed() - pass_bytes(gradient, 2, batch_size=8, dropout=()) // 2
     assert vectors == 29 * size
@@ -66,13 +67,14 @@ def test_vectors_and_activations_add_up() -> None:
 
 def test_what_a_method_needs_beyond_plain_training_is_counted() -> None:
     gradient = TorchGradient(get_model("digits-cnn"))
-    usual = {"batch_size": 8, "dropout": (), "optimizer": "sgd", "passes": 2, "image_bytes": 0, "samples": 400}
+    config = TrainingConfig(batch_size=8, optimizer="sgd")
+    usual = {"config": config, "inputs": Inputs(), "parts": 2, "image_bytes": 0, "samples": 400}
     size, plain = gradient.layout.size, bytes_per_client(gradient, **usual)
-    assert bytes_per_client(gradient, **usual, momentum=True) == plain + 8 * size
-    # Gradients of 8 samples, twice, and 100 bytes that are kept.
-    assert bytes_per_client(gradient, **usual, asked=Asked(each=True, kept_bytes=100)) == plain + 64 * size + 100
-    assert bytes_per_client(gradient, **usual, asked=Asked(companion=True)) == plain + 8 * size
-    assert bytes_per_client(gradient, **usual, augments=True) == plain + 40 * 8 * 8 * 8
+    assert bytes_per_client(gradient, **{**usual, "config": replace(config, momentum=0.5)}) == plain + 8 * size
+    assert bytes_per_client(gradient, **usual, each=True) == plain + 64 * size  # gradients of 8 samples, twice
+    assert bytes_per_client(gradient, **usual, second=True) == plain + 8 * size
+    augmented = bytes_per_client(gradient, **{**usual, "inputs": Inputs(augment="flip-crop")})
+    assert augmented == plain + 40 * 8 * 8 * 8
     # By record: hardly ever more than 40 + 6 * 6 + 1 samples, but one at a time.
     record = RecordMechanism(1.0, 1.0, sample_rate=0.1, batches=9, gradients_per_batch=1, batch_size=40)
     one = pass_bytes(gradient, 2, batch_size=1, dropout=()) // 2
@@ -80,23 +82,6 @@ def test_what_a_method_needs_beyond_plain_training_is_counted() -> None:
     assert bytes_per_client(gradient, **usual, record=record) == expected
     teaching = TorchGradient(gradient.model, objective=Objective("distillation", temperature=3.0))
     assert bytes_per_client(teaching, **usual) > plain + 400 * 4 * 10
-
-
-class Asking(FedAvg):
-    def gradient(self, state, start, params, batch):
-        batch.memory["kept"] = (params[:5].copy(), 3)
-        losses, each = batch.each(params)
-        return losses[0], each[0]
-
-
-def test_a_method_is_asked_what_it_takes() -> None:
-    layout, params = get_model("digits-cnn").layout, get_model("digits-cnn").init(0)
-    privacy = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=1.0, delta=0.1)
-    plain, asking = (kind(TrainingConfig(), privacy, layout, rounds=3) for kind in (FedAvg, Asking))
-    ditto = make_method("ditto", {}, privacy, layout, rounds=3)
-    assert what_is_asked(plain, plain.init_state(), params) == Asked()
-    assert what_is_asked(asking, asking.init_state(), params) == Asked(each=True, kept_bytes=20)
-    assert what_is_asked(ditto, ditto.init_state(), params) == Asked(companion=True)
 
 
 def test_a_group_costs_as_many_times_a_client() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.methods.base import TrainingConfig
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.simulator.engines.vmap.optim import make_cohort_optimizer
 from hushfleet.training.optim import make_optimizer
 

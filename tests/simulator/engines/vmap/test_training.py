@@ -1,4 +1,4 @@
-"""Clients trained at once against the same clients trained one by one by `train_locally`."""
+"""Clients trained at once against the same clients trained one by one by `train_round`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.base import DeviceState, Method, RoundTerms, TrainingConfig
-from hushfleet.methods.fedavg import FedAvg
+from hushfleet.methods.local import MeanGradient, Penalty, Sgd
+from hushfleet.methods.method import Method, TaskMethod, TrainingConfig
+from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member, Trained, train_cohort
-from hushfleet.training.batches import Recipe
-from hushfleet.training.local_round import train_locally
+from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member, Trained
+from hushfleet.training.draws import Inputs
+from hushfleet.training.local_round import train_round
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)
 BY_RECORD = replace(PRIVACY, unit="record", clip_norm=1.0, sample_rate=0.3, batches=3)
@@ -46,12 +47,12 @@ def one_thread():
 
 def method_of(
     name: str, gradient: TorchGradient = DIGITS, *, privacy: PrivacySpec = PRIVACY, **config: Any
-) -> Method:
+) -> TaskMethod:
     config = {**GENTLE, **config}
     return make_method(name, config, privacy, gradient.layout, rounds=4)
 
 
-def state_of(method: Method, gradient: TorchGradient, rng: np.random.Generator) -> DeviceState:
+def state_of(method: TaskMethod, gradient: TorchGradient, rng: np.random.Generator) -> DeviceState:
     """Of a device that has taken part: some of its parameters are personal, its own model is not the global one."""
     state = method.init_state()
     mask = state.public.mask | (rng.random(gradient.layout.size) < 0.3)
@@ -60,7 +61,7 @@ def state_of(method: Method, gradient: TorchGradient, rng: np.random.Generator) 
 
 
 def cohort_of(
-    method: Method, gradient: TorchGradient = DIGITS, counts: Sequence[int] = COUNTS, fresh: Sequence[int] = ()
+    method: TaskMethod, gradient: TorchGradient = DIGITS, counts: Sequence[int] = COUNTS, fresh: Sequence[int] = ()
 ) -> list[Member]:
     """The same members at every call; those whose numbers are in `fresh` take part for the first time."""
     rng, members = np.random.default_rng(5), []
@@ -76,43 +77,52 @@ def cohort_of(
     return members
 
 
-def one_by_one(method: Method, members: Sequence[Member], start: np.ndarray, gradient: TorchGradient) -> list[Trained]:
-    trained = []
-    for member in members:
-        begin = method.start(member.state, start)
-        own, loss = train_locally(
+def one_by_one(
+    method: TaskMethod, members: Sequence[Member], start: np.ndarray, gradient: TorchGradient
+) -> list[Trained]:
+    how = {"inputs": Inputs(gradient.model.dropout), "logits_of": gradient.logits}
+    return [
+        train_round(
             method,
             member.state,
-            begin,
+            start,
             gradient,
             member.samples,
-            recipe=Recipe(gradient.model.dropout),
-            rng=member.rng,
             terms=member.terms,
+            rng=member.rng,
             noise=member.noise,
+            **how,
         )
-        trained.append(Trained(member.state, begin, own, own, loss))
-    return trained
+        for member in members
+    ]
+
+
+def train_cohort(
+    method: TaskMethod, members: Sequence[Member], start: np.ndarray, gradient: TorchGradient, **how: Any
+) -> list[Trained]:
+    return CohortTrainer(gradient, gradient.device).train(method, members, start, **how)
 
 
 def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float = 1e-5) -> None:
     """What training has changed is compared, so that the start cannot hide an error."""
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one.start, other.start)
+        np.testing.assert_array_equal(one.context.start, other.context.start)
         assert one.own.dtype == np.float32
-        moved = other.own - other.start
+        moved = other.own - other.context.start
         assert np.abs(moved).max() > 1e-3
         assert np.abs(one.own - other.own).max() <= tolerance * np.abs(moved).max()
         assert isinstance(one.loss, float)
         assert one.loss == pytest.approx(other.loss, rel=tolerance)
 
 
-def check(method: Method, gradient: TorchGradient = DIGITS, tolerance: float = 1e-5, **cohort: Any) -> list[Trained]:
+def check(
+    method: TaskMethod, gradient: TorchGradient = DIGITS, tolerance: float = 1e-5, **cohort: Any
+) -> list[Trained]:
     start = gradient.model.init(1)
     start.flags.writeable = False
     together, alone = cohort_of(method, gradient, **cohort), cohort_of(method, gradient, **cohort)
-    got = train_cohort(method, together, start, gradient, recipe=Recipe(gradient.model.dropout))
+    got = train_cohort(method, together, start, gradient, inputs=Inputs(gradient.model.dropout))
     assert_same(got, one_by_one(method, alone, start, gradient), tolerance)
     for one, other in zip(together, alone, strict=True):
         assert one.rng.bit_generator.state == other.rng.bit_generator.state
@@ -129,7 +139,7 @@ def test_the_methods_own_terms_reach_every_member() -> None:
     pulled = method_of("fedglp-adp", lambda_1=20.0, lambda_2=20.0)
     plain = method_of("fedglp-adp", lambda_1=0.0, lambda_2=0.0)
     for one, other in zip(check(pulled, tolerance=1e-4), check(plain), strict=True):
-        moved = np.abs(one.own - one.start).max()
+        moved = np.abs(one.own - one.context.start).max()
         assert np.abs(one.own - other.own).max() > 0.2 * moved
 
 
@@ -143,7 +153,7 @@ def test_two_passes_a_batch_for_members_with_and_without_personal_parameters(pri
     for index in (0, 3):
         for member in (together[index], alone[index]):
             member.state.public.mask[:] = False
-    got = train_cohort(method, together, start, DIGITS, recipe=Recipe())
+    got = train_cohort(method, together, start, DIGITS, inputs=Inputs())
     assert_same(got, one_by_one(method, alone, start, DIGITS), tolerance=1e-4)
 
 
@@ -162,7 +172,7 @@ def test_newcomers_and_returning_devices_share_a_round() -> None:
 
 def test_a_member_alone_is_a_cohort_too_and_so_is_nobody() -> None:
     check(method_of("fedavg"), counts=(7,))
-    assert train_cohort(method_of("fedavg"), [], DIGITS.model.init(1), DIGITS, recipe=Recipe()) == []
+    assert train_cohort(method_of("fedavg"), [], DIGITS.model.init(1), DIGITS, inputs=Inputs()) == []
 
 
 class Poisoned(TorchGradient):
@@ -186,8 +196,8 @@ class Poisoned(TorchGradient):
 def test_who_has_finished_stays_to_the_bit(optimizer: str) -> None:
     method, start = method_of("fedglp-adp", optimizer=optimizer), DIGITS.model.init(1)
     healthy, poisoned = Poisoned(np.inf), Poisoned(4)
-    calm = train_cohort(method, cohort_of(method), start, healthy, recipe=Recipe())
-    ill = train_cohort(method, cohort_of(method), start, poisoned, recipe=Recipe())
+    calm = train_cohort(method, cohort_of(method), start, healthy, inputs=Inputs())
+    ill = train_cohort(method, cohort_of(method), start, poisoned, inputs=Inputs())
     # 9 samples in batches of 4 are 3 steps an epoch, and so on: 6, 2, 4 and 8 steps.
     assert healthy.clients_at == poisoned.clients_at == [4, 4, 3, 3, 2, 2, 1, 1]
     for index in (1, 2):
@@ -201,18 +211,16 @@ def test_the_size_of_groups_changes_no_result_and_is_shown() -> None:
     method, start = method_of("fedglp-adp", optimizer="adam", learning_rate=1e-3), DIGITS.model.init(1)
     counts = (9, 3, 8, 14, 5, 4, 12)
     whole = CohortTrainer(DIGITS, "cpu")
-    expected = whole.train(method, cohort_of(method, counts=counts), start, recipe=Recipe())
+    expected = whole.train(method, cohort_of(method, counts=counts), start, inputs=Inputs())
     assert whole.grouping.sizes == (7,)
-    assert "7 clients in one group" in str(whole.grouping)
     assert whole.grouping.budget_bytes == 1 << 30
     for at_once, sizes in ((3, (3, 2, 2)), (1, (1,) * 7)):
         budget = at_once * whole.grouping.bytes_per_client + 1
         split = CohortTrainer(DIGITS, "cpu", memory_bytes=budget)
         members = cohort_of(method, counts=counts)
-        assert split.clients_at_once(method, members, recipe=Recipe()) == at_once
-        assert_same(split.train(method, members, start, recipe=Recipe()), expected, tolerance=1e-4)
+        assert split.clients_at_once(method, members, inputs=Inputs()) == at_once
+        assert_same(split.train(method, members, start, inputs=Inputs()), expected, tolerance=1e-4)
         assert split.grouping.sizes == sizes
-        assert f"{len(sizes)} groups of up to {at_once}" in str(split.grouping)
 
 
 class Narrow(TorchGradient):
@@ -233,18 +241,18 @@ def test_a_group_that_is_too_large_after_all_is_halved_and_begun_again() -> None
     method, start = method_of("fedavg"), DIGITS.model.init(1)
     told: list[tuple[int, int]] = []
     trainer, members = CohortTrainer(Narrow(1), "cpu"), cohort_of(method)
-    got = trainer.train(method, members, start, recipe=Recipe(), on_step=lambda *at: told.append(at))
+    got = trainer.train(method, members, start, inputs=Inputs(), on_step=lambda *at: told.append(at))
     assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS))
     assert trainer.grouping.sizes == (1, 1, 1, 1)
     assert told[-1] == (19, 20)  # 8 + 6 + 4 + 2 steps
-    assert trainer.clients_at_once(method, members, recipe=Recipe()) == 1
+    assert trainer.clients_at_once(method, members, inputs=Inputs()) == 1
     with pytest.raises(torch.OutOfMemoryError):
-        train_cohort(method, cohort_of(method), start, Narrow(0), recipe=Recipe())
+        train_cohort(method, cohort_of(method), start, Narrow(0), inputs=Inputs())
 
 
 def test_progress_is_told_before_each_step_and_may_stop_the_training() -> None:
     method, start, told = method_of("fedavg"), DIGITS.model.init(1), []
-    train_cohort(method, cohort_of(method), start, DIGITS, recipe=Recipe(), on_step=lambda *at: told.append(at))
+    train_cohort(method, cohort_of(method), start, DIGITS, inputs=Inputs(), on_step=lambda *at: told.append(at))
     assert told == [(done, 8) for done in range(8)]
 
     class Enough(Exception):
@@ -255,13 +263,13 @@ def test_progress_is_told_before_each_step_and_may_stop_the_training() -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        train_cohort(method, cohort_of(method), start, DIGITS, recipe=Recipe(), on_step=stop)
+        train_cohort(method, cohort_of(method), start, DIGITS, inputs=Inputs(), on_step=stop)
 
 
 def test_a_member_without_samples_is_refused_before_any_training() -> None:
     method = method_of("fedavg")
     with pytest.raises(BadInput, match="no training samples"):
-        train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, recipe=Recipe())
+        train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, inputs=Inputs())
 
 
 def test_records_are_clipped_and_noised_one_by_one_and_batches_may_be_empty() -> None:
@@ -272,59 +280,67 @@ def test_records_are_clipped_and_noised_one_by_one_and_batches_may_be_empty() ->
 
 def test_what_is_begun_again_has_the_noise_of_the_first_time() -> None:
     method, start = method_of("dp-fedavg", privacy=BY_RECORD), DIGITS.model.init(1)
-    got = CohortTrainer(Narrow(2), "cpu").train(method, cohort_of(method), start, recipe=Recipe())
+    got = CohortTrainer(Narrow(2), "cpu").train(method, cohort_of(method), start, inputs=Inputs())
     assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS), tolerance=1e-4)
 
 
-class Remembering(FedAvg):
+class Remembering(MeanGradient):
     """Takes each sample's gradient, and goes on with what it remembers of the batches before."""
 
-    def gradient(self, state, start, params, batch):
+    samples = True
+
+    def __call__(self, context, params, batch, memory):
         losses, each = batch.each(params)
         _, mean = batch.mean(params)
         weights = losses / batch.sizes[..., None]
         weighted = (weights[..., None] * each).sum(-2)
-        before = batch.memory.get("before", (0 * mean,))[0]
-        batch.memory["before"] = (weighted + 0.5 * before + 0.25 * mean,)
-        return losses.sum(-1) / batch.sizes, batch.memory["before"][0]
+        (before,) = memory or (0 * mean,)
+        gradient = weighted + 0.5 * before + 0.25 * mean
+        return losses.sum(-1) / batch.sizes, gradient + 0, (gradient,)
+
+
+def bound(parts: Method, **config: Any) -> TaskMethod:
+    return TaskMethod(parts, TrainingConfig(**{**GENTLE, **config}), PRIVACY, DIGITS.layout)
 
 
 def test_single_gradients_and_memory_are_each_members_own_to_its_end() -> None:
-    method = Remembering(TrainingConfig(**{**GENTLE, "learning_rate": 0.01}), PRIVACY, DIGITS.layout, rounds=4)
-    check(method)
+    check(bound(Method(training=Sgd(Remembering())), learning_rate=0.01))
 
 
-class Watching(FedAvg):
-    """Notes what state a method is shown."""
+class Watching(Penalty):
+    """Notes what a method is shown."""
 
-    def local_gradient(self, state, start, params, gradient) -> None:
-        self.seen.append(state)
+    def __init__(self) -> None:
+        self.seen: list[RoundContext] = []
+
+    def add(self, context, params, gradient) -> None:
+        self.seen.append(context)
 
 
-def test_a_method_sees_the_stacked_state_of_those_who_train() -> None:
-    method = Watching(method_of("fedavg").config, PRIVACY, DIGITS.layout, rounds=4)
-    method.seen = []
+def test_a_method_sees_the_stacked_context_of_those_who_train() -> None:
+    watching = Watching()
+    method = bound(Method(training=Sgd(penalties=(watching,))))
     members = cohort_of(method)
     for index, member in enumerate(members):
         member.state.private["x"] = np.array([index, 10.0 * index])
-    train_cohort(method, members, DIGITS.model.init(1), DIGITS, recipe=Recipe())
+    train_cohort(method, members, DIGITS.model.init(1), DIGITS, inputs=Inputs())
     order = [3, 0, 2, 1]  # most steps first
-    for state, count in zip(method.seen, [4, 4, 3, 3, 2, 2, 1, 1], strict=True):
-        shown = order[:count]
-        assert state.public.mask.dtype == torch.bool
-        np.testing.assert_array_equal(state.public.mask, np.stack([members[i].state.public.mask for i in shown]))
+    for context, count in zip(watching.seen, [4, 4, 3, 3, 2, 2, 1, 1], strict=True):
+        shown, state = order[:count], context.state
+        assert context.mask.dtype == torch.bool
+        np.testing.assert_array_equal(context.mask, np.stack([members[i].state.public.mask for i in shown]))
         np.testing.assert_array_equal(state.own, np.stack([members[i].state.own for i in shown]))
-        assert state.public.participations.tolist() == [members[i].state.public.participations for i in shown]
+        assert context.start.shape == state.own.shape
         assert state.private["x"].tolist() == [[i, 10.0 * i] for i in shown]
         assert state.private["x"].dtype == torch.float64
 
 
 def test_bfloat16_is_close_and_not_the_same() -> None:
     method, start = method_of("fedavg", local_epochs=1, learning_rate=0.01), DIGITS.model.init(1)
-    exact = train_cohort(method, cohort_of(method), start, DIGITS, recipe=Recipe())
-    rough = CohortTrainer(DIGITS, "cpu", precision="bfloat16").train(method, cohort_of(method), start, recipe=Recipe())
+    exact = train_cohort(method, cohort_of(method), start, DIGITS, inputs=Inputs())
+    rough = CohortTrainer(DIGITS, "cpu", precision="bfloat16").train(method, cohort_of(method), start, inputs=Inputs())
     for one, other in zip(rough, exact, strict=True):
-        moved = np.linalg.norm(other.own - other.start)
+        moved = np.linalg.norm(other.own - other.context.start)
         error = np.linalg.norm(one.own - other.own)
         assert 1e-3 * moved < error < 0.15 * moved  # eight bits, and a pooling may choose another pixel
         assert one.own.dtype == np.float32
@@ -358,7 +374,7 @@ def test_on_an_accelerator_no_step_waits_for_a_number(name: str, optimizer: str)
     transfers = Transfers()
     with transfers, pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
         CohortTrainer(DIGITS, "meta").train(
-            method, cohort_of(method), DIGITS.model.init(1), recipe=Recipe(), on_step=transfers.step
+            method, cohort_of(method), DIGITS.model.init(1), inputs=Inputs(), on_step=transfers.step
         )
     steps = transfers.made[1:]
     assert len(steps) == 8
@@ -370,7 +386,7 @@ def test_on_an_accelerator_no_step_waits_for_a_number(name: str, optimizer: str)
 def test_the_same_cohort_trains_to_the_same_bits_again() -> None:
     method, start = method_of("fedglp-adp"), DIGITS.model.init(1)
     trainer: Callable[..., list[Trained]] = CohortTrainer(DIGITS, "cpu").train
-    first, again = (trainer(method, cohort_of(method), start, recipe=Recipe()) for _ in range(2))
+    first, again = (trainer(method, cohort_of(method), start, inputs=Inputs()) for _ in range(2))
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.own, other.own)
         assert one.loss == other.loss

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
-from hushfleet.methods import METHODS, base
+from hushfleet.methods import METHODS, stages
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit import device
@@ -85,7 +85,7 @@ def less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "clip", lambda x, clip_norm: x)
+    monkeypatch.setattr(stages, "clip", lambda x, clip_norm: x)
 
 
 def noise_drawn_for_each_asking(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from hushfleet.privacy.record import RecordMechanism
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a task's devices train, beside the method.
+class Inputs:
+    """What is done to each batch before a network sees it.
 
     :param dropout: the network's masks.
     :param augment: what is done to each batch of images.
@@ -68,13 +68,13 @@ def shuffled_batches(count: int, batch_size: int, rng: np.random.Generator) -> I
 
 
 def drawn_inputs(
-    samples: Samples, indices: np.ndarray, recipe: Recipe, rng: np.random.Generator
+    samples: Samples, indices: np.ndarray, inputs: Inputs, rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """A batch's images as they are trained on, and its dropout masks."""
     x = samples.take(indices).x
-    if recipe.augment == "flip-crop":
+    if inputs.augment == "flip-crop":
         x = flip_crop(x, rng, fill=black(samples.mean, samples.std))
-    return x, draw_dropout(recipe.dropout, len(indices), rng)
+    return x, draw_dropout(inputs.dropout, len(indices), rng)
 
 
 def draw_dropout(

@@ -1,4 +1,4 @@
-"""Parts of the vector, and clipped means of them against a loop over clients and samples."""
+"""Entries of the vector, and clipped means of them against a loop over clients and samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hushfleet.model.params import ParamLayout
-from hushfleet.training.parts import WHOLE, Part, mean_of_clipped
+from hushfleet.training.entries import ALL, Entries, mean_of_clipped
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight", "c.weight"), ((2,), (1,), (3,), (2,)))
 
@@ -31,23 +31,23 @@ def bits(text: str) -> np.ndarray:
 @pytest.mark.parametrize(("mask", "expected"), MASKS.items())
 def test_what_a_mask_is(mask: str, expected: tuple[slice, bool, bool]) -> None:
     for array in (bits(mask), torch.from_numpy(np.stack([bits(mask)] * 2))):
-        part = Part.of(array, LAYOUT)
-        assert (part.span, part.fills, part.layers) == expected
+        entries = Entries.of(array, LAYOUT)
+        assert (entries.span, entries.fills, entries.layers) == expected
     gradient = np.arange(1, 9, dtype=np.float32)
-    kept, whole = Part.of(bits(mask), LAYOUT).keep(gradient), np.zeros(8)
+    kept, whole = Entries.of(bits(mask), LAYOUT).keep(gradient), np.zeros(8)
     whole[expected[0]] = kept
     np.testing.assert_array_equal(whole, np.arange(1, 9) * bits(mask))
 
 
 def test_no_mask_is_the_whole_vector() -> None:
-    assert Part.of(None, LAYOUT) is WHOLE
+    assert Entries.of(None, LAYOUT) is ALL
     gradient = np.ones(8)
-    assert WHOLE.keep(gradient).tolist() == [1] * 8
+    assert ALL.keep(gradient).tolist() == [1] * 8
 
 
 def test_clients_parts_share_one_span() -> None:
-    part = Part.of(torch.from_numpy(np.stack([bits("00011100"), bits("00000011")])), LAYOUT)
-    assert (part.span, part.fills, part.layers) == (slice(3, 8), False, False)
+    entries = Entries.of(torch.from_numpy(np.stack([bits("00011100"), bits("00000011")])), LAYOUT)
+    assert (entries.span, entries.fills, entries.layers) == (slice(3, 8), False, False)
 
 
 @pytest.mark.parametrize("masks", [("00011111", "00011111"), ("10110010", "01100100"), ("00011100", "00000011")])
@@ -63,8 +63,8 @@ def test_clipped_means_are_those_of_a_loop(masks: tuple[str, str]) -> None:
         seen.append(norms.clone())
         return norms.amax(-1, keepdim=True) / 2
 
-    part = Part(stacked, Part.of(stacked[:2], LAYOUT).span, Part.of(stacked[:2], LAYOUT).fills)
-    mean_of_clipped(torch.from_numpy(each.copy()), sizes, bound_of, part, out)
+    entries = Entries(stacked, Entries.of(stacked[:2], LAYOUT).span, Entries.of(stacked[:2], LAYOUT).fills)
+    mean_of_clipped(torch.from_numpy(each.copy()), sizes, bound_of, entries, out)
     for client, count in enumerate((4, 3)):
         mask = bits(masks[client])
         norms = [np.linalg.norm(row[mask]) for row in each[client]]
@@ -74,6 +74,6 @@ def test_clipped_means_are_those_of_a_loop(masks: tuple[str, str]) -> None:
         np.testing.assert_allclose(out[client], expected, rtol=1e-5, atol=1e-7)
         # one client alone, with NumPy and what a mask says by itself
         alone = np.full(8, np.nan, np.float32)
-        own, bound = Part.of(mask, LAYOUT), max(norms) / 2
+        own, bound = Entries.of(mask, LAYOUT), max(norms) / 2
         mean_of_clipped(each[client, :count].copy(), np.int64(count), lambda _, b=bound: b, own, alone)
         np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""The part of the flat vector that a pass of local training moves, and clipped gradients of it."""
+"""The entries of the flat vector that a part of local training moves, and clipped gradients of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hushfleet import array_api
+from hushfleet.array_api import Array
 from hushfleet.model.params import ParamLayout
 
-Array = Any
 BoundOf = Callable[[Array], Any]
 
 
-class Part(NamedTuple):
-    """:param mask: bool `[..., d]`, True where entries belong to it; None is the whole vector.
-    :param span: the smallest range that holds all of it, for every client.
-    :param fills: whether it is all of that range.
-    :param layers: whether it is whole layers, one after the other.
+class Entries(NamedTuple):
+    """:param mask: bool `[..., d]`, True where entries are meant; None is the whole vector.
+    :param span: the smallest range that holds all of them, for every client.
+    :param fills: whether they are all of that range.
+    :param layers: whether they are whole layers, one after the other.
     """
 
     mask: Array | None = None
@@ -25,9 +25,9 @@ class Part(NamedTuple):
     layers: bool = True
 
     @classmethod
-    def of(cls, mask: Array | None, layout: ParamLayout) -> Part:
+    def of(cls, mask: Array | None, layout: ParamLayout) -> Entries:
         if mask is None:
-            return WHOLE
+            return ALL
         xp = array_api.array_namespace(mask)
         (places,) = xp.nonzero(xp.any(xp.reshape(mask, (-1, layout.size)), axis=0))
         if not len(places):
@@ -38,7 +38,7 @@ class Part(NamedTuple):
         return cls(mask, span, fills, fills and span.start in starts and span.stop in stops)
 
     def keep(self, gradient: Array) -> Array:
-        """The `span` of `gradient [..., d]`, zero where entries are not of this part; in place, and a view.
+        """The `span` of `gradient [..., d]`, zero where other entries are; in place, and a view.
 
         With clients `[c, d]`, those are the first of the mask's.
         """
@@ -49,28 +49,29 @@ class Part(NamedTuple):
 
     def rows(self, array: Array) -> Array:
         """The mask's `span`, for the clients of `array [d]` or `[c, d]`: the first ones."""
+        assert self.mask is not None
         return self.mask[..., self.span] if array.ndim == 1 else self.mask[: len(array), self.span]
 
 
-WHOLE = Part()
+ALL = Entries()
 
 
-def mean_of_clipped(each: Array, sizes: Array, bound_of: BoundOf, part: Part, out: Array) -> Array:
-    """The mean over samples of `part` of their gradients, each clipped; zero on the rest.
+def mean_of_clipped(each: Array, sizes: Array, bound_of: BoundOf, entries: Entries, out: Array) -> Array:
+    """The mean over samples of their gradients on `entries`, each clipped; zero elsewhere.
 
     :param each: single gradients `[..., B, d]`, zero where a client has no more samples; they are overwritten.
     :param sizes: how many samples there are, `[...]`.
-    :param bound_of: from norms `[..., B]` of the parts to their bound, a number or `[..., 1]`.
+    :param bound_of: from norms `[..., B]` of the gradients there to their bound, a number or `[..., 1]`.
     :param out: `[..., d]`, where the mean is written.
     """
     xp = array_api.array_namespace(each)
-    inside = each[..., part.span]
-    if not part.fills:
-        inside *= part.rows(out)[..., None, :]
+    inside = each[..., entries.span]
+    if not entries.fills:
+        inside *= entries.rows(out)[..., None, :]
     norms = xp.sqrt(xp.vecdot(inside, inside))
     factors = xp.astype(_factors(norms, bound_of(norms), xp) / xp.asarray(sizes)[..., None], each.dtype)
     out[...] = 0
-    out[..., part.span] = xp.matmul(factors[..., None, :], inside)[..., 0, :]
+    out[..., entries.span] = xp.matmul(factors[..., None, :], inside)[..., 0, :]
     return out
 
 

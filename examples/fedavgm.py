@@ -1,0 +1,52 @@
+"""FedAvgM with local noise: the server keeps a velocity and moves the global model along it.
+
+Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019:
+v <- beta v + mean update, w <- w + v. Updates are clipped and noised as by DP-FedAvg; what the server does with them is
+post-processing. An example of a server half outside of the package (docs/methods.md):
+
+    hushfleet simulate examples/fedavgm.toml --method examples/fedavgm.py:fedavgm
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hushfleet.array_api import Array, array_namespace
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgMConfig(TrainingConfig):
+    """:param momentum_server: beta of the server; 0 is FedAvg."""
+
+    momentum_server: float = within("[0, 1)", 0.9)
+
+
+@published(
+    "fedavgm",
+    FedAvgMConfig,
+    source="Hsu, Qi, Brown, 2019",
+    summary="FedAvg with momentum on the server; updates are clipped and noised as by DP-FedAvg",
+)
+def fedavgm(config: FedAvgMConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(stages=CLIP_AND_NOISE, server=Momentum(config.momentum_server))
+
+
+@dataclass(frozen=True)
+class Momentum(Mean):
+    """The mean of updates goes into a velocity, which moves the model."""
+
+    beta: float
+
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        after = super().aggregate(state, global_params, sums, weights)
+        if "velocity" not in state:
+            return after
+        xp = array_namespace(global_params)
+        return after + self.beta * xp.asarray(state["velocity"], dtype=after.dtype, device=after.device)
+
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        """The velocity as the devices saw it: how the model moved."""
+        return {"velocity": closed.after - closed.before}

@@ -1,0 +1,177 @@
+"""How a device trains: the gradient to step along, penalties, the order of parts, and a teacher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from hushfleet import array_api
+from hushfleet.array_api import Array
+from hushfleet.blocks import blocks
+from hushfleet.methods.state import RoundContext
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.training.batch import Batch
+from hushfleet.training.own_samples import OwnSamples, Teacher
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """The batch's mean gradient. The base of all other rules.
+
+    :param record_clips: with the unit `record`, what is clipped: each record's gradient, or the batch's.
+    :param record_bound: with the unit `record`, the most that a record's gradient is clipped to, beside the task's.
+    """
+
+    record_clips: Literal["record", "batch"] = "record"
+    record_bound: float = math.inf
+
+    samples: ClassVar[bool] = False  # whether it takes each sample's gradient
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients it takes of a batch, at most; with the unit `record` they are charged together."""
+        return 1
+
+    def __call__(
+        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
+    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        """Mean loss `[...]`, the gradient `[..., d]` to step along, and what it remembers until the next batch.
+
+        :param memory: empty before the first batch; arrays `[..., n]`.
+        """
+        return (*batch.mean(params), memory)
+
+    def by_record(self) -> MeanGradient:
+        """What takes its place where each gradient is noised."""
+        return self
+
+
+class Penalty:
+    """What the local objective has beyond the loss."""
+
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        """Adds its gradient at `params [..., d]` to `gradient`, in place."""
+        raise NotImplementedError
+
+    def by_record(self) -> Penalty | None:
+        """What takes its place where the clip norm bounds gradients, and not updates."""
+        return self
+
+
+@dataclass(frozen=True)
+class Pull(Penalty):
+    """(weight / 2) |params - global model|^2."""
+
+    weight: float
+
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        if self.weight == 0:
+            return
+        for part in blocks(params):
+            gradient[..., part] += self.weight * (params[..., part] - context.global_params[..., part])
+
+
+@dataclass(frozen=True)
+class AllTogether:
+    """Each batch updates the whole vector. The base of all other orders."""
+
+    @property
+    def parts_at_once(self) -> int:
+        """How many parts a batch is used for."""
+        return 1
+
+    def masks(self, context: RoundContext) -> Sequence[Array | None]:
+        """The parts of the vector that are updated one after the other, each by a gradient and an optimizer of its own:
+        bool `[..., d]`, or None for the whole vector."""
+        return (None,)
+
+    def active(self, epoch: int, parts: int) -> Sequence[int]:
+        """Which of them the batches of an epoch (0, 1, ...) update."""
+        return range(parts)
+
+
+@dataclass(frozen=True)
+class SharedOnly(AllTogether):
+    """What is personal stays as it is."""
+
+    def masks(self, context: RoundContext) -> Sequence[Array | None]:
+        return (~context.personal,)
+
+
+@dataclass(frozen=True)
+class PersonalFirst(AllTogether):
+    """The personal part, then the shared one.
+
+    :param epochs: so many epochs train the personal part alone, the others the shared one; 0: each batch trains both.
+    """
+
+    epochs: int = 0
+
+    @property
+    def parts_at_once(self) -> int:
+        return 1 if self.epochs else 2
+
+    def masks(self, context: RoundContext) -> Sequence[Array | None]:
+        return (context.personal, ~context.personal)
+
+    def active(self, epoch: int, parts: int) -> Sequence[int]:
+        if not self.epochs:
+            return range(parts)
+        return (0,) if epoch < self.epochs else (1,)
+
+
+@dataclass(frozen=True)
+class SelfDistillation:
+    """The device's own model of its last round teaches the one that it trains.
+
+    :param weight: of the distillation against the cross-entropy, in [0, 1].
+    """
+
+    objective: Objective
+    weight: float
+
+    def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
+        """None before the device has a model of its own: then it trains on labels alone."""
+        own = context.state.own
+        return None if own is None else Teacher(samples.logits(own), self.weight)
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Local training in batches, by the optimizer of the method's configuration."""
+
+    gradient: MeanGradient = MeanGradient()
+    penalties: tuple[Penalty, ...] = ()
+    order: AllTogether = AllTogether()
+    distillation: SelfDistillation | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """The loss whose gradient the task's graph computes."""
+        return CROSS_ENTROPY if self.distillation is None else self.distillation.objective
+
+    @property
+    def gradients_per_batch(self) -> int:
+        return self.gradient.gradients * self.order.parts_at_once
+
+    def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
+        return None if self.distillation is None else self.distillation.teacher(context, samples)
+
+    def add_penalties(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        for penalty in self.penalties:
+            penalty.add(context, params, gradient)
+
+    def by_record(self) -> Sgd:
+        penalties = tuple(each for penalty in self.penalties if (each := penalty.by_record()) is not None)
+        return replace(self, gradient=self.gradient.by_record(), penalties=penalties)
+
+
+def squared_norm(array: Array) -> Array:
+    """Over the last axis, in blocks."""
+    xp = array_api.array_namespace(array)
+    total = 0.0
+    for part in blocks(array):
+        total = total + xp.vecdot(array[..., part], array[..., part])
+    return total

@@ -1,0 +1,299 @@
+"""A method is a value that lists its parts; bound to a task, it is what devices and the aggregator run.
+
+A round on the device:  begin (choose, start) -> local training -> measured -> release (stages) -> codec -> advance
+A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
+                        `advance_public` for each device
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
+
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.methods.local import Sgd
+from hushfleet.methods.personal import Everything
+from hushfleet.methods.server import Mean
+from hushfleet.methods.stages import (
+    ClipLayers,
+    ClipWhole,
+    Cost,
+    Gaussian,
+    Release,
+    Report,
+    Stage,
+    Transform,
+    check_stages,
+    costs,
+    released,
+)
+from hushfleet.methods.state import (
+    DeviceState,
+    PrivateArrays,
+    PublicState,
+    RoundContext,
+    RoundSetting,
+    RoundTerms,
+)
+from hushfleet.model.objectives import Objective
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.training.optim import adam_reach
+from hushfleet.training.own_samples import HiddenSamples, OwnSamples
+
+Setting = TypeVar("Setting", int, float)
+
+
+def within(accepted: str, default: Setting) -> Setting:
+    """A setting of a configuration, with what is accepted: an interval like "[0, 1)"."""
+    return field(default=default, metadata={"accepted": accepted})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Local training, common to all methods.
+
+    :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8; state starts afresh each round) or `sgd`.
+    :param momentum: of `sgd`.
+    :param batch_size: samples a step; the last batch of an epoch may be smaller. With privacy unit `record` batches
+        are Poisson samples, and this is what their sums are divided by.
+    :param local_epochs: how often a device goes through its samples in a round.
+    :param local_steps: how many batches it trains on in a round instead, drawn as in epochs; 0: whole epochs.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = within("(0, 100)", 1e-3)
+    momentum: float = within("[0, 1)", 0.0)
+    batch_size: int = within("[1, 65536]", 16)
+    local_epochs: int = within("[1, 1000]", 1)
+    local_steps: int = within("[0, 1000000]", 0)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, accepted = getattr(self, each.name), each.metadata.get("accepted")
+            require(accepted is None or _is_within(value, accepted), each.name, value, f"in {accepted}")
+        require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
+
+
+def _is_within(value: float, accepted: str) -> bool:
+    low, high = map(float, accepted[1:-1].split(","))
+    return (low <= value if accepted[0] == "[" else low < value) and (
+        value <= high if accepted[-1] == "]" else value < high
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """The parts of a method.
+
+    :param personal: which entries are the device's own, and where its training begins.
+    :param training: of the shared model.
+    :param stages: what is done to the update before it leaves, in this order.
+    :param server: the server half.
+    :param own_training: of a second model, which stays on the device and is its own; None: the shared one is.
+    """
+
+    personal: Everything = Everything()
+    training: Sgd = Sgd()
+    stages: tuple[Stage, ...] = ()
+    server: Mean = Mean()
+    own_training: Sgd | None = None
+
+    def __post_init__(self) -> None:
+        check_stages(self.stages)
+
+    @property
+    def gaussian(self) -> Gaussian | None:
+        """The noise on the update, if there is any."""
+        return next((stage for stage in self.stages if isinstance(stage, Gaussian)), None)
+
+    @property
+    def max_preference(self) -> float | None:
+        """Up to how many times the round's noise a device may choose to add; None: it has no choice."""
+        return None if self.gaussian is None else self.gaussian.max_preference
+
+    def by_record(self) -> Method:
+        """The same method with the unit `record`: noise moves into the training, clipping and reports drop out.
+
+        What is left of the list transforms what was trained on noised gradients. A second model trains without noise,
+        since nothing of it is ever sent.
+        """
+        transforms = (stage.by_record() for stage in self.stages if isinstance(stage, Transform))
+        return replace(
+            self,
+            personal=self.personal.by_record(),
+            training=self.training.by_record(),
+            stages=tuple(stage for stage in transforms if stage is not None),
+        )
+
+
+Parts = Callable[[Any, PrivacySpec, int], Method]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A method with a name, as task files and packages know it.
+
+    :param source: authors, venue, year.
+    :param config: its settings in a task file, with their ranges in `__post_init__`.
+    :param parts: lists the parts, from the configuration, what the task says of privacy, and the number of rounds.
+    """
+
+    name: str
+    source: str
+    summary: str
+    config: type[TrainingConfig]
+    parts: Parts
+
+
+def published(
+    name: str, config: type[TrainingConfig], *, source: str, summary: str
+) -> Callable[[Parts], Published]:
+    """Makes a function that lists a method's parts a `Published`."""
+    return lambda parts: Published(name, source, summary, config, parts)
+
+
+class TaskMethod:
+    """A method bound to a task.
+
+    :param method: its parts, as the paper's file lists them; with the unit `record` they are rewritten here.
+    :param rounds: the length of the task.
+    """
+
+    def __init__(
+        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
+    ) -> None:
+        self.by_record = privacy.unit == "record"
+        # A device's own preference is the noise's, wherever the noise is.
+        self.max_preference = method.max_preference
+        self.parts = method.by_record() if self.by_record else method
+        self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
+        self._newcomer_mask = self.parts.personal.mask(layout)
+
+    @property
+    def server(self) -> Mean:
+        return self.parts.server
+
+    @property
+    def training(self) -> Sgd:
+        return self.parts.training
+
+    @property
+    def objective(self) -> Objective:
+        """The loss whose gradient the task's graph computes."""
+        return self.parts.training.objective
+
+    # what both sides know
+
+    def setting(self, terms: RoundTerms) -> RoundSetting:
+        return RoundSetting(self.layout, self.privacy, terms)
+
+    def sigma(self, terms: RoundTerms) -> float:
+        """The round's noise multiplier, where the method adds noise at all; else 0."""
+        noised = self.by_record or any(
+            isinstance(stage, Gaussian) or (isinstance(stage, Transform) and stage.adds_noise)
+            for stage in self.parts.stages
+        )
+        return self.setting(terms).sigma(self.max_preference) if noised else 0.0
+
+    def cost(self, terms: RoundTerms) -> Cost:
+        """What the stages cost, folded; with the unit `record` there is no bound and no noise in them."""
+        return costs(self.parts.stages, self.setting(terms))[-1]
+
+    def charge(self, terms: RoundTerms) -> Charge:
+        """What a round costs the device; known before any training."""
+        cost = self.cost(terms)
+        return replace(self.record_mechanism(terms).charge(), raw=cost.raw) if self.by_record else cost.charge()
+
+    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
+        """The noise of one round's gradients, for the unit `record`."""
+        setting, rule = self.setting(terms), self.training.gradient
+        return RecordMechanism(
+            clip_norm=min(setting.clip_norm, rule.record_bound),
+            noise_multiplier=setting.sigma(self.max_preference),
+            sample_rate=self.privacy.sample_rate,
+            batches=self.privacy.batches,
+            gradients_per_batch=self.training.gradients_per_batch,
+            batch_size=self.config.batch_size,
+            clips=rule.record_clips,
+        )
+
+    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
+        """Noise multiplier of one round against whoever sees only the aggregate.
+
+        No more than the device's own is promised where the aggregate is no plain sum; with the unit `record`, since
+        another device's noise is not known to hide its records; and under `strict` where a coordinate may have one
+        sender only.
+        """
+        alone = not self.parts.personal.same_for_all and self.privacy.accounting == "strict"
+        if self.by_record or self.server.weighs or alone:
+            return self.charge(terms).noise_multiplier
+        return self.cost(terms).multiplier_release(participants)
+
+    @property
+    def reach(self) -> float:
+        """The most that a value of an update can be without noise of its own, whatever the data were; inf: no bound.
+
+        With Adam no value moves by more than some learning rates a step, and with the unit `record` the task says how
+        many steps there are. By SGD it moves as far as the gradients say, and of those a batch has any number.
+        """
+        grows = any(not stage.shrinks for stage in self.parts.stages if isinstance(stage, Transform))
+        if not self.by_record or grows or self.config.optimizer != "adam":
+            return math.inf
+        return adam_reach(self.config.learning_rate, self.privacy.batches)
+
+    def init_state(self) -> DeviceState:
+        """Of a device that has not trained. Nothing of its data: the aggregator computes the same."""
+        private: PrivateArrays = {}
+        for stage in self.parts.stages:
+            if isinstance(stage, ClipLayers):
+                private |= stage.bounds.initial(self.layout)
+        return DeviceState(PublicState(self._newcomer_mask.copy(), 0), private=private)
+
+    def advance_public(self, public: PublicState, sent: Array) -> PublicState:
+        """The public state after an update, on both sides."""
+        return PublicState(self.parts.personal.next_mask(public, sent, self.layout), public.participations + 1)
+
+    # the device half
+
+    def begin(
+        self, state: DeviceState, global_params: Array, terms: RoundTerms, samples: OwnSamples
+    ) -> RoundContext:
+        """The context of a round: what is chosen on the own samples, and where training begins."""
+        personal = self.parts.personal
+        visible = HiddenSamples() if self.by_record else samples
+        chosen = personal.choose(state, global_params, visible, self.layout)
+        start = personal.start(state, global_params, chosen)
+        return RoundContext(self.setting(terms), state, global_params, start, chosen)
+
+    def measured(self, context: RoundContext, own: Array, samples: OwnSamples) -> RoundContext:
+        """The context after training, with what a report is made of."""
+        if not any(isinstance(stage, Report) and stage.evaluates for stage in self.parts.stages):
+            return context
+        return replace(context, measured=samples.evaluate(own))
+
+    def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
+        """What leaves of `update = trained - start`, once."""
+        return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+
+    def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
+        """The state for the next round.
+
+        :param trained: the device's own model `[..., d]`.
+        :param sent: `[..., d]`, exactly what the aggregator decodes.
+        """
+        parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
+        parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
+        private: PrivateArrays = {}
+        for part in (self.parts.personal, *parts):
+            private |= part.remember(context, update=update, trained=trained, sent=sent)
+        return DeviceState(self.advance_public(context.state.public, sent), trained, private)
+
+
+CLIP_AND_NOISE: tuple[Stage, ...] = (ClipWhole(), Gaussian())
+"""DP-FedAvg's treatment of an update."""

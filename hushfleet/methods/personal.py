@@ -1,0 +1,85 @@
+"""What is a device's own: which entries are never sent, and where its training begins.
+
+The public mask is a function of what was sent, so that both sides compute it alike and no bytes are spent on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.errors import Malformed
+from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.own_samples import OwnSamples
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All entries are shared, and training begins with the global model. The base of all other choices."""
+
+    @property
+    def same_for_all(self) -> bool:
+        """Whether all devices send the same entries, whatever they hold: then their noises add up on each."""
+        return True
+
+    def mask(self, layout: ParamLayout) -> np.ndarray:
+        """bool `[d]`, True where an entry is the own of a device that has not trained yet."""
+        return np.zeros(layout.size, dtype=bool)
+
+    def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
+        """The mask after an update. A pure function of what was sent.
+
+        :param sent: `[d]`, exactly what the aggregator decodes.
+        """
+        return public.mask
+
+    def choose(
+        self, state: DeviceState, global_params: Array, samples: OwnSamples, layout: ParamLayout
+    ) -> Array | None:
+        """Entries that the device keeps in this round by its own data, bool `[d]`; nobody else learns which.
+
+        With the unit `record` the samples may not be looked at here.
+        """
+        return None
+
+    def start(self, state: DeviceState, global_params: Array, chosen: Array | None) -> Array:
+        """The vector that local training begins with, `[d]`, to be read only: `global_params` itself where nothing
+        is personal, since a board has no room for two."""
+        personal = state.public.mask if chosen is None else chosen
+        if state.own is None or not personal.any():
+            return global_params
+        return np.where(personal, state.own, global_params)
+
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        """Private arrays for the next round."""
+        return {}
+
+    def by_record(self) -> Everything:
+        """What takes its place where noise is in the training."""
+        return self
+
+
+@dataclass(frozen=True)
+class Head(Everything):
+    """The last layers are the device's own for good; the others, the backbone, are shared."""
+
+    layers: int = 1
+
+    def mask(self, layout: ParamLayout) -> np.ndarray:
+        """Raises `Malformed` where nothing would be left for the backbone."""
+        if self.layers >= len(layout.layers):
+            raise Malformed(
+                f"method.head_layers = {self.layers}: must be below the network's {len(layout.layers)} layers"
+            )
+        return np.arange(layout.size) >= layout.layers[len(layout.layers) - self.layers].start
+
+
+@dataclass(frozen=True)
+class Backbone(Head):
+    """The other way round: all but the last layers are the device's own."""
+
+    def mask(self, layout: ParamLayout) -> np.ndarray:
+        return ~super().mask(layout)

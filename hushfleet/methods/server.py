@@ -1,0 +1,70 @@
+"""The server half of a method: pure functions of its own state and of closed rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushfleet import array_api
+from hushfleet.array_api import Array
+from hushfleet.model.params import ParamLayout
+
+ServerArrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """A closed round, for the server half.
+
+    :param before: the global vector float32 `[d]` that the round began with.
+    :param after: the new one.
+    :param reports: of the accepted devices, in the order of their names.
+    :param accuracy: of the new model on the server's own test set, in 0..1; None without one.
+    :param loss: likewise.
+    """
+
+    round: int
+    before: np.ndarray
+    after: np.ndarray
+    reports: Sequence[tuple[float, ...]]
+    accuracy: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of what was sent, with nothing kept from round to round. The base of all other server halves."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether `weight` may be other than 1: a median has no weights, and then noises do not simply add up."""
+        return False
+
+    def initial(self, seed: int) -> ServerArrays:
+        """Named arrays that the server carries from round to round."""
+        return {}
+
+    def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
+        """What the plan of `round` tells every device: `clip_norm`, `noise_multiplier`."""
+        return {}
+
+    def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
+        """What an update `sent [d]` weighs in the mean; positive."""
+        return 1.0
+
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        """The new global vector `[d]` from the weighted sum of sent values and the sum of their senders' weights.
+
+        A parameter that nobody shared keeps its value.
+
+        :param state: of the server half, NumPy; the vectors may be tensors of an accelerator.
+        """
+        xp = array_api.array_namespace(global_params)
+        mean = sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
+        return global_params + xp.astype(mean, global_params.dtype)
+
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        """The state after a round; a function of its arguments alone, since a killed server starts over."""
+        return state

@@ -1,0 +1,372 @@
+"""What is done to an update before it leaves the device, as a list of stages, and what the list costs.
+
+Accounting is a fold over the list: each stage says what it does to a `Cost`, and `TaskMethod.charge` is what comes out.
+The ledger, the owner's limits, the aggregator's check of headers, the audit and the forecast all use this one number.
+
+A method cannot be charged less than its list costs:
+
+- Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
+- The stages that lower a cost are `ClipWhole`, `ClipLayers`, `Gaussian` and `Report`, and no class derived from them.
+  Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
+- What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
+  `ClipLayers` checks that the bounds are within the norm that they declare.
+- The functions of a `Report` may give any numbers: they are bounded here before they are noised.
+
+Without a finite bound, noise protects nothing, and raw values have no finite price: both are charged as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.errors import PrivacyError
+from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count, largest
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.clipping import clip, clip_layers
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
+from hushfleet.privacy.noise import NoiseSource
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a list of stages costs a device in a round, for the unit `device`.
+
+    :param norm: bound of the values in units of the round's clip norm C; inf: they have none.
+    :param clip_norm: C.
+    :param noise_multiplier: noise over bound of the values, summed over `noise_split` devices.
+    :param max_preference: of devices that choose their own noise multiplier, the most; None: they do not.
+    :param reports: noise multiplier of each noised report, summed likewise, and whether the server only adds them up.
+    :param report_limit: the most that a number of an honest report is in size, but for a probability below 1e-14.
+    :param raw: functions of the device's data that leave without noise, in words.
+    """
+
+    clip_norm: float
+    norm: float = math.inf
+    noise_multiplier: float = 0.0
+    noise_split: int = 1
+    max_preference: float | None = None
+    reports: tuple[tuple[float, bool], ...] = ()
+    report_limit: float = 0.0
+    raw: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> float:
+        """The most that adding or removing the device changes its values by."""
+        return self.clip_norm * self.norm
+
+    @property
+    def values_multiplier(self) -> float:
+        """Noise over bound in the device's own values."""
+        return self.noise_multiplier / math.sqrt(self.noise_split)
+
+    def charge(self) -> Charge:
+        multiplier = together(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(self.noise_split)
+        return Charge(
+            unit="device",
+            adjacency=DEVICE_ADJACENCY,
+            mechanism="gaussian" if multiplier > 0 else "none",
+            noise_multiplier=multiplier,
+            noise_split=self.noise_split,
+            raw=self.raw,
+        )
+
+    def multiplier_release(self, participants: int) -> float:
+        """Against whoever sees only the aggregate, where it is a plain sum: noises add up.
+
+        A report that is more than added up protects by its own noise alone.
+        """
+        summed = math.sqrt(participants / self.noise_split)
+        alone = 1 / math.sqrt(self.noise_split)
+        reports = (each * (summed if adds_up else alone) for each, adds_up in self.reports)
+        return together(self.noise_multiplier * summed, *reports)
+
+
+def together(*multipliers: float) -> float:
+    """The one Gaussian mechanism that releases of one input amount to: 1/z^2 adds. 0, no noise, where one has none."""
+    if len(multipliers) == 1 or 0 in multipliers:
+        return min(multipliers)
+    return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
+
+
+def remaining(whole: float, report: float) -> float:
+    """What is left of a noise multiplier when a report has cost its part."""
+    return float((whole**-2 - report**-2) ** -0.5)
+
+
+@dataclass(frozen=True)
+class Release:
+    """A clipped and noised update, before the codec.
+
+    :param values: `[d]`, zero where the parameter is personal.
+    :param clip_norms: float64 `[L]`, the bound that each layer's noise was scaled to.
+    :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 where the noise was added
+        during training.
+    :param charge: what the ledger must record before the values and the report leave.
+    :param report: a few numbers for the server's half beside the update, within the charge.
+    :param by_layer: whether layers were clipped one by one.
+    """
+
+    values: Array
+    clip_norms: Array
+    noise_stds: Array
+    charge: Charge
+    report: tuple[float, ...] = ()
+    by_layer: bool = False
+
+
+class Transform:
+    """Changes the update, as it likes: a paper's own step before clipping. After it nothing is bounded or noised."""
+
+    shrinks: ClassVar[bool] = False  # whether no value of the result is larger than it was
+    adds_noise: ClassVar[bool] = False  # which no charge counts
+
+    def raw(self, setting: RoundSetting) -> tuple[str, ...]:
+        """In words, what it tells of the device's data that no noise could cover."""
+        return ()
+
+    def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        raise NotImplementedError
+
+    def by_record(self) -> Transform | None:
+        """What takes its place where noise is in the training: then it sees noised values only."""
+        return self
+
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        """Private arrays for the next round."""
+        return {}
+
+
+@dataclass(frozen=True)
+class KeepLargest(Transform):
+    """Zeroes all but the largest shared entries, by magnitude, of each vector; ties go to the lower index.
+
+    Which entries are zero depends on the data: noise goes on them too.
+
+    :param share: how many stay, `ceil(share x n)` of n; in (0, 1].
+    """
+
+    share: float
+    shrinks = True
+
+    def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        magnitude = np.where(context.mask, -1.0, np.abs(update))
+        stays = largest(magnitude, kept_count(self.share, int(np.count_nonzero(~context.mask))))
+        return np.where(stays, update, np.zeros_like(update))
+
+
+@dataclass(frozen=True)
+class ClipWhole:
+    """Clips the shared part as a whole to the round's clip norm C."""
+
+    def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        return replace(cost, norm=1.0)
+
+    def apply(self, context: RoundContext, release: Release) -> Release:
+        clip_norm = context.setting.clip_norm
+        bounds = np.full(len(context.layout.layers), clip_norm)
+        return replace(release, values=clip(release.values, clip_norm), clip_norms=bounds, by_layer=False)
+
+
+class LayerBounds:
+    """To what each layer is clipped, in units of C. Sees what is public: the global model, and what it remembers.
+
+    What it remembers it learned from values as they were sent, unless `ClipLayers` says that it follows raw updates.
+    """
+
+    def norm(self, layout: ParamLayout) -> float:
+        """Of all bounds together, at most."""
+        return 1.0
+
+    def initial(self, layout: ParamLayout) -> PrivateArrays:
+        """What a device that has not trained remembers."""
+        return {}
+
+    def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
+        """float64 `[L]`."""
+        raise NotImplementedError
+
+    def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
+        """:param seen: `[d]`, the values as they were sent."""
+        return {}
+
+
+@dataclass(frozen=True)
+class EvenBounds(LayerBounds):
+    """Each layer to the same bound.
+
+    :param size: in units of C.
+    """
+
+    size: float = 1.0
+
+    def norm(self, layout: ParamLayout) -> float:
+        return self.size * math.sqrt(len(layout.layers))
+
+    def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
+        return np.full(len(layout.layers), self.size)
+
+
+@dataclass(frozen=True)
+class ClipLayers:
+    """Clips each layer of the shared part to a bound of its own.
+
+    :param raw: if the bounds follow raw updates in place of what was sent: that, in words. They are in the header.
+    """
+
+    bounds: LayerBounds
+    raw: str = ""
+
+    def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        raw = (*cost.raw, self.raw) if self.raw and math.isfinite(setting.clip_norm) else cost.raw
+        return replace(cost, norm=self.bounds.norm(setting.layout), raw=raw)
+
+    def apply(self, context: RoundContext, release: Release) -> Release:
+        layout = context.layout
+        units = self.bounds.bounds(self._memory(context), context.global_params, layout)
+        declared = self.bounds.norm(layout)
+        if not np.linalg.norm(units) <= declared * (1 + _TOLERANCE):
+            raise PrivacyError(f"{type(self.bounds).__name__} gives bounds above the norm {declared:g} that it names")
+        bounds = context.setting.clip_norm * units
+        return replace(release, values=clip_layers(release.values, layout, bounds), clip_norms=bounds, by_layer=True)
+
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        seen = context.shared(update) if self.raw else sent
+        return self.bounds.remember(self._memory(context), seen, context.layout)
+
+    def _memory(self, context: RoundContext) -> PrivateArrays:
+        """What the bounds themselves remember, and nothing that another part has kept."""
+        return {name: context.state.private[name] for name in self.bounds.initial(context.layout)}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A few numbers beside the update for the server's half, each held within 1/2 of 0.
+
+    :param count: how many.
+    :param what: what they are, in words; in the clear they are raw values.
+    :param measure: gives them, from the context and the shared part of the raw update.
+    :param multiplier: of their noise, against their own bound; None sends them in the clear.
+    :param adds_up: whether all that the server does with them is to add them up.
+    :param evaluates: whether `measure` reads `RoundContext.measured`.
+    """
+
+    count: int
+    what: str
+    measure: Callable[[RoundContext, Array], Sequence[float]]
+    multiplier: Callable[[RoundSetting], float] | None = None
+    adds_up: bool = False
+    evaluates: bool = False
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(self.count / 4)
+
+    def mechanism(self, setting: RoundSetting) -> GaussianMechanism | None:
+        """None where the numbers leave in the clear."""
+        if self.multiplier is None or setting.sigma() == 0:
+            return None
+        return GaussianMechanism(self.multiplier(setting), setting.noise_split)
+
+    def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        mechanism = self.mechanism(setting)
+        if mechanism is None:
+            return replace(cost, raw=(*cost.raw, self.what), report_limit=max(cost.report_limit, 0.5))
+        limit = 0.5 + 8 * float(mechanism.vector_stds([self.bound])[0])
+        reports = (*cost.reports, (mechanism.noise_multiplier, self.adds_up))
+        return replace(cost, reports=reports, report_limit=max(cost.report_limit, limit))
+
+    def apply(self, context: RoundContext, release: Release, update: Array, noise: NoiseSource) -> Release:
+        found = np.asarray(self.measure(context, update), np.float64)
+        if found.shape != (self.count,):
+            raise PrivacyError(f"a report of {self.count} numbers has the shape {found.shape}")
+        numbers = np.clip(np.nan_to_num(found, nan=-0.5, posinf=0.5), -0.5, 0.5)
+        mechanism = self.mechanism(context.setting)
+        if mechanism is not None:
+            numbers = mechanism.add_noise(numbers, mechanism.vector_stds([self.bound])[0], noise)
+        return replace(release, report=(*release.report, *map(float, numbers)))
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Noise for the bounds of the clipping before it: layer by layer where layers were clipped one by one.
+
+    :param scaled_to_clip_norm: as if C were the bound, however large the layers' bounds are together (DP-FedSim).
+    :param beside: a report that has its part of the round's noise multiplier; the values have what is left.
+    :param max_preference: devices may choose their own noise multiplier, up to so many times the round's.
+    """
+
+    scaled_to_clip_norm: bool = False
+    beside: Report | None = None
+    max_preference: float | None = None
+
+    def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split)
+        if not math.isfinite(cost.bound):
+            return cost
+        sigma = setting.sigma(self.max_preference)
+        if self.scaled_to_clip_norm:
+            sigma /= cost.norm
+        report = None if self.beside is None else self.beside.mechanism(setting)
+        if report is not None:
+            sigma = remaining(sigma, report.noise_multiplier)
+        return replace(cost, noise_multiplier=sigma, max_preference=self.max_preference)
+
+    def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
+        mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
+        stds = (mechanism.layer_stds if release.by_layer else mechanism.vector_stds)(release.clip_norms)
+        values = mechanism.add_noise(release.values, stds, noise, where=~context.mask, layout=context.layout)
+        return replace(release, values=values, noise_stds=stds)
+
+
+Stage = Transform | ClipWhole | ClipLayers | Gaussian | Report
+_PRICED = (ClipWhole, ClipLayers, Gaussian, Report)  # the classes that may lower a cost; no class derived from them
+
+
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Raises `PrivacyError` for what is no stage, and for noise that is not the last thing done to the values."""
+    for stage in stages:
+        if type(stage) not in _PRICED and not isinstance(stage, Transform):
+            raise PrivacyError(f"{type(stage).__name__} is no stage: derive it from Transform, or take one as it is")
+    of_values = [stage for stage in stages if not isinstance(stage, Report)]
+    if any(isinstance(stage, Gaussian) for stage in of_values[:-1]):
+        raise PrivacyError("Gaussian is the last thing that is done to the values, and is done once")
+
+
+def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
+    """The cost after each stage; the first is that of an update as it is, which is not bounded."""
+    folded = [Cost(setting.clip_norm)]
+    for stage in stages:
+        cost = folded[-1]
+        if isinstance(stage, Transform):
+            folded.append(replace(cost, norm=math.inf, noise_multiplier=0.0, raw=(*cost.raw, *stage.raw(setting))))
+        else:
+            folded.append(stage.cost(setting, cost))
+    return folded
+
+
+def released(
+    stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
+) -> Release:
+    """What leaves of `update = trained - start`: the stages, one after the other."""
+    raw, layers = context.shared(update), len(context.layout.layers)
+    unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
+    leaving = Release(raw, unbounded, silent, charge)
+    for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
+        if isinstance(stage, Transform):
+            changed = context.shared(stage.change(context, leaving.values, noise))
+            leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
+        elif isinstance(stage, Gaussian):
+            leaving = stage.apply(context, leaving, cost, noise)
+        elif isinstance(stage, Report):
+            leaving = stage.apply(context, leaving, raw, noise)
+        else:
+            leaving = stage.apply(context, leaving)
+    return leaving

@@ -1,0 +1,195 @@
+"""What a device carries from round to round, and the one immutable value that all parts of a method are given."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hushfleet import array_api
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.model.evaluation import Evaluation
+from hushfleet.model.params import ParamLayout
+
+PrivateArrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class PublicState:
+    """What a device and the aggregator hold alike about this device; a function of what was sent.
+
+    :param mask: bool `[..., d]`, True where a parameter is personal (kept, not sent).
+    :param participations: how many updates of the device went into it.
+    """
+
+    mask: Array
+    participations: int
+
+    @classmethod
+    def initial(cls, size: int) -> PublicState:
+        return cls(np.zeros(size, dtype=bool), 0)
+
+    def digest(self) -> bytes:
+        """16 bytes: two sides with the same digest hold the same state."""
+        packed = np.packbits(np.asarray(self.mask)).tobytes()
+        return hashlib.sha256(struct.pack("<I", self.participations) + packed).digest()[:16]
+
+    def to_bytes(self) -> bytes:
+        packed = np.packbits(np.asarray(self.mask)).tobytes()
+        return struct.pack("<I", self.participations) + zlib.compress(packed, 6)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, size: int) -> PublicState:
+        """Raises `Malformed`; never allocates more than the mask needs."""
+        packed_bytes = (size + 7) // 8
+        if len(data) < 4:
+            raise Malformed(f"a public state of {len(data)} bytes is too short")
+        try:
+            unpacker = zlib.decompressobj()
+            packed = unpacker.decompress(data[4:], packed_bytes + 1)
+        except zlib.error as error:
+            raise Malformed(f"the public state's mask does not unpack: {error}") from error
+        if len(packed) != packed_bytes or not unpacker.eof or unpacker.unused_data:
+            raise Malformed(f"the public state's mask is not one of {size} parameters")
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8))
+        if bits[size:].any():
+            raise Malformed("the public state's mask has bits set beyond the last parameter")
+        return cls(bits[:size].astype(bool), struct.unpack("<I", data[:4])[0])
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """All that a device carries from round to round. `own` and `private` never leave it.
+
+    :param own: float32 `[..., d]`, the device's model after its last local training; None before it.
+    :param private: small arrays that the method's parts remember, by name.
+    """
+
+    public: PublicState
+    own: Array | None = None
+    private: PrivateArrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """What a round asks of one device.
+
+    :param noise_split: among how many devices the round's noise is divided.
+    :param controls: numbers that the server chose for this round and published with the plan, by name.
+    :param preference: this device's own privacy preference: its noise is so many times the standard one (APDP-FL).
+    """
+
+    noise_split: int = 1
+    controls: Mapping[str, float] = field(default_factory=dict)
+    preference: float = 1.0
+
+
+@dataclass(frozen=True)
+class RoundSetting:
+    """What is public about a round of one device: all that its cost depends on."""
+
+    layout: ParamLayout
+    privacy: PrivacySpec
+    terms: RoundTerms
+
+    @property
+    def clip_norm(self) -> float:
+        """C of the round: the server's choice, or the task's."""
+        return self.terms.controls.get("clip_norm", self.privacy.clip_norm)
+
+    @property
+    def noise_split(self) -> int:
+        """`strict` protects against the server, which sees each update by itself: then nothing is divided."""
+        return self.terms.noise_split if self.privacy.accounting == "as-published" else 1
+
+    def sigma(self, max_preference: float | None = None) -> float:
+        """Noise multiplier of the round: the server's choice, or the task's.
+
+        :param max_preference: a device may multiply it by its own preference, up to this; None: it may not.
+        """
+        sigma = self.terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
+        if max_preference is None:
+            return sigma
+        if self.terms.preference > max_preference:
+            raise PrivacyError(
+                f"this device wants {self.terms.preference:g} times the standard noise, and the task allows "
+                f"{max_preference:g} times (method.max_preference)"
+            )
+        return self.terms.preference * sigma
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """A round of one device, as all parts of the method see it. For a cohort, arrays have a leading axis of clients.
+
+    :param state: what the device began the round with.
+    :param global_params: float32 `[d]`, the model that the round began with.
+    :param start: float32 `[..., d]`, what local training begins with.
+    :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
+    :param measured: accuracy and loss of the own model on the own samples after training, where a stage asks for them.
+    """
+
+    setting: RoundSetting
+    state: DeviceState
+    global_params: Array
+    start: Array
+    chosen: Array | None = None
+    measured: Evaluation | None = None
+
+    @property
+    def layout(self) -> ParamLayout:
+        return self.setting.layout
+
+    @property
+    def mask(self) -> Array:
+        return self.state.public.mask
+
+    @property
+    def personal(self) -> Array:
+        """bool `[..., d]`: what is the device's own in this round, by the public mask or by its own choice."""
+        return self.mask if self.chosen is None else self.chosen
+
+    def shared(self, update: Array) -> Array:
+        """`update [..., d]`, zero where a parameter is personal by the mask: `update` itself where none is."""
+        xp = array_api.array_namespace(update)
+        if not bool(xp.any(self.mask)):
+            return update
+        return xp.where(self.mask, xp.zeros_like(update), update)
+
+    def map(self, function: Callable[[Array], Array]) -> RoundContext:
+        """With `function` applied to each array that differs between clients."""
+        public = PublicState(function(self.state.public.mask), self.state.public.participations)
+        own = None if self.state.own is None else function(self.state.own)
+        private = {name: function(array) for name, array in self.state.private.items()}
+        chosen = None if self.chosen is None else function(self.chosen)
+        return replace(self, state=DeviceState(public, own, private), start=function(self.start), chosen=chosen)
+
+
+def divided(numerator: Any, norm: Array) -> Array:
+    """numerator / norm, and 0 for a norm of 0."""
+    xp = array_api.array_namespace(norm)
+    return xp.where(norm > 0, numerator / xp.where(norm > 0, norm, xp.ones_like(norm)), xp.zeros_like(norm))
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """bool `[n]`, True for the `count` largest of `values [n]`; ties go to the lower index."""
+    chosen = np.zeros(len(values), dtype=bool)
+    if count > 0:
+        least = np.sort(values)[len(values) - count]  # not argsort: four times as long, twice the room
+        (equal,) = np.nonzero(values == least)
+        chosen |= values > least
+        chosen[equal[: count - np.count_nonzero(chosen)]] = True
+    return chosen
+
+
+def kept_count(share: float, total: int) -> int:
+    """`ceil(share * total)`, where a product that floating point puts a hair above a whole number is that number."""
+    return math.ceil(share * total - 1e-9)

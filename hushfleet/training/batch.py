@@ -1,0 +1,203 @@
+"""The gradients of one batch: plain, clipped sample by sample, or by DP-SGD; of one client, or of many at once.
+
+`Batch` is what a method asks. Whoever trains says in a class of its own how a gradient is computed: `ClientBatch` here,
+`hushfleet.simulator.engines.vmap.batch.CohortBatch` for many clients as `[c, d]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.errors import PrivacyError
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.record import RecordMechanism, clipped_sum
+from hushfleet.training.entries import ALL, BoundOf, Entries, mean_of_clipped
+
+
+class GradientFunction(Protocol):
+    """The only place where a network is met: flat parameters and a batch give a loss and its flat gradient.
+
+    `teacher` and `distill` are given where the task's objective distils: logits float32 `[B, C]`, and the weight of
+    the distillation for each sample, float32 `[B]`.
+
+    Two things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
+    gradient of other entries at zero. `clipped_sum` sums clipped gradients; see `hushfleet.models.native`.
+    """
+
+    def __call__(
+        self,
+        params: Array,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Array | None = None,
+        teacher: Array | None = None,
+        distill: Array | None = None,
+    ) -> tuple[float, Array]: ...
+
+
+class Batch:
+    """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
+
+    :param out: float32 `[..., d]`, where a gradient is written; the next one overwrites it.
+    :param entries: what the part of the training that asks will move. Gradients elsewhere may be left out, as zeros.
+    """
+
+    out: Array
+    entries: Entries = ALL
+
+    @property
+    def sizes(self) -> Array:
+        """Samples in the batch, `[...]`."""
+        raise NotImplementedError
+
+    def mean(self, params: Array) -> tuple[Any, Array]:
+        """Mean loss and its gradient `[..., d]`. With privacy unit `record` clipped by record and noised: each call is
+        charged."""
+        raise NotImplementedError
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        """Each sample's loss `[..., B]` and gradient `[..., B, d]`, raw; padding has loss and gradient zero."""
+        raise NotImplementedError
+
+    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[Any, Array]:
+        """As `mean`, of gradients that are clipped one by one, on `entries` alone, and raw as those of `each`.
+
+        :param bound_of: called once, with the norms `[..., B]` of each sample's gradient on `entries` (0 for padding);
+            returns what they are clipped to, a number or `[..., 1]`.
+        """
+        losses, each = self.each(params)
+        return losses.sum(-1) / self.sizes, mean_of_clipped(each, self.sizes, bound_of, self.entries, self.out)
+
+    # what DP-SGD asks of a plain batch
+
+    def clipped_sum(self, params: Array, clip_norm: float, out: Array) -> Any:
+        """The sum of single gradients, each clipped, in `out`; mean losses `[...]`, 0 for an empty batch."""
+        raise NotImplementedError
+
+    def mean_or_zero(self, params: Array) -> tuple[Any, Array]:
+        """As `mean`, and zeros for an empty batch."""
+        raise NotImplementedError
+
+
+@dataclass
+class ClientBatch(Batch):
+    """One batch of one client.
+
+    :param taught: what a distilling objective takes of a teacher.
+    :param scratch: rows for single samples' gradients, kept from batch to batch since fresh pages take time.
+    """
+
+    gradient: GradientFunction
+    x: np.ndarray
+    y: np.ndarray
+    masks: tuple[np.ndarray, ...]
+    taught: dict[str, Any]
+    out: np.ndarray
+    scratch: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Array:
+        return np.int64(len(self.y))
+
+    def mean(self, params: Array) -> tuple[float, Array]:
+        asked: dict[str, Any] = {"part": self.entries.span} if getattr(self.gradient, "takes_part", False) else {}
+        return self.gradient(params, self.x, self.y, self.masks, out=self.out, **self.taught, **asked)
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        rows = self.scratch.get("each")
+        if rows is None or len(rows) < len(self.y):
+            rows = self.scratch["each"] = np.empty((len(self.y), len(params)), params.dtype)
+        out = rows[: len(self.y)]
+        return np.array([loss for loss, _ in self._one_by_one(params, out)], np.float32), out
+
+    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[float, Array]:
+        at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
+        if at_once is None or not self.entries.layers:
+            losses, each = self.each(params)
+            return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, self.entries, self.out)
+        how = {"clip_norm": lambda norms: np.asarray(bound_of(norms)).item(), "part": self.entries.span, **self.taught}
+        losses, _ = at_once(params, self.x, self.y, self.masks, out=self.out, **how)
+        self.out[self.entries.span] /= len(self.y)
+        return float(losses.mean()), self.out
+
+    def clipped_sum(self, params: Array, clip_norm: float, out: Array) -> float:
+        at_once = getattr(self.gradient, "clipped_sum", None)
+        if at_once is not None:
+            each, norms = at_once(params, self.x, self.y, self.masks, clip_norm=clip_norm, out=out, **self.taught)
+            if not np.isfinite(norms).all():
+                raise PrivacyError("a record's gradient is not finite; training has diverged: lower the learning rate")
+            return float(each.mean()) if len(each) else 0.0
+        losses: list[float] = []
+
+        def gradients() -> Iterator[Array]:
+            for loss, gradient in self._one_by_one(params):
+                losses.append(loss)
+                yield gradient
+
+        clipped_sum(gradients(), clip_norm, out)
+        return float(np.mean(losses)) if losses else 0.0
+
+    def mean_or_zero(self, params: Array) -> tuple[float, Array]:
+        return self.mean(params) if len(self.y) else (0.0, np.zeros_like(params))
+
+    def _one_by_one(self, params: Array, out: Array | None = None) -> Iterator[tuple[float, Array]]:
+        """Each sample's loss and gradient, in rows of `out` or in memory that the next one overwrites."""
+        for i in range(len(self.y)):
+            one = slice(i, i + 1)
+            yield self.gradient(
+                params,
+                self.x[one],
+                self.y[one],
+                tuple(mask[one] for mask in self.masks),
+                out=self.out if out is None else out[i],
+                **{name: None if rows is None else rows[one] for name, rows in self.taught.items()},
+            )
+
+
+@dataclass
+class NoisedBatch(Batch):
+    """A batch whose mean gradient is DP-SGD's. Raw gradients are not to be had.
+
+    `entries` changes nothing: bound and noise are on the whole gradient.
+
+    :param mechanisms: of each client; they differ in nothing but the noise.
+    :param noises: of each client.
+    :param total: float32 `[..., d]`, where the noised mean is written.
+    """
+
+    batch: Batch
+    mechanisms: Sequence[RecordMechanism]
+    noises: Sequence[NoiseSource]
+    total: Array
+    taken: int = 0
+
+    @property
+    def sizes(self) -> Array:
+        return self.batch.sizes
+
+    def mean(self, params: Array) -> tuple[Any, Array]:
+        self.taken += 1
+        first = self.mechanisms[0]
+        first.check_charged(self.taken)
+        if first.clips == "batch":
+            loss, mean = self.batch.mean_or_zero(params)
+            total = first.clipped_batch(mean)
+        else:
+            total = self.total
+            loss = self.batch.clipped_sum(params, first.clip_norm, total)
+        rows = [total] if total.ndim == 1 else total
+        for row, mechanism, noise in zip(rows, self.mechanisms, self.noises, strict=True):
+            mechanism.noised_mean(row, noise)  # in place
+        return loss, total
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        raise TypeError("with privacy unit 'record' a method sees noised gradients only")
+
+    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[Any, Array]:
+        raise TypeError("with privacy unit 'record' a method sees noised gradients only")

@@ -1,0 +1,86 @@
+"""The device's samples, as a method may look at them outside of its training steps; what it finds is private."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.data.samples import Samples
+from hushfleet.errors import PrivacyError
+from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate
+from hushfleet.training.batch import GradientFunction
+
+_LOGITS_BATCH = 256
+
+
+class Teacher(NamedTuple):
+    """What a distillation objective learns from: logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
+    of the distillation against the cross-entropy."""
+
+    logits: np.ndarray
+    weight: float
+
+
+class OwnSamples(Protocol):
+    """What a method may ask of a device's own samples."""
+
+    def squared_gradient(self, params: Array) -> Array:
+        """Mean over the samples of each one's squared gradient, float32 `[d]`: the diagonal of the empirical Fisher
+        information at `params [d]`."""
+
+    def logits(self, params: Array) -> np.ndarray:
+        """Logits float32 `[n, C]` of all samples, without dropout."""
+
+    def evaluate(self, params: Array) -> Evaluation: ...
+
+
+class LoadedSamples:
+    """The answers, from samples in memory."""
+
+    def __init__(self, samples: Samples, gradient: GradientFunction, logits_of: LogitsOf) -> None:
+        self._samples, self._gradient, self._logits_of = samples, gradient, logits_of
+
+    def squared_gradient(self, params: Array) -> Array:
+        """Squares of single gradients, one after the other: memory does not grow with the data."""
+        total, one = np.zeros_like(params), np.empty_like(params)
+        for index in range(len(self._samples)):
+            sample = self._samples.take(slice(index, index + 1))
+            self._gradient(params, sample.x, sample.y, out=one)
+            one *= one
+            total += one
+        total /= len(self._samples)
+        return total
+
+    def logits(self, params: Array) -> np.ndarray:
+        starts = range(0, len(self._samples), _LOGITS_BATCH)
+        found = [self._logits_of(params, self._samples.take(slice(i, i + _LOGITS_BATCH)).x) for i in starts]
+        return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+
+    def evaluate(self, params: Array) -> Evaluation:
+        return evaluate(self._logits_of, params, self._samples)
+
+
+class HiddenSamples:
+    """No answers: with the unit `record`, samples are met in noised gradients alone."""
+
+    def squared_gradient(self, params: Array) -> Array:
+        raise _hidden()
+
+    def logits(self, params: Array) -> np.ndarray:
+        raise _hidden()
+
+    def evaluate(self, params: Array) -> Evaluation:
+        raise _hidden()
+
+
+def _hidden() -> PrivacyError:
+    return PrivacyError('with privacy unit "record" a method may not look at the samples outside of noised gradients')
+
+
+def taught(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:
+    """The arguments of a distilling objective for some samples; without a teacher it is the cross-entropy."""
+    if teacher is None:
+        return {"teacher": None, "distill": None}
+    return {"teacher": teacher.logits[indices], "distill": np.full(len(indices), teacher.weight, np.float32)}

@@ -1,0 +1,91 @@
+"""Methods of other packages and of files: how they are found, and that no name from the network runs a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hushfleet import methods
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import BadInput
+from hushfleet.methods import ALLOWED_FILE, allow_file, find_method, make_method
+from hushfleet.methods.server import ClosedRound
+from hushfleet.model.params import ParamLayout
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fedbabu.py"
+PRIVACY = PrivacySpec("device", "strict", 1.0, 1.0, 1e-5)
+LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOWED_FILE, "")
+
+
+def test_a_method_of_an_installed_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("theirs", "hushfleet.methods.ditto:ditto", methods.GROUP)
+
+    def installed(*, group: str, name: str = "") -> list[EntryPoint]:
+        return [entry] if group == methods.GROUP and name in ("", "theirs") else []
+
+    monkeypatch.setattr(methods, "entry_points", installed)
+    assert find_method("theirs") is methods.METHODS["ditto"]
+    assert "theirs" in methods.all_names()
+    assert make_method("theirs", {"lambda_": 0.5}, PRIVACY, LAYOUT, rounds=1).config.lambda_ == 0.5
+    not_one = EntryPoint("theirs", "hushfleet.methods.state:PublicState", methods.GROUP)
+    monkeypatch.setattr(methods, "entry_points", lambda **_: [not_one])
+    with pytest.raises(BadInput, match="is no method"):
+        find_method("theirs")
+
+
+def test_a_name_that_nobody_has_says_what_to_install() -> None:
+    with pytest.raises(BadInput, match=r"must be one of acdp-pfsd.*on each board: pip install PACKAGE"):
+        find_method("fedfoo")
+
+
+def test_a_file_runs_only_where_just_this_one_is_allowed() -> None:
+    name = f"{EXAMPLE}:fedbabu"
+    with pytest.raises(BadInput, match=r"runs in simulations only.*On boards it must be installed"):
+        find_method(name)
+    assert allow_file(name) == name
+    method = make_method(name, {}, PRIVACY, LAYOUT, rounds=1)
+    assert method.init_state().public.mask.tolist() == [False, False, True, True]
+    with pytest.raises(BadInput, match="runs in simulations only"):
+        find_method(f"{EXAMPLE.with_name('another.py')}:fedbabu")
+
+
+def test_processes_that_a_simulation_starts_may_run_it_too() -> None:
+    name = allow_file(f"{EXAMPLE}:fedbabu")
+    script = f"from hushfleet.methods import find_method; print(find_method({name!r}).name)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "fedbabu"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedbabu", "must be like path/to/file.py:NAME"),
+        ("nowhere/fedbabu.py:fedbabu", "cannot read"),
+        (f"{EXAMPLE}:FedBABUConfig", "is no method"),
+        (f"{EXAMPLE}:absent", "is no method"),
+    ],
+)
+def test_what_cannot_be_a_method_says_why(name: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        allow_file(name)
+
+
+def test_a_server_half_from_outside_moves_the_model_along_its_velocity() -> None:
+    name = allow_file(f"{EXAMPLE.with_name('fedavgm.py')}:fedavgm")
+    server = make_method(name, {"momentum_server": 0.5}, PRIVACY, LAYOUT, rounds=3).server
+    state, model, seen = server.initial(0), np.zeros(2), []
+    for sums in ([2.0, 0.0], [2.0, 4.0], [0.0, 0.0]):  # of two devices
+        after = server.aggregate(state, model, np.array(sums), np.array([2.0, 2.0]))
+        state = server.advance(state, ClosedRound(1, model, after, (), None, None))
+        seen.append((model := after).tolist())
+    assert seen == [[1.0, 0.0], [2.5, 2.0], [3.25, 3.0]]

@@ -1,0 +1,107 @@
+"""A method's parts, asked one by one, as devices and executors ask them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hushfleet.data.samples import Samples
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.stages import Release
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.training.draws import Inputs
+from hushfleet.training.local_round import Trained, train_round
+
+WHITE = Samples(np.full((1, 1, 1, 1), 255, np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
+BLACK = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
+
+
+class Constant:
+    """A noise source whose values can be foreseen."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+
+    def normal(self, size: int) -> np.ndarray:
+        return np.full(size, self.value)
+
+
+class Fisher:
+    """A device's samples, of which nothing but these squared gradients is asked."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.asked_at = values, None
+
+    def squared_gradient(self, params: np.ndarray) -> np.ndarray:
+        self.asked_at = params
+        return self.values
+
+
+def context_of(
+    method: TaskMethod,
+    state: DeviceState | None = None,
+    global_params: np.ndarray | None = None,
+    terms: RoundTerms | None = None,
+    *,
+    samples: Any = None,
+    **changes: Any,
+) -> RoundContext:
+    """The beginning of a round: by default a newcomer's, on a global model of zeros."""
+    start = np.zeros(method.layout.size, np.float32) if global_params is None else global_params
+    return replace(method.begin(state or method.init_state(), start, terms or RoundTerms(), samples), **changes)
+
+
+def released(
+    method: TaskMethod, update: np.ndarray, terms: RoundTerms | None = None, noise: Any = None, **context: Any
+) -> Release:
+    return method.release(context_of(method, terms=terms, **context), update, noise or Constant())
+
+
+def advanced(
+    method: TaskMethod, state: DeviceState, *, update: np.ndarray, trained: np.ndarray, sent: np.ndarray, **context: Any
+) -> DeviceState:
+    return method.advance(context_of(method, state, **context), update=update, trained=trained, sent=sent)
+
+
+def penalty(method: TaskMethod, context: RoundContext, params: Any, gradient: Any = None) -> Any:
+    """What the method adds to a gradient, of zeros by default, at `params`."""
+    if gradient is None:
+        gradient = params * 0
+    method.training.add_penalties(context, params, gradient)
+    return gradient
+
+
+def stacked(contexts: list[RoundContext]) -> RoundContext:
+    """Of several clients, in PyTorch."""
+
+    def stack(arrays: list[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.stack(arrays))
+
+    states, first = [each.state for each in contexts], contexts[0]
+    own = None if first.state.own is None else stack([state.own for state in states])
+    private = {name: stack([state.private[name] for state in states]) for name in first.state.private}
+    return replace(
+        first,
+        state=DeviceState(PublicState(stack([state.public.mask for state in states]), 0), own, private),
+        global_params=torch.from_numpy(first.global_params.copy()),
+        start=stack([each.start for each in contexts]),
+        chosen=None if first.chosen is None else stack([each.chosen for each in contexts]),
+    )
+
+
+def no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.zeros((len(x), 2), np.float32)
+
+
+def trained(
+    method: TaskMethod, start: Any, gradient: Any, samples: Samples = WHITE, *, state: Any = None, **how: Any
+) -> Trained:
+    """A round's training from the global model `start`."""
+    usual = {"terms": RoundTerms(), "logits_of": no_logits, "inputs": Inputs(), "rng": np.random.default_rng(0)}
+    begin = np.array(start, np.float32)
+    settings = {**usual, "noise": SeededNoise(0, 0, 0), **how}
+    return train_round(method, state or method.init_state(), begin, gradient, samples, **settings)
