@@ -20,7 +20,6 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.ingest import robust
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
@@ -199,9 +198,6 @@ def _run(
             events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
-        task, size = engine.prepared.task, engine.layout.size
-        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
-            console.print(line, highlight=False)
         with display:
             for event in earlier:
                 display.state.apply(event)

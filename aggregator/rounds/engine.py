@@ -24,8 +24,7 @@ from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
 from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.rounds.aggregate import RoundAggregate
-from hushfleet.aggregator.rounds.cohort import choose_cohort
-from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices
+from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
-from hushfleet.aggregator.rounds.cohort import choose_cohort
+from hushfleet.aggregator.rounds.policy import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.state import PublicState
 from hushfleet.model.evaluation import Evaluation
