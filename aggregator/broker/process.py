@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -36,32 +37,23 @@ _PROBE_ANSWER = b"\x20\x02\x00\x00"
 _SERVE_AMQTT = "from hushfleet.aggregator.broker.process import serve_amqtt; serve_amqtt()"
 
 
+@dataclass(eq=False, kw_only=True)
 class Broker:
     """A running broker; a context manager that stops it. Made by `start_broker`."""
 
-    def __init__(
-        self,
-        kind: Literal["mosquitto", "amqtt"],
-        *,
-        host: str,
-        port: int,
-        data_dir: Path,
-        tls: BrokerTls | None,
-        log_path: Path,
-    ) -> None:
-        self.kind = kind
-        self.host = host
-        self.port = port
-        self.log_path = log_path
-        self._data_dir = data_dir
-        self._tls = tls
-        self._process: subprocess.Popen[bytes] | None = None
-        self._keeper: threading.Thread | None = None
+    kind: Literal["mosquitto", "amqtt"]
+    host: str
+    port: int
+    data_dir: Path
+    tls: BrokerTls | None
+    log_path: Path
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _keeper: threading.Thread | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self._tls else 'mqtt'}://{host}:{self.port}"
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -144,7 +136,7 @@ class Broker:
         while time.monotonic() < give_up:
             if not self.is_running:
                 raise HushfleetError(f"the {self.kind} broker ended at its start: {self._log_tail()}")
-            if _answers(self.host, self.port, plain=self._tls is None):
+            if _answers(self.host, self.port, plain=self.tls is None):
                 return
             time.sleep(0.02)
         raise HushfleetError(f"the {self.kind} broker gave no answer in {START_TIMEOUT_S:g} s: {self._log_tail()}")
@@ -157,11 +149,11 @@ class Broker:
         return f"its log {self.log_path} is empty"
 
     def _mosquitto_command(self) -> list[str]:
-        acl_path, config_path = self._data_dir / "mosquitto.acl", self._data_dir / "mosquitto.conf"
-        if self._tls is not None:
-            acl_path.write_text(mosquitto_acl(aggregator=self._tls.aggregator))
+        acl_path, config_path = self.data_dir / "mosquitto.acl", self.data_dir / "mosquitto.conf"
+        if self.tls is not None:
+            acl_path.write_text(mosquitto_acl(aggregator=self.tls.aggregator))
             acl_path.chmod(0o600)
-        config_path.write_text(mosquitto_config(host=self.host, port=self.port, tls=self._tls, acl_path=acl_path))
+        config_path.write_text(mosquitto_config(host=self.host, port=self.port, tls=self.tls, acl_path=acl_path))
         return [find_mosquitto() or "mosquitto", "-c", str(config_path)]
 
 
@@ -196,7 +188,7 @@ def start_broker(
     attempts = 1 if port else 3  # another process may take a free port in the meantime
     while True:
         used = port or _free_port(host)
-        broker = Broker(chosen, host=host, port=used, data_dir=data_dir, tls=tls, log_path=log_path)
+        broker = Broker(kind=chosen, host=host, port=used, data_dir=data_dir, tls=tls, log_path=log_path)
         try:
             broker.start()
             return broker
