@@ -9,12 +9,13 @@ TORCH ?= torch==2.13.0
 DEMO ?=
 PYTEST ?=
 CHAOS ?=
+FUZZ ?=
 
 NESTED := aggregator edge_client firmware_profiles models simulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test test-fast coverage chaos lint format types links docs clean
+.PHONY: help demo test test-fast coverage chaos fuzz lint format types links docs clean
 
 help:
 	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
@@ -22,6 +23,7 @@ help:
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet   (CHAOS='--resume')"
+	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
 	@echo "make lint    check style and types (ruff, mypy);   make format  mend what ruff can mend"
 	@echo "make docs    the documents and the API reference as a site, in site/"
 	@echo "make clean   remove .venv and the caches"
@@ -40,6 +42,10 @@ coverage: $(STAMP)
 
 chaos: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 lint: types
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """The aggregator's way from bytes to sums beside a memory copy, a plain loop and Flower's averaging, in one run.
 
-    python -m benchmarks.aggregator [--quick] [--peers-python PYTHON] [--json FILE] [--plot FILE.png]
+    python -m benchmarks.aggregator [--quick] [--peers-python PYTHON] [--json FILE]
 
 Each cell is a fresh process, whose memory is its own, for one part of the way and one size of cohort. In it, bursts of
 work of about 50 ms and copies of 64 MB take turns, so that whatever else the machine does hits both alike: ratios are
@@ -24,13 +24,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.bursts import copy_gb_s, growth, in_turns
-from benchmarks.common import COLOURS, Figures, console, earlier, make_parser, plot, table, write
+from benchmarks.common import Figures, console, make_parser, table, write
 from benchmarks.device import write_images
 from benchmarks.processes import ROOT, environment
 from benchmarks.updates import IDENTITY, train_update
@@ -46,14 +45,14 @@ COHORTS = (10, 100, 1_000, 10_000)
 CODECS = ("float32", "quantized", "one-bit", "float16")
 FLOWER = "Flower, float32"
 ROWS = {
-    "add, float32": ("add", "float32", "ours"),
-    **{f"decode and add, {codec}": ("decode and add", codec, "second") for codec in CODECS},
-    "accept with store, quantized": ("accept", "quantized", "limit"),
-    "accept with store, float32": ("accept", "float32", "limit"),
-    "plain loop, float32": ("plain loop", "float32", "third"),
-    FLOWER: ("flower", "float32", "other"),
+    "add, float32": ("add", "float32"),
+    **{f"decode and add, {codec}": ("decode and add", codec) for codec in CODECS},
+    "accept with store, quantized": ("accept", "quantized"),
+    "accept with store, float32": ("accept", "float32"),
+    "plain loop, float32": ("plain loop", "float32"),
+    FLOWER: ("flower", "float32"),
 }
-"""Label: the part of the way, the codec, the colour."""
+"""Label: the part of the way, the codec."""
 MOST_IN_A_PLAN = 2000  # about how many devices a round plan can name; larger fleets take turns
 DISTINCT = 16  # updates that take turns: more than the caches hold of a network of a million parameters
 CELL_TIMEOUT_S = 300
@@ -164,7 +163,7 @@ def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -
 
 def run_cell(label: str, model: str, cohort: int, box_s: float, options: argparse.Namespace) -> Figures:
     """The figures of one cell from a fresh process, or why there are none."""
-    work, codec, _ = ROWS[label]
+    work, codec = ROWS[label]
     if label == FLOWER:
         layers = [layer.size for layer in get_model(model).layout.layers]
         needed_gib = 3 * 4 * sum(layers) * cohort / 2**30  # as received, as arrays, and times the weights
@@ -188,24 +187,6 @@ def run_cell(label: str, model: str, cohort: int, box_s: float, options: argpars
     return figures
 
 
-def draw(figure: Any, figures: Figures) -> None:
-    model = figures["cells"][0]["model"]
-    for axes, key, text in zip(
-        figure.subplots(1, 2),
-        ("updates_per_s", "grown_mib"),
-        ("updates a second", "memory for the cohort, MiB"),
-        strict=True,
-    ):
-        for number, (label, (_, _, colour)) in enumerate(ROWS.items()):
-            mine = [c for c in figures["cells"] if (c["row"], c["model"]) == (label, model) and "missing" not in c]
-            style = ("-", "--", ":", "-.")[number % 4]
-            xs, ys = [c["cohort"] for c in mine], [c[key] for c in mine]
-            axes.plot(xs, ys, color=COLOURS[colour], linestyle=style, marker="o", label=label)
-        axes.set(xscale="log", yscale="log", xlabel=f"updates of a cohort, {model}", ylabel=text)
-        axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=model_names(), default="fashion-mnist-cnn")
@@ -222,29 +203,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.quick:
         options.cohorts, options.box_s = (10, 100), 0.5
-    figures = earlier(options)
-    if figures is None:
-        cells: list[Figures] = []
-        flat_rows = [label for label, (_, codec, _) in ROWS.items() if codec == "quantized"]
-        plans = [(options.model, label, cohort, options.box_s) for cohort in options.cohorts for label in ROWS]
-        plans += [(options.flat_model, label, max(options.cohorts), float(CELL_TIMEOUT_S)) for label in flat_rows]
-        for model, label, cohort, box_s in plans:
-            taken = min(cohort, MOST_IN_A_PLAN) if ROWS[label][0] == "accept" else cohort
-            found = run_cell(label, model, taken, box_s, options)
-            cells.append({"model": model, "row": label, "cohort": taken, **found})
-            console.print(cells[-1])
-        figures = {"cells": cells, "box_s": options.box_s}
-    peers = {cell["cohort"]: cell.get("of_copy") for cell in figures["cells"] if cell["row"] == FLOWER}
+    flat_rows = [label for label, (_, codec) in ROWS.items() if codec == "quantized"]
+    plans = [(options.model, label, cohort, options.box_s) for cohort in options.cohorts for label in ROWS]
+    plans += [(options.flat_model, label, max(options.cohorts), float(CELL_TIMEOUT_S)) for label in flat_rows]
+    cells: list[Figures] = []
+    for model, label, cohort, box_s in plans:
+        taken = min(cohort, MOST_IN_A_PLAN) if ROWS[label][0] == "accept" else cohort
+        cells.append({"model": model, "row": label, "cohort": taken, **run_cell(label, model, taken, box_s, options)})
+        console.print(cells[-1])
+    peers = {cell["cohort"]: cell.get("of_copy") for cell in cells if cell["row"] == FLOWER}
     shown = ("model", "row", "cohort", "updates", "updates_per_s", "float32_gb_s", "of_copy", "of_decoder", "grown_mib")
     rows = []
-    for cell in figures["cells"]:
+    for cell in cells:
         peer = peers.get(cell["cohort"])
         # of a copy each, since the machine was not the same for both
         times = cell["of_copy"] / peer if peer and "of_copy" in cell else ""
         rows.append({key: cell.get(key, "") for key in shown} | {"x Flower": times, "missing": cell.get("missing", "")})
     table("Aggregation: float32 bytes a second, of a memory copy and of the decoder alone", rows)
-    write(options, figures)
-    plot(options, figures, "Aggregation", lambda figure: draw(figure, figures), size=(11, 5))
+    write(options, {"cells": cells, "box_s": options.box_s})
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 """What each method's ledger claims for one round, beside what `hushfleet audit` measures of its code.
 
     python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
-    python -m benchmarks.audit_methods --show docs/figures/audit.json
 
 All methods run on the digits' network with the same privacy section. The noise is chosen so that one round costs an
-epsilon of 1 to 3: with some hundred trials more cannot be told apart, whatever a mechanism does. Prints the table of
+epsilon of 1 to 3: with some hundred trials more cannot be told apart, whatever a mechanism does. Prints the figures of
 docs/privacy.md; exit code 1 where a claim is violated.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import Figures, console, earlier, make_parser, words_of, write
+from benchmarks.common import Figures, console, make_parser, table, words_of, write
 from benchmarks.processes import ROOT, environment
 from hushfleet.methods import METHODS
 
@@ -63,24 +63,16 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> dict[str, 
     return found
 
 
-def shown(epsilon: float | None) -> str:
-    if epsilon is None:
-        return "infinite"
-    return f"{epsilon:,.0f}" if epsilon >= 100 else f"{epsilon:.3g}"
-
-
-def table(figures: Figures) -> str:
-    """For docs/privacy.md: of each game epsilon of one round as claimed, and as measured at least."""
-    heads = " | ".join(f"{column}: claimed | measured" for column in COLUMNS)
-    lines = [f"| method | {heads} |", "|---|" + "---|" * 2 * len(COLUMNS)]
+def show(figures: Figures) -> None:
+    rows = []
     for name, found in figures["methods"].items():
-        cells = []
+        row = {"method": name}
         for column in COLUMNS:
             claimed = found[column]["claimed_round"]
-            form = "measured_round" if claimed is None else "measured_round_of_form"
-            cells += [shown(claimed), shown(found[column][form])]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            measured = found[column]["measured_round" if claimed is None else "measured_round_of_form"]
+            row[column] = " / ".join(f"{math.inf if each is None else each:.3g}" for each in (claimed, measured))
+        rows.append(row)
+    table("Epsilon of one round: claimed / measured at least", rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,15 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", type=words_of(METHODS), default=tuple(METHODS))
     options = parser.parse_args(arguments)
-    figures = earlier(options)
-    if figures is None:
-        effort = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed}
-        noise = {"device": DEVICE_NOISE, "devices": DEVICES, "record": {**RECORD, "batches": BATCHES}}
-        figures = {"network": "digits-cnn", "delta": DELTA, **effort, "noise": noise, "methods": {}}
-        for name in options.methods:
-            figures["methods"][name] = audited(name, **effort)
-            write(options, figures)  # after each method, so that an interrupted run leaves what it has
-    print(table(figures))
+    effort = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed}
+    noise = {"device": DEVICE_NOISE, "devices": DEVICES, "record": {**RECORD, "batches": BATCHES}}
+    figures: Figures = {"network": "digits-cnn", "delta": DELTA, **effort, "noise": noise, "methods": {}}
+    for name in options.methods:
+        figures["methods"][name] = audited(name, **effort)
+        write(options, figures)  # after each method, so that an interrupted run leaves what it has
+    show(figures)
     violated = [
         f"{name}, {column}"
         for name, columns in figures["methods"].items()

@@ -10,13 +10,10 @@ anybody would write in PyTorch: tensors, autograd and `torch.optim.Adam`, withou
 
 from __future__ import annotations
 
-import cProfile
 import hashlib
 import os
-import pstats
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -27,20 +24,6 @@ import numpy as np
 from benchmarks.processes import Answer, Parent, memory_mib
 
 DEVICE = "device-0"
-SECTIONS = {
-    "gradients": ("graphs/session",),
-    "batches": ("training/batches",),
-    "optimizer": ("training/optim",),
-    "method": ("hushfleet/methods", "privacy/clipping"),
-    "noise": ("privacy/noise",),
-    "signature": ("format/identity",),
-    "codec": ("wire/format",),
-    "store": ("edge_client/storage", "hushfleet/sqlite"),
-    "ledger": ("privacy/ledger", "privacy/accounting"),
-    "the rest": ("edge_client/", "hushfleet/training", "benchmarks/board"),
-}
-"""Where a round's time goes, by the files of functions; what they call elsewhere counts for the caller's section."""
-
 Clock = tuple[float, float]
 
 
@@ -82,7 +65,7 @@ def client(folder: Path, runtime: str) -> None:
         trainer.make_optimizer = make_optimizer
     done = 0
 
-    def a_round(profile: cProfile.Profile | None = None) -> Answer:
+    def a_round() -> Answer:
         """The global model comes, is trained on, and the update is committed and acknowledged."""
         nonlocal done
         done += 1
@@ -93,52 +76,17 @@ def client(folder: Path, runtime: str) -> None:
         plan = RoundPlan(spec.task, done, spec.rounds, "open", model, params.nbytes, {DEVICE: public}, 1, 600.0)
         marks: list[Clock] = []
         began = clock()
-        if profile:
-            profile.enable()
         store.put_blob(model, params.tobytes())
         entry = trainer.run_round(plan, params, on_batch=lambda *_: marks.append(clock()))
         store.set_status(spec.task, done, "acked")
         store.drop_blobs({model})
-        if profile:
-            profile.disable()
         total = between([began, clock()])
         return {**total, "step": between(marks), "update_bytes": len(entry.data)}
-
-    def parts() -> Answer:
-        """Each section's share of one more round, which the profiler makes slower."""
-        profile = cProfile.Profile(time.thread_time)
-        a_round(profile)
-        spent = sections(profile)
-        return {name: seconds / sum(spent.values()) for name, seconds in spent.items()}
 
     if runtime == "onnx" and "torch" in sys.modules:
         raise SystemExit("the client has imported PyTorch; its figures would mean nothing")
     ready = {"cpu_s": time.process_time(), "mib": memory_mib("VmHWM")}
-    Parent(ready).serve({"round": a_round, "parts": parts, "peak": lambda: {"mib": memory_mib("VmHWM")}})
-
-
-def sections(profile: cProfile.Profile) -> dict[str, float]:
-    """Seconds of each of `SECTIONS`. A function of none of them counts for those that called it."""
-    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    spent: Counter[str] = Counter(dict.fromkeys(SECTIONS, 0.0))
-
-    def charge(function: tuple[str, int, str], seconds: float, depth: int) -> None:
-        for name, places in SECTIONS.items():
-            if any(place in function[0] for place in places):
-                spent[name] += seconds
-                return
-        callers = stats[function][4]
-        whole = sum(caller[3] for caller in callers.values())
-        if depth == 0 or not whole:
-            spent["the rest"] += seconds
-            return
-        for caller, numbers in callers.items():
-            charge(caller, seconds * numbers[3] / whole, depth - 1)
-
-    for function, (_, _, own_s, _, _) in stats.items():
-        if own_s > 1e-6:
-            charge(function, own_s, 8)
-    return dict(spent)
+    Parent(ready).serve({"round": a_round, "peak": lambda: {"mib": memory_mib("VmHWM")}})
 
 
 def plain(folder: Path, model_name: str) -> None:

@@ -23,7 +23,7 @@ from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every live process has
 
-from benchmarks.common import Figures, console, earlier, make_parser, table, write
+from benchmarks.common import Figures, console, make_parser, table, write
 from benchmarks.device import write_images
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import load_task
@@ -89,11 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=3, help="local epochs")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
-    figures = earlier(options)
-    if figures is None:
-        with tempfile.TemporaryDirectory(prefix="hushfleet-clock-") as folder:
-            work = {"rounds": options.rounds, "epochs": options.epochs, "settings": options.settings}
-            figures = compare(Path(folder), **work)
+    with tempfile.TemporaryDirectory(prefix="hushfleet-clock-") as folder:
+        figures = compare(Path(folder), rounds=options.rounds, epochs=options.epochs, settings=options.settings)
     rows = [
         {"round": number, "predicted s": one["wall_s"], "measured s": other["wall_s"]}
         for number, (one, other) in enumerate(zip(figures["predicted"], figures["measured"], strict=True), 1)

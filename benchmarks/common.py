@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, the machine, tables, JSON and plots."""
+"""What all benchmarks share: options, the machine, tables and JSON."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 Figures = dict[str, Any]
-COLOURS = {"ours": "#1b7f5c", "limit": "#333333", "other": "#8a8a8a", "second": "#c8782a", "third": "#4a6fb5"}
 console = Console(highlight=False, width=160)
 
 
@@ -24,14 +22,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     """With the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them into this file")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="show an earlier run's JSON and measure nothing")
     return parser
-
-
-def earlier(options: argparse.Namespace) -> Figures | None:
-    """The figures that --show names."""
-    return None if options.show is None else json.loads(options.show.read_text())
 
 
 def words_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
@@ -52,30 +43,6 @@ def write(options: argparse.Namespace, figures: Figures) -> None:
     figures.setdefault("machine", machine())
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
-
-
-def plot(
-    options: argparse.Namespace,
-    figures: Figures,
-    title: str,
-    draw: Callable[[Any], None],
-    *,
-    size: tuple[float, float] = (9.0, 4.5),
-) -> None:
-    """:param draw: draws into the matplotlib figure that it is given."""
-    if options.plot is None:
-        return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=size, layout="constrained")
-    draw(figure)
-    about = figures["machine"]
-    figure.suptitle(f"{title}\n{about['gpu'] or about['cpu']}, {about['cores']} cores", fontsize=11)
-    figure.savefig(options.plot, dpi=130)
-    pyplot.close(figure)
 
 
 def table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
@@ -137,8 +104,3 @@ def quickest_s(works: Mapping[str, Callable[[], object]], turns: int) -> dict[st
         for name, work in works.items():
             times[name].append(seconds_of(work))
     return {name: min(each) for name, each in times.items()}
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """The spread is the standard deviation over seeds."""
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

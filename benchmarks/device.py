@@ -1,4 +1,4 @@
-"""A board's work, torch-free, beside PyTorch on the same CPU: steps, rounds, memory, start, installed size.
+"""A board's work, torch-free, beside PyTorch on the same CPU: steps, rounds, memory, start.
 
     python -m benchmarks.device [--models fashion-mnist-cnn,...] [--methods all] [--runtimes native,torch] [--quick]
 
@@ -14,19 +14,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
-from typing import Any
 
 import numpy as np
-from packaging.requirements import Requirement
 from PIL import Image
 
-from benchmarks.board import DEVICE, SECTIONS
-from benchmarks.common import COLOURS, Figures, console, earlier, make_parser, plot, seconds_of, table, words_of, write
+from benchmarks.board import DEVICE
+from benchmarks.common import Figures, make_parser, seconds_of, table, words_of, write
 from benchmarks.processes import ROOT, Child, environment
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.methods import METHODS
@@ -35,11 +32,8 @@ from hushfleet.simulator.run_folder import begin
 
 MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-cnn", "emnist-cnn")
 SHOWN_METHODS = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
-OWN_PACKAGES = ("hushfleet", "edge_client", "firmware_profiles", "models", "aggregator", "simulator")
 CLIENT_IMPORTS = "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.wire.link.mqtt"
 IMPORTS = {"python alone": "pass", "the client": CLIENT_IMPORTS, "numpy": "import numpy", "torch": "import torch"}
-MOST_MIB, MOST_TIMES, MOST_START_S = 90.0, 1.2, 2.0
-GOAL_MODEL, GOAL_METHOD = "fashion-mnist-cnn", "dp-fedavg"
 OURS, PLAIN = "ours", "plain PyTorch"
 
 CONFIG = f"""\
@@ -114,14 +108,12 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
                 trained_mib = trained_mib or ours.ask("peak")["mib"]
             best = {side: min(each, key=lambda answer: answer["cpu_ms"]) for side, each in rounds.items()}
             steps = {side: min((a["step"] for a in each), key=lambda a: a["cpu_ms"]) for side, each in rounds.items()}
-            peak_mib = ours.ask("peak")["mib"]  # before it is profiled
-            parts = {n: {"cpu_ms": share * best[OURS]["cpu_ms"]} for n, share in ours.ask("parts").items()}
             by_method[method] = {
                 "start": {"start_s": ours.start_s, **ours.ready},
                 "step": steps,
-                "round": {**best[OURS], "parts": parts},
+                "round": best[OURS],
                 "trained_peak_mib": trained_mib,
-                "round_peak_mib": peak_mib,
+                "round_peak_mib": ours.ask("peak")["mib"],
             }
             torch = {"round": best[PLAIN], "peak_mib": plain.ask("peak")["mib"], "import_mib": plain.ready["mib"]}
     return {"model": name, "parameters": get_model(name).layout.size, PLAIN: torch, "methods": by_method}
@@ -142,109 +134,24 @@ def measure_imports(turns: int) -> Figures:
     return found
 
 
-def installed_mib(wanted: str) -> dict[str, float]:
-    """MiB of each distribution that a requirement needs, the largest first; what is installed here counts."""
-    sizes: dict[str, float] = {}
-    waiting, seen = [Requirement(wanted)], set[str]()
-    while waiting:
-        requirement = waiting.pop()
-        if str(requirement) in seen:
-            continue
-        seen.add(str(requirement))
-        try:
-            found = distribution(requirement.name)
-        except PackageNotFoundError:  # an optional one
-            continue
-        if requirement.name == "hushfleet":  # may be installed in place: its modules
-            files = [path for package in OWN_PACKAGES for path in (ROOT / package).rglob("*.[pct]*")]
-            files = [path for path in files if "__pycache__" not in path.parts]
-        else:
-            files = [Path(str(path.locate())) for path in found.files or []]
-        sizes[requirement.name.lower()] = sum(path.stat().st_size for path in set(files) if path.is_file()) / (1 << 20)
-        for needed in map(Requirement, found.requires or []):
-            extras = requirement.extras | {""}
-            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
-                waiting.append(needed)
-    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
-
-
-def cases_of(figures: Figures) -> Iterator[tuple[Figures, str, Figures]]:
-    for model in figures["models"]:
-        for method, case in model["methods"].items():
-            yield model, method, case
-
-
-def goals(figures: Figures) -> list[Figures]:
-    found: list[tuple[str, float, float]] = []
-    for model, method, case in cases_of(figures):
-        if method == GOAL_METHOD:
-            times = case["step"][OURS]["cpu_ms"] / case["step"][PLAIN]["cpu_ms"]
-            found.append((f"{model['model']}: a step, of plain PyTorch", times, MOST_TIMES))
-            if model["model"] == GOAL_MODEL:
-                found.append((f"{GOAL_MODEL}: MiB resident, training", case["trained_peak_mib"], MOST_MIB))
-                found.append((f"{GOAL_MODEL}: MiB resident, the whole round", case["round_peak_mib"], MOST_MIB))
-    start_s = min(case["start"]["start_s"] for _, _, case in cases_of(figures))
-    found.append(("cold start, s, the quickest", start_s, MOST_START_S))
-    return [{"name": name, "found": value, "most": most, "met": value <= most} for name, value, most in found]
-
-
 def show(figures: Figures) -> None:
-    steps, memory, parts = [], [], []
-    for model, method, case in cases_of(figures):
-        place = {"case": f"{model['model']}, {method}"}
-        ms = {side: step["cpu_ms"] for side, step in case["step"].items()}
-        ratios = {f"of {side}": ms[OURS] / spent for side, spent in ms.items() if side != OURS}
-        steps.append({**place, **ms, **ratios})
+    steps, rounds, memory = [], [], []
+    for model in figures["models"]:
         torch = model[PLAIN]
-        memory.append(
-            {
-                **place,
-                "ready": case["start"]["mib"],
-                "trained": case["trained_peak_mib"],
-                "after rounds": case["round_peak_mib"],
-                PLAIN: torch["peak_mib"],
-                "its imports": torch["import_mib"],
-            }
-        )
-        spent = {name: part["cpu_ms"] for name, part in case["round"]["parts"].items()}
-        parts.append({**place, **spent, "a round": case["round"]["cpu_ms"], PLAIN: torch["round"]["cpu_ms"]})
+        for method, case in model["methods"].items():
+            place = {"case": f"{model['model']}, {method}"}
+            ms = {side: step["cpu_ms"] for side, step in case["step"].items()}
+            ratios = {f"of {side}": ms[OURS] / spent for side, spent in ms.items() if side != OURS}
+            steps.append({**place, **ms, **ratios})
+            rounds.append({**place, OURS: case["round"]["cpu_ms"], PLAIN: torch["round"]["cpu_ms"]})
+            own = {"ready": case["start"]["mib"], "trained": case["trained_peak_mib"]}
+            own["after rounds"] = case["round_peak_mib"]
+            memory.append({**place, **own, PLAIN: torch["peak_mib"], "its imports": torch["import_mib"]})
     table("A step of local training, CPU ms on one thread", steps)
+    table("A whole round, CPU ms", rounds)
     table("Peak memory, MiB resident", memory)
-    table("A whole round: CPU ms of each part, by the shares of a round that is profiled", parts)
-    imports = figures["starting"]["imports"]
+    imports = figures["imports"]
     table("Imports in a fresh process", [{"import": name, **spent} for name, spent in imports.items()])
-    for name, sizes in figures["installed_mib"].items():
-        most = ", ".join(f"{package} {mib:.1f}" for package, mib in list(sizes.items())[:5])
-        console.print(f"installed, {name}: {sum(sizes.values()):.0f} MiB ({most}, ...)")
-    table("Goals", figures["goals"])
-
-
-def draw(figure: Any, figures: Figures) -> None:
-    """Steps beside PyTorch's, peaks, and the parts of a round."""
-    cases = list(cases_of(figures))
-    names = [f"{model['model']}\n{method}" for model, method, _ in cases]
-    places = np.arange(len(cases))
-    left, middle, right = figure.subplots(1, 3, sharey=True)
-    for offset, side in ((-0.2, OURS), (0.2, PLAIN)):
-        colour = COLOURS["ours" if side == OURS else "second"]
-        steps = [case["step"][side]["cpu_ms"] for _, _, case in cases]
-        peaks = [case["round_peak_mib"] if side == OURS else model[PLAIN]["peak_mib"] for model, _, case in cases]
-        left.barh(places + offset, steps, 0.38, color=colour, label=side)
-        middle.barh(places + offset, peaks, 0.38, color=colour, label=side)
-    done = np.zeros(len(cases))
-    for number, section in enumerate(SECTIONS):
-        spent = np.array([case["round"]["parts"][section]["cpu_ms"] for _, _, case in cases])
-        share = 100 * spent / [sum(p["cpu_ms"] for p in case["round"]["parts"].values()) for _, _, case in cases]
-        right.barh(places, share, left=done, color=f"C{number}", label=section)
-        done += share
-    left.set(xscale="log", xlabel="a training step, CPU ms", yticks=places)
-    left.set_yticklabels(names, fontsize=7)
-    left.invert_yaxis()
-    middle.axvline(MOST_MIB, color=COLOURS["limit"], linewidth=1, linestyle=":")
-    middle.set_xlabel("peak, MiB")
-    right.set_xlabel("a round's CPU time, %")
-    left.legend(fontsize=7)
-    right.legend(fontsize=6, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -257,21 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3, help="of which the quickest counts (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one turn")
     options = parser.parse_args(arguments)
-    figures = earlier(options)
-    if figures is None:
-        work = {"batch": options.batch, "samples": options.samples, "turns": 1 if options.quick else options.turns}
-        with tempfile.TemporaryDirectory(prefix="hushfleet-board-") as folder:
-            models = [
-                measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
-            ]
-        figures = {**work, "models": models, "starting": {"imports": measure_imports(work["turns"])}}
-        figures["installed_mib"] = {"edge": installed_mib("hushfleet[edge]"), "torch": installed_mib("torch")}
-        figures["goals"] = goals(figures)
+    work = {"batch": options.batch, "samples": options.samples, "turns": 1 if options.quick else options.turns}
+    with tempfile.TemporaryDirectory(prefix="hushfleet-board-") as folder:
+        models = [
+            measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
+        ]
+    figures = {**work, "models": models, "imports": measure_imports(work["turns"])}
     show(figures)
     write(options, figures)
-    rows = sum(1 for _ in cases_of(figures))
-    size = (14.0, 2.5 + 0.4 * rows)
-    plot(options, figures, "A board beside PyTorch", lambda canvas: draw(canvas, figures), size=size)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hundreds of real devices on one broker and one aggregator, on this machine: is anything lost, and what does it cost?
 
-    python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--tls] [--kill broker,aggregator] [--plot F.png]
+    python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--tls] [--json F]
 
 Mosquitto, with the configuration that Hushfleet generates, and `hushfleet aggregator` with its durable store are the
 real ones, each a process. The devices are real, too, a thread each in a few processes (`benchmarks/many_devices.py`
@@ -8,35 +8,34 @@ says what differs from boards). Each trains on a few handwritten digits. All of 
 round closes when all were accepted.
 
 Then the files of all sides are read, and every promise is checked, last of all that the fast engine comes to the same
-global models, bit by bit. The exit status is 0 only if nothing was lost.
+global models, bit by bit. The exit status is 0 only if nothing was lost. Fleets in which something is killed are run by
+`make chaos`.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 import trustme
 
-from benchmarks.common import COLOURS, Figures, console, cores, earlier, make_parser, plot, table, words_of, write
-from benchmarks.processes import ROOT, environment, memory_mib
+from benchmarks.common import Figures, console, cores, make_parser, table, write
+from benchmarks.processes import ROOT, environment
 from benchmarks.updates import train
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.observe.events import EventTail, iterate_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
@@ -44,13 +43,10 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.tls import FleetTls
 from hushfleet.simulator.run_folder import Simulation, begin
 
-KILL_AT = {"broker": 1 / 3, "aggregator": 2 / 3}  # of the cohort's updates accepted, in round 2
 QUICK = {"devices": 50, "rounds": 2}
-NOTHING_FOR_S = 180.0
-TICK_S = 0.05
+END_WITHIN_S = 180.0
 SAMPLE_S = 0.25
 DESCRIPTORS_A_DEVICE = 8  # a connection, a selector, a pair to wake it, the store, its lock and its journal
-PHASES = {"plan_out_s": "plan_at", "model_out_s": "model_at", "trained_s": "offered_at", "acked_s": "acked_at"}
 
 
 def task_of(*, devices: int, rounds: int) -> Task:
@@ -88,69 +84,34 @@ def make_certificates(folder: Path, devices: Sequence[str]) -> FleetTls:
     return tls
 
 
-@dataclass
-class Usage:
-    """Of one part of the run, over all processes that had its name one after the other.
+class Sample(NamedTuple):
+    """What a process has used at a moment, in unix seconds."""
 
-    :param samples: unix seconds, MiB resident, CPU seconds so far.
-    """
-
-    cpu_s: float = 0.0
-    peak_mib: float = 0.0
-    samples: list[tuple[float, float, float]] = field(default_factory=list)
-
-    def at(self, moment: float) -> tuple[float, float, float]:
-        return next((sample for sample in self.samples if sample[0] >= moment), self.samples[-1])
+    at: float
+    resident_mib: float
+    cpu_s: float
 
 
-class Meter:
-    """Samples processes, as often as `SAMPLE_S` allows."""
-
-    def __init__(self) -> None:
-        self._cpu: dict[tuple[str, int], float] = {}
-        self._next_at = 0.0
-        self.usages: dict[str, Usage] = {}
-
-    def look(self, pids: dict[str, int]) -> None:
-        """:param pids: name -> process id, at this moment."""
-        if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + SAMPLE_S
-            for name, pid in pids.items():
-                with suppress(psutil.Error):  # it has ended
-                    self._sample(name, pid)
-
-    def _sample(self, name: str, pid: int) -> None:
-        times, resident = psutil.Process(pid).cpu_times(), memory_mib("VmRSS", pid)
-        if not resident:
-            return
-        usage, used = self.usages.setdefault(name, Usage()), times.user + times.system
-        usage.cpu_s += used - self._cpu.get((name, pid), 0.0)
-        self._cpu[name, pid] = used
-        usage.peak_mib = max(usage.peak_mib, memory_mib("VmHWM", pid))
-        usage.samples.append((time.time(), resident, usage.cpu_s))
+def take_samples(usage: defaultdict[str, list[Sample]], pids: Mapping[str, int]) -> None:
+    """:param pids: name -> process id, at this moment."""
+    for name, pid in pids.items():
+        with suppress(psutil.Error):  # it has ended
+            process = psutil.Process(pid)
+            times, resident = process.cpu_times(), process.memory_info().rss
+            usage[name].append(Sample(time.time(), resident / (1 << 20), times.user + times.system))
 
 
-def run_live(simulation: Simulation, options: Any) -> tuple[float, list[Path], dict[str, Usage]]:
-    """Runs the task to its end; when devices were started, their notes, and what each process used.
+def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[float, dict[str, list[Sample]]]:
+    """Runs the task to its end; when devices were started, and what each process used.
 
-    Raises `HushfleetError` where something ends that should not, or nothing happens.
+    Raises `HushfleetError` where something ends that should not.
     """
     names, folder = [device.name for device in simulation.fleet.devices], simulation.folder.path
-    allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // options.generators) + 100)
-    tls = make_certificates(folder / "certificates", names) if options.tls else None
-    fleet = LiveFleet(simulation, absent=names, tls=tls)
+    allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // generators) + 100)
+    certificates = make_certificates(folder / "certificates", names) if tls else None
+    fleet = LiveFleet(simulation, absent=names, tls=certificates)
     processes: dict[str, subprocess.Popen[bytes]] = {}
-    notes = [folder / f"generator-{number}.jsonl" for number in range(options.generators)]
-
-    def pids() -> dict[str, int]:
-        found = {name: process.pid for name, process in processes.items()}
-        if fleet.is_running("aggregator"):
-            found["aggregator"] = fleet.pid("aggregator")
-        if fleet.broker is not None and fleet.broker.is_running:
-            found["broker"] = fleet.broker.pid
-        return found
-
-    meter = Meter()
+    usage: defaultdict[str, list[Sample]] = defaultdict(list)
     try:
         with fleet.running():
             configs = [simulation.folder.device(name).path / "device.toml" for name in names]
@@ -158,11 +119,11 @@ def run_live(simulation: Simulation, options: Any) -> tuple[float, list[Path], d
                 config.write_text(fleet.device_config(name))
             while not any(event["event"] == "run" for event in iterate_events(simulation.folder.events)):
                 fleet.check()  # the time until all are present is the devices', not that of loading PyTorch
-                time.sleep(TICK_S)
+                time.sleep(SAMPLE_S)
             began_at = time.time()
-            for number, path in enumerate(notes):
-                command = [sys.executable, "-m", "benchmarks.many_devices", path, *configs[number :: len(notes)]]
-                with path.with_suffix(".log").open("ab") as log:
+            for number in range(generators):
+                command = [sys.executable, "-m", "benchmarks.many_devices", *configs[number::generators]]
+                with (folder / f"generator-{number}.log").open("ab") as log:
                     processes[f"generator {number}"] = subprocess.Popen(
                         dies_with_parent(list(map(str, command))),
                         env=environment(MALLOC_ARENA_MAX="2"),  # else hundreds of threads have a heap each
@@ -170,55 +131,34 @@ def run_live(simulation: Simulation, options: Any) -> tuple[float, list[Path], d
                         stdout=log,
                         stderr=log,
                     )
-            for _ in _watched(fleet, list(options.kill), kill_round=min(2, options.rounds)):
-                meter.look(pids())
+            while not fleet.finished:
+                pids = {name: process.pid for name, process in processes.items()}
+                pids |= {name: fleet.pid(name) for name in ("aggregator",) if fleet.is_running(name)}
+                if fleet.broker is not None:
+                    pids["broker"] = fleet.broker.pid
+                take_samples(usage, pids)
+                fleet.check()
                 _check(processes, simulation)
+                time.sleep(SAMPLE_S)
             for process in processes.values():
-                process.wait(NOTHING_FOR_S)
+                process.wait(END_WITHIN_S)
             _check(processes, simulation)
     finally:
         for process in processes.values():
             process.kill()
             process.wait()
-    return began_at, notes, meter.usages
+    return began_at, usage
 
 
-Processes = dict[str, subprocess.Popen[bytes]]
-
-
-def _watched(fleet: LiveFleet, kill: list[str], *, kill_round: int) -> Iterator[None]:
-    """Until the task has finished, every `TICK_S`; kills on its way."""
-    tail, round, accepted, heard_at = EventTail(fleet.simulation.folder.events), 0, 0, time.monotonic()
-    while not fleet.finished:
-        for event in tail.read():
-            heard_at = time.monotonic()
-            if event["event"] == "round_open":
-                round, accepted = event["round"], 0
-            accepted += event["event"] == "update" and event["code"] == "accepted"
-        if time.monotonic() - heard_at > NOTHING_FOR_S:
-            raise HushfleetError(f"nothing has happened for {NOTHING_FOR_S:g} s: round {round}, {accepted} updates")
-        for name in [name for name in kill if round == kill_round and accepted >= KILL_AT[name] * len(fleet.devices)]:
-            kill.remove(name)
-            fleet.expected_down.add(name)
-            fleet.kill(name)
-            fleet.start_again(name)
-        fleet.check()
-        yield
-        time.sleep(TICK_S)
-
-
-def _check(processes: Processes, simulation: Simulation) -> None:
+def _check(processes: Mapping[str, subprocess.Popen[bytes]], simulation: Simulation) -> None:
     for name, process in processes.items():
         if process.poll():
             log = (simulation.folder.path / f"{name.replace(' ', '-')}.log").read_text()[-2000:]
             raise HushfleetError(f"{name} ended with status {process.returncode}; the end of its log:\n{log}")
 
 
-def audit(simulation: Simulation, *, killed: bool) -> list[Figures]:
-    """Reads the stores of the aggregator and of all devices: each promise, whether it was kept, and what was found.
-
-    :param killed: something was, so that chunks of forgotten offers may have come and been refused.
-    """
+def audit(simulation: Simulation) -> list[Figures]:
+    """Reads the stores of the aggregator and of all devices: each promise, whether it was kept, and what was found."""
     names = [device.name for device in simulation.fleet.devices]
     task, wanted = simulation.prepared.spec.task, simulation.task.round.rounds
     with AggregatorStore(simulation.folder.aggregator) as store:
@@ -249,7 +189,7 @@ def audit(simulation: Simulation, *, killed: bool) -> list[Figures]:
         finding("every update was acknowledged on its device", acked, updates),
         finding("the bytes are those that the devices committed", same_bytes, updates),
         finding("no update was refused", sum(codes.values()) - codes["accepted"] - codes["duplicate"], 0),
-        finding("no message was refused", 0 if killed else refusals.total(), 0),
+        finding("no message was refused", refusals.total(), 0),
     ]
 
 
@@ -266,9 +206,8 @@ def compare_with_fast(simulation: Simulation, folder: Path, *, processes: int = 
     return {"promise": promise, "kept": models[0] == models[1] != [], "found": f"{same} of {len(models[1])}"}
 
 
-def figures_of(simulation: Simulation, began_at: float, notes: Sequence[Path], usages: dict[str, Usage]) -> Figures:
-    """Of a run that ended well."""
-    lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in notes]
+def figures_of(simulation: Simulation, began_at: float, usage: Mapping[str, Sequence[Sample]]) -> Figures:
+    """Of a run that ended well, by the aggregator's events."""
     events = list(iterate_events(simulation.folder.events))
     opened_at, closed_at = (
         {e["round"]: e["at"] for e in reversed(events) if e["event"] == kind} for kind in ("round_open", "round_close")
@@ -276,75 +215,54 @@ def figures_of(simulation: Simulation, began_at: float, notes: Sequence[Path], u
     ready = {e["device"]: e["at"] for e in reversed(events) if e["event"] == "presence" and e["state"] == "ready"}
     rounds, latencies = [], []
     for number, opened in sorted(opened_at.items()):
-        mine = [line for each in lines for line in each if line.get("round") == number]
-        accepted = [e for e in events if e["event"] == "update" and (e["round"], e["code"]) == (number, "accepted")]
-        acks = sorted(e["at"] - opened for e in accepted)
-        latencies += [line["acked_at"] - line["offered_at"] for line in mine]
-        phases = {name: max(line[noted] for line in mine) - opened for name, noted in PHASES.items()}
+        offered = {e["device"]: e["at"] for e in reversed(events) if (e["event"], e.get("round")) == ("offer", number)}
+        accepted = [e for e in events if (e["event"], e.get("code"), e.get("round")) == ("update", "accepted", number)]
+        latencies += [e["at"] - offered[e["device"]] for e in accepted]
         rounds.append(
             {
                 "round": number,
-                **phases,
+                "trained_s": max(offered.values()) - opened,
+                "accepted_s": max(e["at"] for e in accepted) - opened,
                 "closed_s": closed_at[number] - opened,
-                "updates_per_s": (len(acks) - 1) / max(acks[-1] - acks[0], 1e-9),
+                "updates": len(accepted),
                 "payload_bytes": sum(e["bytes"] for e in accepted),
-                "acks_s": [round(ack, 3) for ack in acks],
             }
         )
-    devices, first, last = len(ready), opened_at[1], max(closed_at.values())
-    usage: Figures = {}
-    for name, used in usages.items():
-        begun = next((each[0] for number, each in enumerate(lines) if name == f"generator {number}"), None)
-        share = begun["devices"] if begun else devices
-        usage[name] = {
-            "cpu_s": used.cpu_s,
-            "cpu_ms_per_update": 1e3 * (used.at(last)[2] - used.at(first)[2]) / share / len(rounds),
-            "peak_mib": used.peak_mib,
-            "after_first_round_mib": used.at(closed_at[1])[1],
-            "after_last_round_mib": used.at(last)[1],
-            **({"mib_per_device": (used.peak_mib - begun["imports_mib"]) / share} if begun else {}),
-        }
-    messages = sum((Counter(each[-1]["messages"]) for each in lines), Counter())
-    traffic = sum((Counter(each[-1]["bytes"]) for each in lines), Counter())
+    first, last = opened_at[1], max(closed_at.values())
+    updates = len(ready) * len(rounds)
     quantiles = {f"p{q}": float(np.quantile(latencies, q / 100)) for q in (50, 95, 99)}
     return {
-        "devices": devices,
+        "devices": len(ready),
         "present_s": max(ready.values()) - began_at,
         "wall_s": last - first,
-        "updates_per_s": median(len(each["acks_s"]) / each["closed_s"] for each in rounds),
-        "messages_per_s": sum(messages.values()) / (last - first),
-        "mb_per_s": 1e-6 * sum(traffic.values()) / (last - first),
-        "traffic_bytes": traffic,
-        "messages": messages,
-        "duplicates": sum(e["event"] == "update" and e["code"] == "duplicate" for e in events),
+        "updates_per_s": median(each["updates"] / each["closed_s"] for each in rounds),
         "latency_s": quantiles | {"longest": max(latencies)},
-        "usage": usage,
+        "usage": {name: _used(samples, first, closed_at[1], last, updates) for name, samples in usage.items()},
         "rounds": rounds,
+    }
+
+
+def _used(samples: Sequence[Sample], first: float, after_first: float, last: float, updates: int) -> Figures:
+    """:param updates: of the whole fleet, so that the CPU time of the generators adds up."""
+    at_first, at_second, at_last = (
+        next((sample for sample in samples if sample.at >= moment), samples[-1])
+        for moment in (first, after_first, last)
+    )
+    return {
+        "cpu_s": samples[-1].cpu_s,
+        "cpu_ms_per_update": 1e3 * (at_last.cpu_s - at_first.cpu_s) / updates,
+        "peak_mib": max(sample.resident_mib for sample in samples),
+        "after_first_round_mib": at_second.resident_mib,
+        "after_last_round_mib": at_last.resident_mib,
     }
 
 
 def show(figures: Figures) -> None:
     table("Promises", figures["findings"])
-    rounds = [{name: value for name, value in each.items() if name != "acks_s"} for each in figures["rounds"]]
-    table("Seconds since the round was opened, for the slowest device", rounds)
+    table("Seconds since the round was opened, for the slowest device", figures["rounds"])
     table("Processes", [{"process": name, **usage} for name, usage in sorted(figures["usage"].items())])
-    traffic, packets = figures["traffic_bytes"], figures["messages"]
-    kinds = [{"kind": kind, "packets": count, "bytes": traffic[kind]} for kind, count in packets.items()]
-    table("MQTT packets at the devices", kinds)
     whole = {name: value for name, value in figures.items() if isinstance(value, float | int) and name != "tls"}
-    table("The run, and seconds from offer to ack", [whole | figures["latency_s"]])
-
-
-def draw(figure: Any, figures: Figures) -> None:
-    left, right = figure.subplots(1, 2)
-    for each in figures["rounds"]:
-        acks = each["acks_s"]
-        left.step(acks, np.arange(1, len(acks) + 1), where="post", label=f"round {each['round']}")
-    left.set(xlabel="seconds since the round was opened", ylabel="updates accepted", ylim=(0, None), xlim=(0, None))
-    left.legend(frameon=False)
-    latency = figures["latency_s"]
-    right.barh(list(latency), list(latency.values()), color=COLOURS["third"])
-    right.set(xlabel="seconds from offer to ack")
+    table("The run, and seconds from offer to acceptance", [whole | figures["latency_s"]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -353,37 +271,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="50 devices, 2 rounds")
     parser.add_argument("--generators", type=int, help="processes of devices (default: one a core, 2 or more)")
-    parser.add_argument("--kill", type=words_of(KILL_AT), default=(), help="kill -9 these in the middle of a round")
     parser.add_argument("--tls", action="store_true", help="mutual TLS, a certificate for each device")
     parser.add_argument("--no-fast", action="store_true", help="do not compare with the fast engine")
     parser.add_argument("--out", type=Path, help="keep the run's folders here")
     options = parser.parse_args(arguments)
     if options.quick:
         vars(options).update(QUICK)
-    options.generators = min(options.generators or max(2, cores()), options.devices)
-    figures = earlier(options)
-    if figures is None:
-        with tempfile.TemporaryDirectory(prefix="hushfleet-fleet-") as scratch:
-            folder = options.out or Path(scratch)
-            try:
-                task = task_of(devices=options.devices, rounds=options.rounds)
-                simulation = begin(task, folder / "live", data_dir=None)
-                ran = run_live(simulation, options)
-                findings = audit(simulation, killed=bool(options.kill))
-                if not options.no_fast:
-                    findings.append(compare_with_fast(simulation, folder / "fast", processes=options.generators))
-                if not all(finding["kept"] for finding in findings[:2]):
-                    table("Promises", findings)
-                    return 1
-                how = {name: getattr(options, name) for name in ("generators", "tls", "kill")}
-                figures = {**how, **figures_of(simulation, *ran), "findings": findings}
-            except HushfleetError as error:
-                console.print(f"error: {error}", style="red")
-                return error.exit_code
+    generators = min(options.generators or max(2, cores()), options.devices)
+    with tempfile.TemporaryDirectory(prefix="hushfleet-fleet-") as scratch:
+        folder = options.out or Path(scratch)
+        try:
+            task = task_of(devices=options.devices, rounds=options.rounds)
+            simulation = begin(task, folder / "live", data_dir=None)
+            ran = run_live(simulation, generators=generators, tls=options.tls)
+            findings = audit(simulation)
+            if not options.no_fast:
+                findings.append(compare_with_fast(simulation, folder / "fast", processes=generators))
+            if not all(finding["kept"] for finding in findings[:2]):
+                table("Promises", findings)
+                return 1
+            figures = {"generators": generators, "tls": options.tls, **figures_of(simulation, *ran)}
+        except HushfleetError as error:
+            console.print(f"error: {error}", style="red")
+            return error.exit_code
+    figures["findings"] = findings
     show(figures)
     write(options, figures)
-    plot(options, figures, f"{figures['devices']} devices on one broker", lambda figure: draw(figure, figures))
-    return 0 if all(finding["kept"] for finding in figures["findings"]) else 1
+    return 0 if all(finding["kept"] for finding in findings) else 1
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[1]
@@ -40,14 +39,12 @@ def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
 
 
 class Child:
-    """A process that has said that it is ready: `ready` is what it said, and `start_s` how long that took.
+    """A process that has said that it is ready; it and what it started end with the context.
 
-    It and what it started end with the context.
+    `ready` is what it said, and `start_s` how long that took. Raises `ChildFailed`.
 
     :param command: after the interpreter.
     :param root: the checkout whose code it runs.
-
-    Raises `ChildFailed`.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class Child:
         try:
             self.ready = self._answer()
         except ChildFailed:
-            self._end(0)
+            self._end()
             raise
         self.start_s = time.perf_counter() - began
 
@@ -99,23 +96,19 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._end(END_WITHIN_S if kind is None else 0)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(subprocess.TimeoutExpired, OSError):
+            self._process.communicate(timeout=END_WITHIN_S if kind is None else 0)  # no more is asked: it ends
+        with suppress(subprocess.TimeoutExpired):
+            self._process.terminate()  # a launcher ends what it launched
+            self._process.wait(END_WITHIN_S)
+        self._end()
 
-    def _end(self, within_s: float) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        for stop in (lambda: None, self._process.terminate):  # a launcher ends what it launched
-            stop()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(within_s)
-                break
+    def _end(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process.stdout.close()
+        with suppress(OSError), self._process:  # closes its pipes, and waits for it
+            pass
         self._log.close()
 
 

@@ -19,19 +19,17 @@ import argparse
 import signal
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import COLOURS, Figures, cores, earlier, make_parser, plot, table, words_of, write
+from benchmarks.common import Figures, cores, make_parser, table, words_of, write
 from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
 from benchmarks.processes import ROOT, Child, ChildFailed
@@ -40,12 +38,11 @@ from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
 
 FAMILIES = ("ours", "plain", "pfl", "flower")
-PEERS = {"pfl": "pfl", "flower": "flwr"}
-"""The other frameworks, and the package that each needs."""
+PEERS = ("pfl", "flower")
+"""The other frameworks."""
 RUNTIMES = ("onnx", "native", "torch", "vmap")
 BEFORE = "before"
 REFERENCE = "plain loop, 1 process"
-FAMILY_COLOURS = dict(zip((*FAMILIES, BEFORE), ("ours", "other", "second", "third", "limit"), strict=True))
 QUICK = {"shrink": 10, "turns": 3}
 TEST_IMAGES = 1000
 
@@ -133,7 +130,6 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
             row: Figures = {"label": each.label, "family": each.family, "rates": [], "rounds": [], "failure": None}
             rows.append(row)
             with noted(row):
-                _check_installed(each)
                 child = Child(*each.command, python=each.python, root=each.root, variables=variables)
                 stack.enter_context(child)
                 row["versions"] = child.ready
@@ -152,15 +148,6 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
                     child.ask("save", str(job.folder / "model.npy"))
                     row["accuracy"] = accuracy(job, np.load(job.folder / "model.npy"))
     return rows
-
-
-def _check_installed(framework: Framework) -> None:
-    package = PEERS.get(framework.family)
-    if package is None:
-        return
-    code = f"import sys, importlib.util as u; sys.exit(u.find_spec({package!r}) is None)"
-    if subprocess.run([framework.python, "-c", code], check=False).returncode:
-        raise ChildFailed(f"not installed: no {package} for {framework.python}")
 
 
 def _rate(answers: Sequence[Figures]) -> float:
@@ -255,25 +242,6 @@ def show(comparison: Figures) -> None:
     print(*(f"{row['label']}: {row['failure']}" for row in failed), sep="\n")
 
 
-def draw(figure: Any, comparisons: Sequence[Figures]) -> None:
-    """A panel a workload, a bar a framework: the median turn, and a line from the slowest to the quickest."""
-    for number, comparison in enumerate(comparisons):
-        axes = figure.add_subplot(1, len(comparisons), number + 1)
-        rows = [row for row in comparison["frameworks"] if row["rate"]][::-1]
-        errors = [
-            [row["rate"] - min(row["rates"]) for row in rows],
-            [max(row["rates"]) - row["rate"] for row in rows],
-        ]
-        colours = [COLOURS[FAMILY_COLOURS[row["family"]]] for row in rows]
-        axes.barh([row["label"] for row in rows], [row["rate"] for row in rows], color=colours, xerr=errors)
-        for place, row in enumerate(rows):
-            ratio = f"  ({row['times_plain']:.2f} x)" if row["times_plain"] else ""
-            axes.text(1.02 * max(row["rates"]), place, f"{row['rate']:,.0f}{ratio}", va="center", fontsize=9)
-        axes.set_xlim(0, 1.5 * max(row["rate"] for row in rows))
-        axes.set_xlabel("samples/s (times the plain loop)")
-        axes.set_title(comparison["text"].replace(", ", "\n", 1), fontsize=9)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--workloads", type=words_of(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
@@ -292,15 +260,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         vars(options).update(QUICK)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device here")
-    figures = earlier(options) or {"workloads": []}
-    if options.show is None:
-        kept = ("frameworks", "runtimes", "device", "turns", "shrink", "check")
-        figures["settings"] = {name: getattr(options, name) for name in kept}
-        figures["settings"]["images"] = "MNIST" if options.data_dir else "digits, upscaled"
-    else:
-        for comparison in figures["workloads"]:
-            show(comparison)
-    for name in options.workloads if options.show is None else ():
+    kept = ("frameworks", "runtimes", "device", "turns", "shrink", "check")
+    settings = {name: getattr(options, name) for name in kept}
+    settings["images"] = "MNIST" if options.data_dir else "digits, upscaled"
+    figures: Figures = {"workloads": [], "settings": settings}
+    for name in options.workloads:
         workload = replace(WORKLOADS[name].shrunk(options.shrink), device=options.device)
         workload = replace(workload, noise_multiplier=0.0) if options.check else workload
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -311,8 +275,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures["workloads"].append(comparison)
         show(comparison)
         write(options, figures)  # after each workload, so that an interrupted run leaves what it has
-    size = (5.5 * len(figures["workloads"]) + 1, 4.5)
-    plot(options, figures, "Training in simulation", lambda figure: draw(figure, figures["workloads"]), size=size)
 
 
 if __name__ == "__main__":

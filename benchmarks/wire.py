@@ -1,13 +1,14 @@
-"""What an update costs on the wire: bytes beside the alternatives and the entropy, speed, and accuracy.
+"""What an update costs on the wire: bytes beside the alternatives and the entropy, and speed.
 
-    python -m benchmarks.wire [--data-dir DIR] [--part sizes,speed,accuracy] [--seeds 3] [--quick] [--json F] [--plot F]
+    python -m benchmarks.wire [--data-dir DIR] [--part sizes,speed] [--quick] [--json F]
 
-sizes     Real updates of each compact network, of the first round and of the sixth, from small federations by the
-          product's own trainer: DP-FedAvg, FedGLP-ADP (which keeps parameters back by masks) and FedAvg (no noise).
-          Bits a parameter of the coded values against the empirical entropy of the quantised values, layer by layer;
-          bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
-speed     Whole updates coded and decoded on one core, in turns with a memory copy and the others; peak memory.
-accuracy  The same noisy federation with each form over several seeds. Noise is the same for all at one seed.
+sizes  Real updates of each compact network, of the first round and of the sixth, from small federations by the
+       product's own trainer: DP-FedAvg, FedGLP-ADP (which keeps parameters back by masks) and FedAvg (no noise).
+       Bits a parameter of the coded values against the empirical entropy of the quantised values, layer by layer;
+       bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
+speed  Whole updates coded and decoded on one core, in turns with a memory copy and the others; peak memory.
+
+What a form costs in accuracy is asked of any task with `hushfleet simulate --sweep-wire`.
 
 Without --data-dir all images are the digits of scikit-learn, upscaled, or random where they do not fit.
 """
@@ -23,30 +24,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks import common
-from benchmarks.common import COLOURS, Figures, mean_and_spread, quickest_s, table, words_of
+from benchmarks.common import Figures, make_parser, quickest_s, table, words_of, write
 from benchmarks.device import write_images
 from benchmarks.simulation import write_digits
-from benchmarks.updates import IDENTITY, Update, runtime_of, train_update
+from benchmarks.updates import IDENTITY, Update, train_update
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.observe.metrics import eq20_bytes
 from hushfleet.config.spec import WireSpec
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
-from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.run_folder import begin
-from hushfleet.simulator.studies.sweep import sweep_wire
 from hushfleet.wire.format import codec
 from hushfleet.wire.format.update import decode_update
 
-PARTS = ("sizes", "speed", "accuracy")
 NETWORKS = {
     "digits-cnn": ("digits",),
     "mnist-cnn": ("mnist",),
@@ -59,31 +55,7 @@ NETWORKS = {
 NOISE = {"dp-fedavg": 0.1, "fedglp-adp": 0.1, "fedavg": 0.0}
 """Weak, so that there is signal in the updates: that takes more bits than noise alone."""
 ROUNDS, DEVICES, SAMPLES = 6, 3, 160
-CHOICES = ("float32", "float16", "0.25", "0.5", "1", "2", "4", "one-bit")
 QSGD_LEVELS, QSGD_BUCKET = 127, 512
-
-
-class Case(NamedTuple):
-    """A federation whose noise costs accuracy visibly, and leaves it well above chance.
-
-    :param samples: training images of all devices.
-    """
-
-    network: str
-    method: str
-    devices: int
-    samples: int
-    rounds: int
-    epochs: int
-    learning_rate: float
-    noise_multiplier: float
-
-
-CASES = (
-    Case("digits-cnn", "dp-fedavg", 10, 1437, 15, 2, 0.005, 0.2),
-    Case("digits-cnn", "fedglp-adp", 10, 1437, 15, 2, 0.005, 0.15),
-    Case("mnist-cnn", "dp-fedavg", 6, 1500, 6, 1, 0.001, 0.075),
-)
 
 
 def images_of(network: str, data_dir: Path | None, folder: Path) -> tuple[Figures, Path | None, str]:
@@ -101,31 +73,27 @@ def images_of(network: str, data_dir: Path | None, folder: Path) -> tuple[Figure
     return write_images(folder / "images", model.input_shape, classes=model.classes, samples=samples), None, "random"
 
 
-def federation(network: str, method: str, data: Figures, noise: float, **training: Any) -> Figures:
-    """A task file's content: `rounds`, `seed`, and the method's settings."""
-    rounds, seed = training.pop("rounds"), training.pop("seed", 1)
-    settings = {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16, **training}
-    return {
-        "name": f"wire-{network}",
-        "seed": seed,
-        "model": {"name": network},
-        "method": {"name": method, **settings},
-        "privacy": {"noise_multiplier": noise, **({"clip_norm": 2.0} if noise else {})},
-        "data": {"test_fraction": 0.0, **data},
-        "round": {"rounds": rounds},
-        "wire": {"codec": "float32"},
-    }
-
-
 def real_update(
     network: str, method: str, rounds: int, samples: int, folder: Path, data_dir: Path | None
 ) -> tuple[Update, str]:
-    """The first device's update of the last of `rounds` rounds, and what the images are."""
+    """The first device's update of the last of `rounds` rounds, and what the images are.
+
+    :param samples: training images of each device.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     data, data_dir, words = images_of(network, data_dir, folder)
-    data |= {"devices": DEVICES, "limit": DEVICES * samples}
-    task = parse_task(federation(network, method, data, NOISE[method], rounds=rounds))
-    return train_update(task, folder / "run", data_dir=data_dir)[1], words
+    noise = NOISE[method]
+    task = {
+        "name": f"wire-{network}",
+        "seed": 1,
+        "model": {"name": network},
+        "method": {"name": method, "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
+        "privacy": {"noise_multiplier": noise, **({"clip_norm": 2.0} if noise else {})},
+        "data": {"test_fraction": 0.0, **data, "devices": DEVICES, "limit": DEVICES * samples},
+        "round": {"rounds": rounds},
+        "wire": {"codec": "float32"},
+    }
+    return train_update(parse_task(task), folder / "run", data_dir=data_dir)[1], words
 
 
 def steps_of(update: Update) -> dict[float, WireSpec]:
@@ -286,39 +254,6 @@ def measure_speed(options: Any, folder: Path) -> Figures:
     return {"network": network, "values": values.size, "memory_copy_mb_s": rows[0]["decode_mb_s"], "rows": rows[1:]}
 
 
-def measure_accuracy(options: Any, folder: Path) -> list[Figures]:
-    """Every form at every seed; differences are to float32 at the same seed."""
-    results = []
-    for number, case in enumerate(each for each in CASES if each.network in options.networks):
-        case = case._replace(rounds=2, samples=400) if options.quick else case
-        place = folder / str(number)
-        place.mkdir(parents=True)
-        data, data_dir, words = images_of(case.network, options.data_dir, place)
-        data |= {"devices": case.devices, "limit": case.samples}
-        training = {"rounds": case.rounds, "local_epochs": case.epochs, "learning_rate": case.learning_rate}
-        points: dict[str, list[float]] = {choice: [] for choice in options.choices}
-        size: dict[str, dict[str, float]] = {}
-        with Workers(options.processes) as workers:
-            for seed in range(options.seeds):
-                content = federation(case.network, case.method, data, case.noise_multiplier, seed=seed, **training)
-                simulation = begin(parse_task(content), place / f"seed-{seed}", data_dir=data_dir)
-                swept = sweep_wire(simulation, workers, options.choices, [], runtime=runtime_of(case.network))
-                for choice, point in zip(options.choices, swept, strict=True):
-                    points[choice].append(point.accuracy_global)
-                    size[choice] = {"uplink_bytes": point.uplink_bytes, "bits_per_value": point.bits_per_value}
-        base = points[CHOICES[0]]
-        forms = {}
-        for choice, found in points.items():
-            differences = [one - other for one, other in zip(found, base, strict=True)]
-            (accuracy, spread), difference = mean_and_spread(found), mean_and_spread(differences)[0]
-            forms[choice] = {"accuracies": found, "accuracy": accuracy, "spread": spread, "differences": differences}
-            inside = abs(difference) <= mean_and_spread(base)[1]
-            forms[choice] |= {"difference": difference, "inside_seed_spread": inside, **size[choice]}
-        about = {"case": f"{case.network}, {case.method}", "images": words, "seeds": list(range(options.seeds))}
-        results.append({**about, **case._asdict(), "codecs": forms})
-    return results
-
-
 def show(figures: Figures) -> None:
     sizes = figures.get("sizes", [])
     noised = [row for row in sizes if row["method"] != "fedavg"]
@@ -336,72 +271,22 @@ def show(figures: Figures) -> None:
     table("Bytes of a whole update (times below Eq. (20)), DP-FedAvg, last round", lines)
     if speed := figures.get("speed"):
         table(f"10^6 bytes of float32 a second, an update of {speed['network']}", speed["rows"])
-    for result in figures.get("accuracy", []):
-        rows = [
-            {
-                "form": choice,
-                "accuracy": f"{100 * form['accuracy']:.1f} ± {100 * form['spread']:.1f} %",
-                "to float32": f"{100 * form['difference']:+.1f}",
-                "bits a value": form["bits_per_value"],
-                "inside the spread": form["inside_seed_spread"],
-            }
-            for choice, form in result["codecs"].items()
-        ]
-        table(f"{result['case']} on {result['images']}, {len(result['seeds'])} seeds: the global model", rows)
 
 
-def draw(figure: Any, figures: Figures) -> None:
-    """Bytes, distance to the entropy, speed, and accuracy against bytes."""
-    bytes_of, entropy, speed, accuracy = figure.subplots(2, 2).flat
-    rows = figures.get("sizes", [])
-    shown = next((row for row in rows if (row["network"], row["method"]) == ("mnist-cnn", "dp-fedavg")), None)
-    for row in [shown or rows[0]] if rows else []:
-        found = {name: 8 * way["bytes"] / row["values"] for name, way in row["payloads"].items() if way["bytes"]}
-        names = sorted(found, key=lambda name: -found[name])
-        colours = [COLOURS["ours" if name.startswith("ours") else "other"] for name in names]
-        bytes_of.barh(names, [found[name] for name in names], color=colours)
-        bytes_of.set(xlabel="bits a parameter, whole update", title=f"{row['network']}, DP-FedAvg")
-    for network in dict.fromkeys(row["network"] for row in rows):
-        bits = [bit for row in rows if row["network"] == network and row["method"] != "fedavg" for bit in row["bits"]]
-        above = [100 * bit["above_entropy"] for bit in bits]
-        entropy.plot([bit["step"] for bit in bits], above, marker="o", linestyle="", label=network, alpha=0.7)
-    entropy.set(xlabel="step, in units of the noise", title="coded values above their entropy, %")
-    for row in figures.get("speed", {}).get("rows", []):
-        for side, colour in (("encode", "ours"), ("decode", "third")):
-            speed.scatter(row[f"{side}_mb_s"], row["name"], color=COLOURS[colour])
-    speed.set(xscale="log", xlabel="MB of float32 a second, one core", title="encode (green) and decode (blue)")
-    for result in figures.get("accuracy", []):
-        forms = sorted(result["codecs"].values(), key=lambda form: form["bits_per_value"])
-        xs, ys = [form["bits_per_value"] for form in forms], [100 * form["accuracy"] for form in forms]
-        accuracy.errorbar(xs, ys, yerr=[100 * form["spread"] for form in forms], marker="o", label=result["case"])
-    accuracy.set(xlabel="bits a parameter, whole update", title="accuracy, %, mean and spread")
-    for axes in (bytes_of, entropy, accuracy):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    entropy.legend(fontsize=8)
-    accuracy.legend(fontsize=8)
+PARTS = {"sizes": measure_sizes, "speed": measure_speed}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = common.make_parser(__doc__)
-    parser.add_argument("--part", type=words_of(PARTS), default=PARTS, metavar="PART,...")
+    parser = make_parser(__doc__)
+    parser.add_argument("--part", type=words_of(PARTS), default=tuple(PARTS), metavar="PART,...")
     parser.add_argument("--networks", type=words_of(NETWORKS), default=tuple(NETWORKS), metavar="NAME,...")
-    parser.add_argument("--choices", type=words_of(CHOICES), default=CHOICES, help="of `accuracy`; float32 comes first")
-    parser.add_argument("--seeds", type=int, default=3, help="of the part `accuracy` (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=0, help="for `accuracy`; default: one a core")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/, cifar10/, ...")
     parser.add_argument("--quick", action="store_true", help="few rounds and images: shows that it runs, says little")
     options = parser.parse_args(arguments)
-    figures = common.earlier(options)
-    if figures is None:
-        options.choices = tuple(dict.fromkeys((CHOICES[0], *options.choices)))
-        measures = {"sizes": measure_sizes, "speed": measure_speed, "accuracy": measure_accuracy}
-        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-            figures = {part: measures[part](options, Path(folder) / part) for part in options.part}
-        figures |= {"default_step": WireSpec().step, "quick": options.quick}
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        figures = {part: PARTS[part](options, Path(folder) / part) for part in options.part}
     show(figures)
-    common.write(options, figures)
-    common.plot(options, figures, "Updates on the wire", lambda canvas: draw(canvas, figures), size=(13, 10))
+    write(options, {**figures, "default_step": WireSpec().step, "quick": options.quick})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -10,12 +11,15 @@ from hushfleet.errors import StoreFull
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
-    """Writes beside the place, syncs, renames, and syncs the folder. Raises `StoreFull`, having left nothing.
+    """Writes beside the place, syncs, renames, and syncs the folder, which is made. Raises `StoreFull`.
+
+    A reader sees the old file or the new one.
 
     :param durable: False leaves syncing to the operating system: for simulations only.
     """
     part = path.with_name(f"{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
             file.flush()
@@ -27,7 +31,8 @@ def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise StoreFull(f"{path} cannot be written: {error.strerror}; free some space") from error
+        advice = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreFull(f"{path} cannot be written: {error.strerror}{advice}") from error
 
 
 def sync_folder(folder: Path) -> None:

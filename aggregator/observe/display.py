@@ -10,7 +10,6 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.columns import Columns
@@ -67,9 +66,7 @@ class FleetDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
             self._live = None

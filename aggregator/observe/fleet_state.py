@@ -10,7 +10,7 @@ The aggregator sees little of a device: that it is there (`presence`), that it t
     late       the round closed without it, although it was there
     declined, refused    its own answer, the aggregator's answer
     ready      there, and nothing is asked of it
-    sleeping, lost       has said goodbye, has been cut off
+    sleeping, lost       has disconnected on purpose, has been cut off
     absent     not seen yet
 
 Unknown events and missing fields are passed over, so that one version reads the log of the next.

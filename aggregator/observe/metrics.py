@@ -48,10 +48,6 @@ class RoundSummary:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> RoundSummary:
-        return cls(**fields)
-
 
 def snr_db(updates: Iterable[UpdateRow]) -> float | None:
     """10 log10 of signal over noise power, pooled over updates.

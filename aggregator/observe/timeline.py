@@ -37,9 +37,7 @@ Rounds = Mapping[int, Collection[str]]
 
 def read_timeline(events: Path, *, scenario: Path | None = None, **more: Any) -> FleetTimeline | None:
     """The timeline of the run whose event log is `events`; see `make_timeline`."""
-    return make_timeline(
-        iterate_events(events), scenario=() if scenario is None else iterate_events(scenario), **more
-    )
+    return make_timeline(iterate_events(events), scenario=() if scenario is None else iterate_events(scenario), **more)
 
 
 def make_timeline(

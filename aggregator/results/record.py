@@ -11,6 +11,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -55,7 +56,7 @@ def record(
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
-    summaries = [RoundSummary.from_dict(row.metrics) for row in closed if row.metrics is not None]
+    summaries = [RoundSummary(**row.metrics) for row in closed if row.metrics is not None]
     began_at = closed[0].opened_at if closed else 0.0
     delta, accountant = spec.privacy.delta, spec.privacy.accountant
     privacy = privacy_table(store, delta=delta, accountant=accountant)
@@ -95,7 +96,7 @@ def record(
         noise_multiplier=noise_multiplier,
         wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
         boards={row.device: row.board for row in store.devices() if row.board},
-        rounds=[_round_row(summary) for summary in summaries],
+        rounds=[RoundRow.model_validate(asdict(summary), extra="ignore") for summary in summaries],
         local_only=LocalOnly(),
         privacy=privacy,
         details=Details(
@@ -144,19 +145,6 @@ def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
     step = wire.step if noised else wire.relative_step
     quantized = step if wire.codec == "quantized" else None
     return WireInfo(codec=wire.codec, step=quantized, step_unit="noise" if noised else "rms")
-
-
-def _round_row(summary: RoundSummary) -> RoundRow:
-    return RoundRow(
-        round=summary.round,
-        participants=summary.participants,
-        accuracy_global=summary.accuracy_global,
-        loss=summary.loss,
-        uplink_bytes=summary.uplink_bytes,
-        downlink_bytes=summary.downlink_bytes,
-        snr_db=summary.snr_db,
-        wall_s=summary.wall_s,
-    )
 
 
 def _column(table: dict[str, PrivacyRow], names: list[str], field: str) -> list[float | None]:

@@ -359,9 +359,8 @@ class Result(_Record):
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a file so that a reader sees the old text or the new one, even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_file.write_whole(path, text.encode(), durable=True)
+    """Replaces a file of text, whole or not at all. Raises `StoreError`."""
+    atomic_file.write_whole(Path(path), text.encode(), durable=True)
 
 
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:

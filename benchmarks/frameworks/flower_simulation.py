@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Job, Network, Rounds, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, Job, Network, Rounds, to_vector
 
 FOLDER_VARIABLE = "HUSHFLEET_BENCHMARK_FOLDER"
 """Ray hands the environment down to its actors."""
@@ -50,10 +50,6 @@ def train(message: Message, context: Context) -> Message:
     metrics = MetricRecord({"num-examples": len(y), "trained-on": trained_on})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=message)
-
-
-class Enough(Exception):
-    """The benchmark wants no more rounds."""
 
 
 class HeldFedAvg(FedAvg):

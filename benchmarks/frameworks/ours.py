@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Job, Rounds, Workload
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, Job, Rounds, Workload
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -54,10 +54,6 @@ def task_of(workload: Workload) -> Task:
             "round": {"rounds": ROUNDS, "cohort_size": workload.cohort},
         }
     )
-
-
-class Enough(Exception):
-    """The benchmark wants no more rounds."""
 
 
 class HeldLog(EventLog):

@@ -156,6 +156,10 @@ class Job:
         return samples
 
 
+class Enough(Exception):
+    """The benchmark wants no more rounds."""
+
+
 class Rounds:
     """Holds a framework between two rounds: all sides are alive at the same time, and one trains at a time.
 

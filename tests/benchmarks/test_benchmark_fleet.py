@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks import fleet
 from benchmarks.fleet import allow_descriptors, audit, compare_with_fast
-from benchmarks.processes import memory_mib
 from hushfleet.aggregator.storage.store import FILE_NAME
 from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import RunFolder, Simulation, go_on
@@ -29,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a whole benchmark run that lost nothing."""
     folder = tmp_path_factory.mktemp("fleet")
     words = f"--devices {DEVICES} --rounds {ROUNDS} --generators 1 --tls --out {folder}"
-    assert fleet.main(f"{words} --json {folder}/f.json --plot {folder}/f.png".split()) == 0
+    assert fleet.main(f"{words} --json {folder}/f.json".split()) == 0
     return folder
 
 
@@ -41,22 +40,16 @@ def copy(ran: Path, tmp_path: Path) -> Simulation:
 
 def test_nothing_is_lost_and_the_figures_say_what_it_took(ran: Path) -> None:
     shown = json.loads((ran / "f.json").read_text())
-    assert (ran / "f.png").stat().st_size > 1000
     assert [finding["promise"] for finding in shown["findings"] if not finding["kept"]] == []
     assert shown["findings"][-1]["found"] == f"{ROUNDS} of {ROUNDS}", "the fast engine's models"
     assert (shown["devices"], shown["tls"]) == (DEVICES, True)
     assert len(shown["rounds"]) == ROUNDS
     for each in shown["rounds"]:
-        marks = [each[name] for name in ("plan_out_s", "model_out_s", "trained_s", "acked_s")]
-        assert marks == sorted(marks)
-        assert len(each["acks_s"]) == DEVICES
+        assert 0 < each["trained_s"] <= each["accepted_s"] <= each["closed_s"]
+        assert each["updates"] == DEVICES
     assert set(shown["usage"]) == {"broker", "aggregator", "generator 0"}
     assert all(usage["peak_mib"] > 1 for usage in shown["usage"].values())
-    assert shown["messages"]["sent chunk"] == DEVICES * ROUNDS
-    assert shown["messages"]["received down"] == DEVICES * (ROUNDS + 1)  # what is known of it, then an Ack a round
-    assert set(shown["messages"]) == set(shown["traffic_bytes"])
     assert 0 < shown["latency_s"]["p50"] <= shown["latency_s"]["p99"] <= shown["latency_s"]["longest"]
-    assert fleet.main(["--show", str(ran / "f.json")]) == 0
 
 
 def _device_sql(statement: str) -> Callable[[RunFolder], None]:
@@ -90,9 +83,9 @@ LOSSES = {
 
 @pytest.mark.parametrize("promise", LOSSES)
 def test_a_loss_is_found(copy: Simulation, promise: str) -> None:
-    assert all(finding["kept"] for finding in audit(copy, killed=False))
+    assert all(finding["kept"] for finding in audit(copy))
     LOSSES[promise](copy.folder)
-    broken = [finding["promise"] for finding in audit(copy, killed=False) if not finding["kept"]]
+    broken = [finding["promise"] for finding in audit(copy) if not finding["kept"]]
     assert promise in broken
 
 
@@ -100,7 +93,7 @@ def test_a_refused_update_and_another_model_are_found(copy: Simulation, tmp_path
     with copy.folder.events.open("a") as log:
         log.write(json.dumps({"at": 0, "event": "update", "code": "late", "device": SOMEONE, "round": 2}) + "\n")
     _aggregator_sql("UPDATE rounds SET result_digest = x'00' WHERE round = 2")(copy.folder)
-    broken = [finding["promise"] for finding in audit(copy, killed=False) if not finding["kept"]]
+    broken = [finding["promise"] for finding in audit(copy) if not finding["kept"]]
     assert broken == ["no update was refused"]
     finding = compare_with_fast(copy, tmp_path / "fast", processes=1)
     assert not finding["kept"]
@@ -117,12 +110,3 @@ def test_too_few_open_files_are_said_before_the_run(monkeypatch: pytest.MonkeyPa
     assert limits["now"] == (100, 128), "never lowered"
     with pytest.raises(BadInput, match="hard limit is 128"):
         allow_descriptors(129)
-
-
-def test_a_process_that_is_gone_uses_nothing() -> None:
-    assert memory_mib("VmHWM", 2**22 + 1) == 0
-
-
-def test_only_what_can_be_killed_is_taken() -> None:
-    with pytest.raises(SystemExit):
-        fleet.main(["--kill", "broker,printer"])

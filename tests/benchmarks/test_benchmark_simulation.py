@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +101,7 @@ def _speaker(label: str, *, dies_in: int = -1, samples: int = 360) -> Framework:
 
 def test_a_framework_that_fails_or_does_less_is_named_and_the_others_go_on(job: Job) -> None:
     speakers = [_speaker("good"), _speaker("lazy", samples=359), _speaker("dead", dies_in=3)]
-    absent = Framework("absent", "pfl", (), python=sys.executable)
+    absent = Framework("absent", "pfl", ("-c", "import none_such"))
     rows = compared(measure(job, [*speakers, absent], turns=2, check=False))["frameworks"]
     good, lazy, dead, missing = rows
     assert good["failure"] is None
@@ -111,7 +110,7 @@ def test_a_framework_that_fails_or_does_less_is_named_and_the_others_go_on(job: 
     assert "trained on 359 samples in a round, not on 360" in lazy["failure"]
     assert "exit code 1" in dead["failure"]
     assert "out of paper" in dead["failure"]
-    assert "no pfl for" in missing["failure"]
+    assert "No module named 'none_such'" in missing["failure"]
     assert [row["rate"] for row in rows] == [720.0, None, None, None]
 
 

@@ -3,42 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks import audit_methods, births, clock_against_live, liars
-
-
-def test_births_of_known_devices_and_of_strangers(figures_of: Callable[..., Any], tmp_path: Path) -> None:
-    rows = figures_of(births.main, f"--births 300 --known 10 --folder {tmp_path}")["rows"]
-    assert {row["births"]: row["number"] for row in rows} == {
-        "strangers": 300,
-        "known, one transaction each": 5,
-        "known, together": 5,
-    }
-
-
-@pytest.mark.slow
-def test_liars_are_what_the_norm_test_stops(figures_of: Callable[..., Any]) -> None:
-    cells = figures_of(liars.main, "--rounds 2 --devices 10 --cells 3")["cells"]
-    assert [(cell["attack"], cell["aggregation"]) for cell in cells] == [("none", name) for name in liars.AGGREGATIONS]
-    assert all(cell["refused"] == 0 for cell in cells)
-    lab = liars.Lab(rounds=4, devices=10)
-    honest, tested, untested = (
-        lab.run(liars.Cell(False, attack, count, test, "mean"))
-        for attack, count, test in (("none", 0, True), ("scaled", 1, True), ("targeted", 1, False))
-    )
-    assert honest["accuracy"] > 0.3
-    assert tested["refused"] == 0, "liars keep to what the test lets through"
-    assert untested["accuracy"] < 0.15
-    assert untested["fooled"] == 1.0
-    direction = np.random.default_rng(1).normal(size=500)
-    spread = liars.spread(direction, norm=10.0, most=0.6)
-    assert np.linalg.norm(spread) == pytest.approx(10.0)
-    assert np.abs(spread).max() <= 0.6
+from benchmarks import audit_methods, clock_against_live
 
 
 @pytest.mark.slow

@@ -16,12 +16,8 @@ from benchmarks.wire import LOSSLESS, NOISE, elias_bits, entropy_bytes, qsgd
 pytestmark = pytest.mark.slow
 
 
-def test_all_parts_run_and_say_what_they_claim(
-    monkeypatch: pytest.MonkeyPatch, figures_of: Callable[..., Any]
-) -> None:
-    monkeypatch.setattr(wire, "CASES", [wire.Case("digits-cnn", "fedglp-adp", 3, 90, 2, 1, 0.005, 0.1)])
-    words = "--quick --networks digits-cnn --seeds 2 --choices 1,one-bit --processes 1"
-    shown = figures_of(wire.main, words)
+def test_all_parts_run_and_say_what_they_claim(figures_of: Callable[..., Any]) -> None:
+    shown = figures_of(wire.main, "--quick --networks digits-cnn")
 
     assert [(row["method"], row["round"]) for row in shown["sizes"]] == [(m, r) for m in NOISE for r in (1, 2)]
     for row in shown["sizes"]:
@@ -43,15 +39,6 @@ def test_all_parts_run_and_say_what_they_claim(
     speeds = {row["name"]: row for row in shown["speed"]["rows"]}
     assert {"JSON", "zlib 6 on float32", "ours, step 1", "ours, one-bit", "ours, float32"} <= speeds.keys()
     assert all(row["encode_mb_s"] > 0 and row["decode_mb_s"] > 0 for row in speeds.values())
-
-    (result,) = shown["accuracy"]
-    assert list(result["codecs"]) == ["float32", "1", "one-bit"]
-    assert result["codecs"]["float32"]["differences"] == [0.0, 0.0]
-    bits = [codec["bits_per_value"] for codec in result["codecs"].values()]
-    assert bits == sorted(bits, reverse=True)
-    for codec in result["codecs"].values():
-        pairs = zip(codec["accuracies"], result["codecs"]["float32"]["accuracies"], strict=True)
-        assert codec["differences"] == pytest.approx([one - other for one, other in pairs])
 
 
 def test_entropy_is_that_of_each_layers_own_counts() -> None:

@@ -108,23 +108,6 @@ def heat_map(
     return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def bubbles(
-    title: str, rows: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], *, note: str
-) -> Plot:
-    """A disc per device and class whose area is the number of images."""
-    cells = [(m, n, count) for n, of_device in enumerate(counts) for m, count in enumerate(of_device) if count]
-    sizes = [count for _, _, count in cells]
-    area = {"sizemode": "area", "sizeref": max(sizes, default=1) / min(26, row_height(len(rows))) ** 2}
-    discs = go.Scatter(
-        x=[m for m, _, _ in cells],
-        y=[n for _, n, _ in cells],
-        mode="markers",
-        marker={"size": sizes, "color": BLUE, "opacity": 1, "line_width": 0, **area},
-        hovertemplate="%{y}, class %{x}: %{marker.size} images<extra></extra>",
-    )
-    return rows_of_names(title, [discs], rows, note, xaxis={"title_text": "class", **named(columns)})
-
-
 def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values) -> Plot:
     """Per device, what it reaches alone and federated, joined by a line."""
     rows = list(zip(alone, federated, strict=True))

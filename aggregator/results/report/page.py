@@ -132,7 +132,8 @@ def page(
     :param tiles: large numbers, each with what it is.
     """
     scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
-    return _templates().get_template("page.html").render(
+    html = _templates().get_template("page.html")
+    return html.render(
         title=title,
         under=under,
         answer=answer,

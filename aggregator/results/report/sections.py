@@ -135,7 +135,7 @@ def traffic(result: Result) -> Section:
     facts = [
         ("codec", codec(wire) if wire else "not recorded"),
         ("sent up per parameter", "not recorded" if bits is None else f"{number(bits)} bits, header and signature in"),
-        ("cost in signal to noise", _cost(wire) if wire else "not recorded"),
+        ("cost in signal to noise, dB", _cost_db(wire) if wire else "not recorded"),
         ("received", size(down) + received),
     ]
     note = "Payload of updates with their headers, without MQTT and TCP framing."
@@ -143,21 +143,8 @@ def traffic(result: Result) -> Section:
     return Section("bytes", title, lead, [Plot(figure, "Sent up per round", note), Prose(words), Facts(facts)])
 
 
-def _cost(wire: WireInfo) -> str:
-    """What a form takes from the ratio of signal to noise, in words."""
-    if wire.codec == "one-bit":
-        return f"{number(ONE_BIT_DB)} dB: signs have 1.57 times the variance of the noise"
-    if wire.codec == "float16":
-        return "none to speak of: values are rounded by at most 1/2,048 of themselves"
-    if wire.step is None:
-        return "none"
-    added = wire.step**2 / 12
-    if wire.step_unit == "noise":
-        return f"{_cost_db(wire)} dB: {number(100 * added)}\N{NO-BREAK SPACE}% more variance"
-    return f"there is no noise; the rounding is {number(-10 * math.log10(added))} dB below the update"
-
-
 def _cost_db(wire: WireInfo) -> str:
+    """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
     if wire.codec == "one-bit":
         return number(ONE_BIT_DB)
     if wire.step is None:
@@ -332,12 +319,8 @@ def labels(result: Result) -> Section:
     classes = detail.class_names or [str(n) for n in range(len(counts[0]))]
     images = [sum(row) for row in counts]
     told = f"{sum(images):,} training images on {len(images)} devices, {from_to(images)} on a device."
-    if len(detail.devices) <= charts.MOST_NAMES and len(classes) <= 20:
-        note = f"The area of a disc is the number of images. {told}"
-        chart = charts.bubbles("Training images", detail.devices, classes, counts, note=note)
-    else:
-        note = f"The stronger the colour, the more images. {told}"
-        chart = charts.heat_map("Training images", detail.devices, classes, counts, form="d", x="class", note=note)
+    note = f"The stronger the colour, the more images. {told}"
+    chart = charts.heat_map("Training images", detail.devices, classes, counts, form="d", x="class", note=note)
     return Section("labels", title, lead, [chart])
 
 

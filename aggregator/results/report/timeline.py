@@ -87,8 +87,6 @@ def timeline_section(result: Result) -> Section | None:
     parts: list[Part] = []
     if not (is_small and len(timeline.rounds) <= MOST_GANTT_ROUNDS):
         parts.append(matrix(timeline, boards))
-        if timeline.timed:
-            parts.append(states_by_round(timeline))
     if is_small:
         parts.append(gantt(timeline, boards))
     if timeline.timed:
@@ -282,9 +280,7 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return unit_s, f"{name} since the run's start"
 
 
-def _bars(
-    timeline: FleetTimeline, rows: Rows, unit_s: int, spans: Sequence[Span], words: str, **more: Any
-) -> go.Bar:
+def _bars(timeline: FleetTimeline, rows: Rows, unit_s: int, spans: Sequence[Span], words: str, **more: Any) -> go.Bar:
     places = {index: row for row, index in enumerate(rows.devices)}
     opened = [row.opened_s for row in timeline.rounds]
 
@@ -316,9 +312,7 @@ def _apart(rounds: Iterable[tuple[float, int]], least: float) -> dict[float, int
     return kept
 
 
-def _events(
-    marks: Sequence[TimelineMark], places: Mapping[str, int], at: Callable[[float], float]
-) -> list[go.Scatter]:
+def _events(marks: Sequence[TimelineMark], places: Mapping[str, int], at: Callable[[float], float]) -> list[go.Scatter]:
     """A triangle where something was done to a device or a server, and a line until it was undone."""
     shown = [mark for mark in marks if mark.target in places]
     if not shown:
@@ -416,29 +410,6 @@ def binned_letters(letters: str, binned: int) -> str:
     """What happened most often in each `binned` rounds; of two that happened as often, the worse."""
     parts = [letters[n : n + binned] for n in range(0, len(letters), binned)]
     return "".join(max(sorted(set(part), key=_WORST_FIRST.index), key=part.count) for part in parts)
-
-
-def states_by_round(timeline: FleetTimeline) -> Plot:
-    """How many devices were in which state, stacked."""
-    devices = len(timeline.devices)
-    rows = [(row, sum(row.device_seconds.values()) or 1.0) for row in timeline.rounds]
-    areas = [
-        go.Scatter(
-            x=[row.round for row, _ in rows],
-            y=[devices * row.device_seconds.get(state, 0.0) / whole for row, whole in rows],
-            stackgroup="devices",
-            mode="lines",
-            line={"width": 0, "shape": "hvh"},
-            fillcolor=f"var(--{state})",
-            name=WORDS[state],
-        )
-        for state in _STACK
-        if any(row.device_seconds.get(state) for row in timeline.rounds)
-    ]
-    figure = go.Figure(areas, {"xaxis_title_text": "round", "yaxis_title_text": "devices", "yaxis_hoverformat": ".1f"})
-    figure.update_layout(hovermode="x unified", legend_traceorder="normal")
-    note = "Mean number of devices from a round's opening to the next one's."
-    return Plot(figure, "How many devices were in which state", note, wide=True)
 
 
 def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:

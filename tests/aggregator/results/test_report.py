@@ -146,12 +146,12 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
 @pytest.mark.parametrize(
     ("codec", "step", "unit", "told"),
     [
-        ("quantized", 0.5, "noise", ["quantized, step 0.5 of the noise", "0.0895 dB: 2.08 % more variance"]),
-        ("quantized", 1.0, "noise", ["step 1 of the noise", "0.348 dB: 8.33 % more variance"]),
-        ("quantized", 0.05, "rms", ["of a layer's root mean square", "rounding is 36.8 dB below the update"]),
-        ("one-bit", None, "noise", ["1.96 dB: signs have 1.57 times the variance"]),
-        ("float16", None, "noise", ["at most 1/2,048"]),
-        ("float32", None, "noise", ["codec\nfloat32\n", "cost in signal to noise\nnone\n"]),
+        ("quantized", 0.5, "noise", ["quantized, step 0.5 of the noise", "signal to noise, dB\n0.0895\n"]),
+        ("quantized", 1.0, "noise", ["step 1 of the noise", "dB\n0.348\n"]),
+        ("quantized", 0.05, "rms", ["of a layer's root mean square", "dB\n\N{EN DASH}\n"]),
+        ("one-bit", None, "noise", ["dB\n1.96\n"]),
+        ("float16", None, "noise", ["float16\n", "dB\n0\n"]),
+        ("float32", None, "noise", ["codec\nfloat32\n", "cost in signal to noise, dB\n0\n"]),
     ],
 )
 def test_what_the_form_on_the_wire_costs(codec: str, step: float | None, unit: str, told: list[str]) -> None:
@@ -229,8 +229,8 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
     assert page.plots["bytes"][0]["data"][2]["y"] == [12000.0] * 4
     assert page.plots["sweep"][0]["data"][0]["x"] == [3.0, 50.0]
     assert page.plots["sweep"][0]["layout"]["shapes"][0]["x0"] == 8, "where protection ends to be meaningful"
-    discs = page.plots["labels"][0]["data"][0]
-    assert sum(discs["marker"]["size"]) == 3 * 30 + 0 + 1 + 2
+    (images,) = page.plots["labels"][0]["data"]
+    assert sum(map(sum, images["z"])) == 3 * 30 + 0 + 1 + 2
     (ratio,) = page.plots["privacy"][1]["data"]
     assert ratio["y"] == [-20.0] * 4
 

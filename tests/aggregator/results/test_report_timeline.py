@@ -26,7 +26,6 @@ from hushfleet.aggregator.results.report.timeline import (
     matrix,
     mean_round,
     rows_by_board,
-    states_by_round,
     time_by_board,
     time_unit,
     timeline_section,
@@ -80,10 +79,9 @@ def bars(plot: Plot) -> dict[str, Any]:
     return {trace.name: trace for trace in plot.figure.data if trace.type == "bar"}
 
 
-DID, CAME, HOW_MANY, WHERE = (
+DID, CAME, WHERE = (
     "What each device did",
     "What came of each round, device by device",
-    "How many devices were in which state",
     "Where the time of a round goes",
 )
 
@@ -94,9 +92,9 @@ def test_a_small_fleet_is_a_gantt_chart_and_a_large_one_or_a_long_run_a_matrix()
     axis = gantt(small, boards).figure.layout
     assert set(axis.yaxis.ticktext) == {*small.devices, "round", "broker"}
     assert {words.text.rpartition(" ")[0] for words in axis.annotations} == set(samples["BOARDS"])
-    assert titles(*made(8, 60)) == [CAME, HOW_MANY, DID, WHERE]
+    assert titles(*made(8, 60)) == [CAME, DID, WHERE]
     assert "around the worst of the run" in gantt(*made(8, 60)).note
-    assert titles(*made(60, 8)) == [CAME, HOW_MANY, WHERE]
+    assert titles(*made(60, 8)) == [CAME, WHERE]
 
 
 def test_bars_are_as_long_as_their_states_lasted() -> None:
@@ -216,18 +214,6 @@ def test_a_cell_of_several_rounds_has_the_commonest_outcome_and_of_two_the_worse
     assert binned_letters("aalxxaa", 3) == "axa"
     assert binned_letters("alaa", 2) == "la"
     assert binned_letters("alx", 1) == "alx"
-
-
-def test_stacks_show_the_share_of_the_devices() -> None:
-    rounds = [
-        FleetRound(round=1, opened_s=0.0, closed_s=9.0, device_seconds={"training": 30.0, "lost": 10.0}),
-        FleetRound(round=2, opened_s=10.0, closed_s=19.0, device_seconds={"training": 10.0, "accepted": 30.0}),
-    ]
-    timeline = plain(["aa"] * 4, timed=True).model_copy(update={"end_s": 20.0, "rounds": rounds})
-    areas = {trace.name: list(trace.y) for trace in states_by_round(timeline).figure.data}
-    assert areas == {
-        "training": [3.0, 1.0], "accepted, waiting for others": [0.0, 3.0], "lost": [1.0, 0.0],
-    }  # fmt: skip
 
 
 def test_the_time_of_a_round_by_board() -> None:

@@ -280,7 +280,7 @@ def test_the_summary_of_a_round(make_fleet: MakeFleet) -> None:
         eq20_bytes=2 * 256 * 33 / 8,
         float32_bytes=2 * 256 * 4,
     )
-    assert RoundSummary.from_dict(fleet.store.last_round().metrics) == summary
+    assert RoundSummary(**fleet.store.last_round().metrics) == summary
 
 
 def test_eq20_counts_what_is_really_shared(make_fleet: MakeFleet) -> None:

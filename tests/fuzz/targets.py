@@ -45,7 +45,7 @@ from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import UpdateHeader, decode_update, encode_update, read_header
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KEY = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
 FEDERATION = "demo"

@@ -1,4 +1,4 @@
-"""Every decoder of `benchmarks.fuzz` on edits of real bytes; the long form is guided by coverage."""
+"""Every decoder of `fuzz.targets` on random edits of real bytes; `make fuzz` is guided by coverage."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fuzz
-from benchmarks.fuzz_targets import TARGETS, WIRE
+from fuzz.__main__ import fuzz_target
+from fuzz.targets import TARGETS, WIRE
 
 FROM_NETWORK, FROM_FILES = 2000, 60  # inputs of each target
 CPU_S = 2.0  # of one input; some milliseconds are usual
@@ -110,8 +110,8 @@ def test_what_is_reported_is_what_the_fuzzer_says_it_ran(monkeypatch: pytest.Mon
         return subprocess.CompletedProcess(command, code, "", text)
 
     monkeypatch.setattr(subprocess, "run", run)
-    row = fuzz.fuzz("topic", 300, tmp_path, 1)
+    row = fuzz_target("topic", 300, tmp_path, 1)
     assert (row["inputs"], row["edges"], asked) == (300, 12, ["300", "180"])
     assert row["crashes"] == [{"input": "topic-crash-1 Gg==", "error": "KeyError: 'a'"}]
     with pytest.raises(SystemExit, match="does not say what it ran"):
-        fuzz.fuzz("topic", 300, tmp_path, 1)
+        fuzz_target("topic", 300, tmp_path, 1)

@@ -1,0 +1,1 @@
+"""Fuzzing of every decoder that reads bytes from elsewhere."""
