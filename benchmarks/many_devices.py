@@ -57,12 +57,9 @@ class Device(threading.Thread):
         config, broker = self._config, self._config.broker
         reconnect_s = config.simulation.reconnect_s if config.simulation else None
         return MqttLink(
-            broker.url,
+            broker.address,
             client_id=store.identity.client_id(config.device.id),
             will=will,
-            ca_file=broker.ca_file,
-            cert_file=broker.cert_file,
-            key_file=broker.key_file,
             timing=Timing(backoff_base_s=reconnect_s) if reconnect_s else None,
         )
 
