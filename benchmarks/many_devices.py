@@ -54,10 +54,10 @@ class Device(threading.Thread):
             self.failed = True
 
     def _connect(self, store: DeviceStore, will: Will) -> MqttLink:
-        config, broker = self._config, self._config.broker
+        config = self._config
         reconnect_s = config.simulation.reconnect_s if config.simulation else None
         return MqttLink(
-            broker.address,
+            config.broker.address,
             client_id=store.identity.client_id(config.device.id),
             will=will,
             timing=Timing(backoff_base_s=reconnect_s) if reconnect_s else None,

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace as _compatible_namespace
-from array_api_compat import device, is_array_api_obj, is_numpy_array
+from array_api_compat import device, is_numpy_array
 
 Array: TypeAlias = Any
 """A `numpy.ndarray` or a `torch.Tensor`: the two have no common type that a checker knows."""
 
-__all__ = ["Array", "array_namespace", "device", "is_array_api_obj", "is_numpy_array"]
+__all__ = ["Array", "array_namespace", "device", "is_numpy_array"]
 
 
 def array_namespace(*arrays: Any) -> Any:

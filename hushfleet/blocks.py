@@ -1,4 +1,4 @@
-"""Walking a long vector in cache-sized pieces.
+"""A long vector in pieces that fit the cache.
 
 An elementwise chain over a million entries is bound by memory traffic: ten passes over 5 MB each miss the
 cache ten times. The same chain over one piece after the other misses it once, and its temporaries stay

@@ -52,9 +52,9 @@ def check_against_torch(
         cases: list[tuple[Any, Any]] = [(dropout, ()) for dropout in (((), ones, masks) if masks else ((),))]
         if objective.distills:
             cases += [(masks, random_teacher(model, size, rng))]
-        for dropout, taught in cases:
-            expected_loss, expected = reference(params, x, y, dropout, None, *taught)
-            loss, grad = run_gradient(params, x, y, dropout, None, *taught)
+        for dropout, distilled in cases:
+            expected_loss, expected = reference(params, x, y, dropout, None, *distilled)
+            loss, grad = run_gradient(params, x, y, dropout, None, *distilled)
             worst = max(worst, _compare("loss", np.array(loss), np.array(expected_loss), size))
             views = model.layout.unflatten(expected)
             for name, value in model.layout.unflatten(grad).items():

@@ -8,16 +8,22 @@ returned that was not compared with PyTorch.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
+import torch
 from onnx import numpy_helper
 
+from hushfleet.graphs import session
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.models import graph_cache
+from hushfleet.models import checks, losses, model, torch_gradient
 from hushfleet.models.checks import check_against_torch
 from hushfleet.models.model import Model
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
@@ -38,7 +44,7 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises GraphRefused: a graph disagrees with PyTorch by more than 1e-4 of a tensor's largest entry.
     """
-    key, folder = graph_cache.content_key(model, objective)[:32], cache_dir or user_cache_dir() / "graphs"
+    key, folder = content_key(model, objective)[:32], cache_dir or user_cache_dir() / "graphs"
     paths = {name: folder / f"{key}.{name}.onnx" for name in ("gradient", "inference")}
     gradient, inference = (read_cached(path) for path in paths.values())
     if gradient is not None and inference is not None:
@@ -51,6 +57,21 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
         for name, path in paths.items():
             write_cached(path, getattr(graphs, name))
     return graphs
+
+
+def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
+    """Hex digest of whatever decides what is in the exported graphs, so that nothing needs to be invalidated by hand.
+
+    The network's description, the source of the code that exports, and the versions of what it uses.
+    """
+    code: Any = inspect.getmodule(network.function)
+    parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
+    parts += [Path(__file__).with_name(name).read_text("utf-8") for name in ("tracing.py", "decompositions.py")]
+    parts += map(inspect.getsource, (checks, losses, model, torch_gradient, session, code))
+    parts += [network.layout.digest, repr(objective)]
+    parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
+    parts.append(repr(getattr(network.function, "layers", None)))  # a function's text is in its module
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray) -> bytes:

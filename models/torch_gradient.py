@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.models.losses import distilled_losses
 from hushfleet.models.model import Model
 
@@ -51,8 +51,9 @@ class TorchGradient:
         leaves = {
             name: view.detach().requires_grad_() for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
-        taught = self._taught(teacher, distill)
-        loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), *taught)
+        loss = self._loss(
+            leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), *self._distilled(teacher, distill)
+        )
         grads = torch.autograd.grad(loss, list(leaves.values()))
         return loss.item(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
 
@@ -80,7 +81,7 @@ class TorchGradient:
         def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
             return self._loss(tensors, x, y, dropout, **more)
 
-        more = dict(zip(("teacher", "distill"), self._taught(teacher, distill), strict=False))
+        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
         if weights is not None:
             more["weights"] = self._tensor(weights)
         tensors = self.layout.unflatten(self._tensor(params))
@@ -126,10 +127,8 @@ class TorchGradient:
             flat[..., place].copy_(grads[name].detach().reshape(*lead, -1))
         return target
 
-    def _taught(self, teacher: Any | None, distill: Any | None) -> tuple[Tensor, ...]:
-        if not self.objective.require_taught(teacher, distill):
-            return ()
-        return self._tensor(teacher), self._tensor(distill)
+    def _distilled(self, teacher: Any | None, distill: Any | None) -> tuple[Tensor, ...]:
+        return self._tensors(both_or_none(teacher, distill, distills=self.objective.distills) or ())
 
     def _tensors(self, arrays: Sequence[Any]) -> tuple[Tensor, ...]:
         return tuple(self._tensor(array) for array in arrays)

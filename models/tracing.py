@@ -43,10 +43,10 @@ def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes
         def loss(tensors: tuple[Tensor, ...]) -> Tensor:
             logits = model.forward(dict(zip(names, tensors, strict=True)), x, dropout)
             if objective.distills:
-                return distilled_losses(objective, logits, y, *taught).mean()
+                return distilled_losses(objective, logits, y, *distilled).mean()
             return F.cross_entropy(logits, y)
 
-        (x, y), dropout, taught = args[len(names) : first_mask], args[first_mask:after], args[after:]
+        (x, y), dropout, distilled = args[len(names) : first_mask], args[first_mask:after], args[after:]
         grads, value = torch.func.grad_and_value(loss)(args[: len(names)])
         return value, *grads
 

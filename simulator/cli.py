@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
         emulate: Annotated[bool, typer.Option("--emulate", help="Live engine: each device has its board's speed, memory and network.")] = False,
         workers: Annotated[int, typer.Option(min=0, help="Processes of the fast engine, or jobs at a time on Ray; 0: one a core.")] = 0,
         ray_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster's head, or 'auto'; default: a Ray on this machine.")] = "",
-        runtime: Annotated[Literal["auto", "onnx", "native", "torch", "vmap"], typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto measures which is the quickest here, for runs that are long enough.")] = "auto",
+        runtime: Annotated[Literal["auto", "onnx", "native", "torch", "vmap"], typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto",
         evaluate_every: Annotated[int, typer.Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1,
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
@@ -110,11 +110,7 @@ def run_and_show(
     try:
         result = run(simulation, options, console=console)
     except KeyboardInterrupt:
-        again = escape(again_command(folder))
-        console.print(
-            f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {again}", highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(INTERRUPTED) from None
+        raise interrupted(console, again_command(folder)) from None
     console.print(summary_table(result))
     console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
 
@@ -149,6 +145,13 @@ def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str,
     """The task with what `--set` and other options change of it."""
     given = [f"{key}={value}" for key, value in (options or {}).items() if value is not None]
     return load_task(path, (*(settings or ()), *given))
+
+
+def interrupted(console: Console, command: str) -> typer.Exit:
+    """Says by which command an interrupted one goes on."""
+    words = f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(command)}"
+    console.print(words, highlight=False, soft_wrap=True)
+    return typer.Exit(INTERRUPTED)
 
 
 def again_command(folder: Path) -> str:

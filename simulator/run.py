@@ -17,8 +17,7 @@ from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
-from hushfleet.simulator.engines.fast.runtime_choice import choose_runtime
-from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime
 from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
@@ -26,7 +25,7 @@ from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import Schedule, schedule_of
+from hushfleet.simulator.schedule import NOT_ON_THE_CLOCK, Schedule, schedule_of
 from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
@@ -45,7 +44,7 @@ class RunOptions:
     :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
     :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
     :param ray_address: of a Ray cluster; empty for one on this machine.
-    :param runtime: what computes gradients in the fast engine, or `auto`: the quickest here.
+    :param runtime: what computes gradients in the fast engine, or `auto`, see `choose_runtime`.
     :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
     :param local_only: also train each device alone, for comparison.
     :param sweep: noise multipliers at which the run is repeated by the fast engine.
@@ -72,7 +71,8 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         if options.engine == "live":
             _run_live(simulation, options, console)
         else:
-            runtime = _runtime(simulation, workers, options, console)
+            runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
+            console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)
         fleet = simulation.fleet.devices if options.local_only else ()
         training = train_alone(simulation, workers, runtime=runtime) if fleet else iter(())
@@ -100,15 +100,6 @@ def _watch(simulation: Simulation, options: RunOptions, console: Console) -> Wat
     return Watch(simulation, display, engine=options.engine)
 
 
-def _runtime(simulation: Simulation, workers: WorkerPool, options: RunOptions, console: Console) -> str:
-    if options.runtime != AUTO:
-        return options.runtime
-    with console.status("which runtime is the quickest here?"):
-        trial = choose_runtime(simulation, workers)
-    console.print(trial.shown(), style="bright_black", highlight=False)
-    return trial.runtime
-
-
 def _schedule(simulation: Simulation) -> Schedule:
     return schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
 
@@ -127,14 +118,17 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
         write_mb_s=schedule.write_mb_s,
         memory_mib=schedule.memory_mib,
     )
-    for line in (*fleet.shown(), *([player.note] if player.note else [])):
+    for line in fleet.shown():
         console.print(line, style="bright_black", highlight=False)
     with _watch(simulation, options, console), fleet.running():
         player.play(fleet)
 
 
 def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:
-    if not options.clocked and not _schedule(simulation).is_calm:
+    schedule = _schedule(simulation)
+    if options.clocked and schedule.crashes_server:
+        console.print(NOT_ON_THE_CLOCK, style="yellow")
+    elif not options.clocked and not schedule.is_calm:
         console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
     every = options.evaluate_every
     if not options.clocked:

@@ -4,7 +4,7 @@ task.json, boards.json   what was asked for, for --resume
 clock.json               what the task's work costs, where the run has a virtual clock
 scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
-trial.json               which runtime computes gradients, and why
+runtime.txt              what computes gradients, where that was left to the simulator
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
 devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
@@ -45,7 +45,7 @@ class RunFolder:
         self.path = path
         self.task = path / "task.json"
         self.boards = path / "boards.json"
-        self.trial = path / "trial.json"
+        self.runtime = path / "runtime.txt"
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
         self.scenario = path / "scenario.jsonl"
@@ -56,15 +56,6 @@ class RunFolder:
         self.models = path / "models"
         self.result = path / "result.json"
         self.report = path / "report.html"
-
-    @property
-    def task_files(self) -> tuple[Path, ...]:
-        """What every device receives."""
-        return (self.package, *sorted(self.graphs.glob("*.onnx")))
-
-    def global_model(self, round: int) -> Path:
-        """The checkpoint of the global model after `round` rounds."""
-        return self.aggregator / f"global-{round}.safetensors"
 
     def device(self, name: str) -> DeviceFolder:
         return DeviceFolder(self.path / "devices" / name)

@@ -26,9 +26,9 @@ from hushfleet.config.schema import (
     Share,
     from_plain,
     later,
-    to_plain,
-)
-from hushfleet.config.schema import require as require
+    pack,
+    require,
+)  # fmt: skip
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.model.params import MAX_PARAMS, ParamLayout
 from hushfleet.privacy.accounting.epsilon import Accountant
@@ -180,7 +180,7 @@ class TaskSpec(Checked):
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
 
     def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(to_plain(self))
+        return pack(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskSpec:

@@ -36,8 +36,11 @@ CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
 ORDER_SEED = 0
 _CACHED = ("train_images", "train_labels", "test_images", "test_labels")
 
-Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Part = tuple[Images, Labels]
+Arrays = tuple[Images, Labels, Images, Labels]
+"""Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
 
 
 class Cifar(NamedTuple):
@@ -82,7 +85,7 @@ class Cifar(NamedTuple):
     def _arrays(self, files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
         """Sorts named file contents into batches or class images, and decodes them."""
         batches: dict[str, Part] = {}
-        images: dict[str, tuple[npt.NDArray[np.uint8], int]] = {}
+        images: dict[str, tuple[Images, int]] = {}
         for name, content in files:
             *folders, base = name.split("/")
             if base in (*self.parts[0], *self.parts[1]):
@@ -98,9 +101,12 @@ class Cifar(NamedTuple):
         missing = [name for part in self.parts for name in part if name not in batches]
         if missing:
             raise BadInput(f"{where} lacks {', '.join(missing)} of {self.name}'s batches; fetch it again")
-        train, test = ([batches[name] for name in part] for part in self.parts)
-        stacked = [np.concatenate([pair[at] for pair in part]) for part in (train, test) for at in (0, 1)]
-        return stacked[0], stacked[1], stacked[2], stacked[3]
+        train, test = (_joined([batches[name] for name in part]) for part in self.parts)
+        return (*train, *test)
+
+
+def _joined(parts: list[Part]) -> Part:
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
 TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -153,9 +159,7 @@ def _write_cache(path: Path, arrays: Arrays) -> None:
         print(f"the decoded copy could not be kept in {path.parent}: {error}", file=sys.stderr)
 
 
-def _shuffled(
-    images: dict[str, tuple[npt.NDArray[np.uint8], int]], prefix: str, where: Path
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _shuffled(images: dict[str, tuple[Images, int]], prefix: str, where: Path) -> Part:
     """Folders come sorted by class; a fixed shuffle makes any leading part of the set a fair sample."""
     names = sorted(name for name in images if name.startswith(prefix))
     if not names:
@@ -165,7 +169,7 @@ def _shuffled(
     return pixels, np.array([images[names[at]][1] for at in order], dtype=np.int64)
 
 
-def _decode(content: bytes, what: str) -> npt.NDArray[np.uint8]:
+def _decode(content: bytes, what: str) -> Images:
     try:
         with pillow().Image.open(io.BytesIO(content)) as image:
             pixels = np.asarray(image.convert("RGB"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from hushfleet.data.torchvision_shim import import_torchvision
 from hushfleet.errors import BadInput
-from hushfleet.user_files import user_cache_dir as user_cache_dir
-from hushfleet.user_files import user_data_dir as user_data_dir
 
 ORIGINS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -20,6 +19,10 @@ ORIGINS = {
     "svhn": "http://ufldl.stanford.edu/housenumbers/",
 }
 """Where torchvision takes each set from; named in the message for a machine without a network."""
+_CLASSES = {
+    "mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMNIST",
+    "cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN",
+}  # fmt: skip
 
 
 def download(name: str, folder: Path, *, looked_for: str) -> None:
@@ -42,18 +45,39 @@ def download(name: str, folder: Path, *, looked_for: str) -> None:
     print(f"downloading {name} from {ORIGINS[name]} to {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if name == "mnist":
-            datasets.MNIST(str(folder), download=True)
-        elif name == "fashion-mnist":
-            datasets.FashionMNIST(str(folder), download=True)
-        elif name == "emnist":
-            datasets.EMNIST(str(folder), split="letters", download=True)
-        elif name == "cifar10":
-            datasets.CIFAR10(str(folder), download=True)
-        elif name == "cifar100":
-            datasets.CIFAR100(str(folder), download=True)
-        else:
+        make = getattr(datasets, _CLASSES[name])
+        if name == "svhn":
             for split in ("train", "test"):
-                datasets.SVHN(str(folder / "svhn"), split=split, download=True)
+                make(str(folder / "svhn"), split=split, download=True)
+        else:
+            make(str(folder), download=True, **({"split": "letters"} if name == "emnist" else {}))
     except (OSError, RuntimeError, ImportError) as error:
         raise BadInput(f"{name} could not be downloaded ({error}); {by_hand}") from error
+
+
+_declared: list[Any] = []  # keeps the library alive: its declarations vanish with it
+
+
+def import_torchvision() -> ModuleType:
+    """The `torchvision` package, also beside a PyTorch that it was not built for. Raises ImportError.
+
+    The wheel on PyPI has CUDA operators. Beside a PyTorch without CUDA its native library does not load, and the import
+    fails with "operator torchvision::nms does not exist". Only the data sets are used here, so it is enough to declare
+    the two operators first.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    import torch
+
+    for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[module]
+    if not _declared:
+        make: Any = torch.library.Library  # has no types
+        library = make("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(library)
+    return importlib.import_module("torchvision")

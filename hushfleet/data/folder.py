@@ -16,7 +16,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +45,6 @@ class ImageForm(TypedDict):
     std: Sequence[float]
 
 
-class FolderScan(NamedTuple):
-    """What a folder holds.
-
-    :param samples: the readable images, by class folder, then by file name.
-    :param skipped: `class/file: reason` for each file that was not read.
-    """
-
-    samples: Samples
-    skipped: tuple[str, ...]
-
-
 def load_folder_set(path: Path, **form: Unpack[ImageForm]) -> DataSet:
     """Reads `path/train/<class>/*` and `path/test/<class>/*` as the data set `folder`.
 
@@ -80,8 +69,10 @@ def load_folder(path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageF
     return samples
 
 
-def scan_folder(path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageForm]) -> FolderScan:
-    """Reads a folder of images.
+def scan_folder(
+    path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageForm]
+) -> tuple[Samples, tuple[str, ...]]:
+    """The readable images by class folder, then by file name, and `class/file: reason` for each that was not read.
 
     :param path: holds one sub-folder for each class; hidden files and folders are ignored, classes may be
         missing, and image files that lie outside a class folder count as skipped.
@@ -131,7 +122,7 @@ def scan_folder(path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageF
         tuple(map(float, form["mean"])),
         tuple(map(float, form["std"])),
     )
-    return FolderScan(samples, tuple(skipped))
+    return samples, tuple(skipped)
 
 
 def pillow() -> Any:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES
+from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES, Arrays, Images, Labels
 from hushfleet.data.download import download
 from hushfleet.data.idx import read_idx
 from hushfleet.data.partition import stratified_choice
@@ -31,11 +30,6 @@ from hushfleet.user_files import user_data_dir
 ORDER_SEED = 0
 """Seeds the fixed splits and orders below; changing it changes every published figure."""
 DIGITS_TEST_IMAGES = 360
-
-Images = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
-Arrays = tuple[Images, Labels, Images, Labels]
-"""Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
 
 
 @dataclass(frozen=True)
@@ -208,55 +202,33 @@ def _svhn_part(path: Path) -> tuple[Images, Labels]:
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 
 
-def _idx_text(name: str, torchvision_name: str) -> str:
-    return (
-        "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte (plain or .gz) "
-        f"in {name}/ or {torchvision_name}/raw/"
-    )
+def _idx_source(
+    name: str, torchvision_name: str, class_names: tuple[str, ...], mean: float, std: float
+) -> _Source:
+    find = _idx_finder(name, torchvision_name, ("train-", "t10k-"))
+    return _Source(find, _IDX_FILES.format(name, torchvision_name), class_names, (mean,), (std,))
 
 
+_DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_lowercase)
+_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
+_IDX_FILES = (
+    "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte (plain or .gz) in {}/ or {}/raw/"
+)
+_EMNIST_FILES = _IDX_FILES.format("emnist", "EMNIST") + ", the letters part, or torchvision's emnist-letters-* names"
+_CIFAR10_FILES = (
+    "in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "
+    "or a cifar*10*.tar.gz of either"
+)
+_CIFAR100_FILES = "cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here"
+_SVHN_FILES = "train_32x32.mat and test_32x32.mat in svhn/ or here"
+_CIFAR10_SCALE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+_CIFAR100_SCALE = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+_SVHN_SCALE = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 _SOURCES: dict[str, _Source] = {
-    "mnist": _Source(
-        _idx_finder("mnist", "MNIST", ("train-", "t10k-")),
-        _idx_text("mnist", "MNIST"),
-        tuple(string.digits),
-        (0.1307,),
-        (0.3081,),
-    ),
-    "fashion-mnist": _Source(
-        _idx_finder("fashion-mnist", "FashionMNIST", ("train-", "t10k-")),
-        _idx_text("fashion-mnist", "FashionMNIST"),
-        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot"),
-        (0.2860,),
-        (0.3530,),
-    ),
-    "emnist": _Source(
-        _find_emnist,
-        _idx_text("emnist", "EMNIST") + ", the letters part, or torchvision's emnist-letters-* names",
-        tuple(string.ascii_lowercase),
-        (0.1722,),
-        (0.3309,),
-    ),
-    "cifar10": _Source(
-        CIFAR10.find,
-        "in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "
-        "or a cifar*10*.tar.gz of either",
-        CIFAR10_CLASSES,
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
-    ),
-    "cifar100": _Source(
-        CIFAR100.find,
-        "cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here",
-        CIFAR100_CLASSES,
-        (0.5071, 0.4865, 0.4409),
-        (0.2673, 0.2564, 0.2762),
-    ),
-    "svhn": _Source(
-        _find_svhn,
-        "train_32x32.mat and test_32x32.mat in svhn/ or here",
-        tuple(string.digits),
-        (0.4377, 0.4438, 0.4728),
-        (0.1980, 0.2010, 0.1970),
-    ),
+    "mnist": _idx_source("mnist", "MNIST", _DIGITS, 0.1307, 0.3081),
+    "fashion-mnist": _idx_source("fashion-mnist", "FashionMNIST", _FASHION, 0.2860, 0.3530),
+    "emnist": _Source(_find_emnist, _EMNIST_FILES, _LETTERS, (0.1722,), (0.3309,)),
+    "cifar10": _Source(CIFAR10.find, _CIFAR10_FILES, CIFAR10_CLASSES, *_CIFAR10_SCALE),
+    "cifar100": _Source(CIFAR100.find, _CIFAR100_FILES, CIFAR100_CLASSES, *_CIFAR100_SCALE),
+    "svhn": _Source(_find_svhn, _SVHN_FILES, _DIGITS, *_SVHN_SCALE),
 }

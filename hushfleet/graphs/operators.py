@@ -305,8 +305,9 @@ def _slice(call: Call) -> Given:
 
 
 def _places(size: int, start: int, stop: int, step: int) -> range:
-    """Not Python's rule: walking backwards, a start in front of everything is the first place."""
-    require(step > 0 or stop < _ALL, "it walks backwards to no end")  # ONNX Runtime and ONNX read that differently
+    """Not Python's rule: with a negative step, a start before the first place is the first place."""
+    # ONNX Runtime and ONNX read an open end differently.
+    require(step > 0 or stop < _ALL, "its step is negative and its end is open")
     start, stop = (edge + size if edge < 0 else edge for edge in (start, stop))
     low, high = (0, size) if step > 0 else (-1, size - 1)
     return range(min(max(start, 0), max(high, 0)), min(max(stop, low), high), step) if size else range(0)
@@ -359,6 +360,7 @@ def _scatter(call: Call) -> Given:
 
 def _pad(call: Call) -> Given:
     data, pads = call[0], _ints(call[1], "pads")
+    require(bool(data.shape), "it pads a single number")  # which ONNX Runtime fails to run
     axes = _axes(call, len(data.shape), place=3)
     axes = list(range(len(data.shape))) if axes is None else axes
     require(len(pads) == 2 * len(axes), f"{len(pads)} pads for {len(axes)} axes")
@@ -493,14 +495,20 @@ def _image(call: Call) -> tuple[Size, Size, list[int]]:
     return shape[0], shape[1], [fixed(n) for n in shape[2:]]
 
 
-def _conv(call: Call) -> Given:
-    batch, channels, spatial = _image(call)
+def _kernel(call: Call, rank: int) -> tuple[tuple[Size, ...], int, list[int]]:
+    """A convolution's weights' shape, its groups, and its kernel's shape."""
     weights, groups = call[1].shape, call.number("group", 1)
-    require(len(weights) == len(spatial) + 2 and groups > 0, f"weights {weights} do not fit {call[0].shape}")
-    require(channels == weights[1] * groups, f"{channels} channels for {weights}")
+    require(len(weights) == rank + 2 and groups > 0, f"weights {weights} do not fit {call[0].shape}")
     require(groups == 1 or fixed(weights[0]) % groups == 0, f"{weights} in {groups} groups")
     kernel = [fixed(n) for n in weights[2:]]
     require(call.numbers("kernel_shape") in (None, kernel), "its kernel_shape is not that of its weights")
+    return weights, groups, kernel
+
+
+def _conv(call: Call) -> Given:
+    batch, channels, spatial = _image(call)
+    weights, groups, kernel = _kernel(call, len(spatial))
+    require(channels == weights[1] * groups, f"{channels} channels for {weights}")
     pads = _per_axis(call, "pads", 2 * len(kernel), default=0, least=0)
     counts = _windows(call, spatial, kernel, pads)
     shape = (batch, weights[0], *counts)
@@ -511,12 +519,9 @@ def _conv(call: Call) -> Given:
 
 def _conv_transpose(call: Call) -> Given:
     batch, channels, spatial = _image(call)
-    weights, groups, rank = call[1].shape, call.number("group", 1), len(spatial)
-    require(len(weights) == rank + 2 and groups > 0, f"weights {weights} do not fit {call[0].shape}")
+    rank = len(spatial)
+    weights, groups, kernel = _kernel(call, rank)
     require(channels == weights[0], f"{channels} channels for {weights}")
-    require(groups == 1 or fixed(channels) % groups == 0, f"{channels} channels in {groups} groups")
-    kernel = [fixed(n) for n in weights[2:]]
-    require(call.numbers("kernel_shape") in (None, kernel), "its kernel_shape is not that of its weights")
     require(call.text("auto_pad", "NOTSET") == "NOTSET" and call.numbers("output_shape") is None, "it pads by itself")
     strides, dilations = _per_axis(call, "strides", rank), _per_axis(call, "dilations", rank)
     pads = _per_axis(call, "pads", 2 * rank, default=0, least=0)
@@ -583,33 +588,12 @@ _RULES: Mapping[str, Rule] = (
     | _each("MaxPool AveragePool", _pool)
     | _each("GlobalAveragePool GlobalMaxPool", _global_pool)
     | {
-        "Cast": _cast,
-        "CastLike": _cast,
-        "Concat": _concat,
-        "Constant": _constant,
-        "ConstantOfShape": _constant_of_shape,
-        "Conv": _conv,
-        "ConvTranspose": _conv_transpose,
-        "Expand": _expand,
-        "Flatten": _flatten,
-        "Gather": _gather,
-        "GatherElements": _gather_elements,
-        "GatherND": _gather_nd,
-        "Gemm": _gemm,
-        "Identity": _identity,
-        "MatMul": _matmul,
-        "Pad": _pad,
-        "Range": _range,
-        "Reshape": _reshape,
-        "ScatterElements": _scatter,
-        "ScatterND": _scatter,
-        "Shape": _shape_of,
-        "Size": _size_of,
-        "Slice": _slice,
-        "Split": _split,
-        "Squeeze": _squeeze,
-        "Transpose": _transpose,
-        "Unsqueeze": _unsqueeze,
+        "Cast": _cast, "CastLike": _cast, "Concat": _concat, "Constant": _constant,
+        "ConstantOfShape": _constant_of_shape, "Conv": _conv, "ConvTranspose": _conv_transpose, "Expand": _expand,
+        "Flatten": _flatten, "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd,
+        "Gemm": _gemm, "Identity": _identity, "MatMul": _matmul, "Pad": _pad, "Range": _range, "Reshape": _reshape,
+        "ScatterElements": _scatter, "ScatterND": _scatter, "Shape": _shape_of, "Size": _size_of, "Slice": _slice,
+        "Split": _split, "Squeeze": _squeeze, "Transpose": _transpose, "Unsqueeze": _unsqueeze,
     }
-)
+)  # fmt: skip
 OPERATORS = frozenset(_RULES)

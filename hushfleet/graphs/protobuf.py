@@ -1,6 +1,6 @@
-"""A strict reader of protobuf's wire format, for messages that were not written by friends.
+"""A strict reader of protobuf's wire format, for messages that nobody has checked yet.
 
-Protobuf forgives: unknown fields are skipped, repeated singular fields are merged, and two parsers may end up
+Protobuf is lenient: unknown fields are skipped, repeated singular fields are merged, and two parsers may end up
 with two readings of the same bytes. This reader accepts only what a schema names, each singular field once,
 so what was checked is what any other parser will see.
 """

@@ -31,9 +31,6 @@ MAX_ATTRIBUTE = 1 << 16  # magnitudes of axes, kernel sizes, strides and pads
 OPSETS = range(13, 26)
 IR_VERSIONS = range(7, 14)
 
-# Those whose outputs' shapes and work can be told before they run.
-ALLOWED_OPERATORS = OPERATORS
-
 # onnx.proto, DataType: the element types that gradients of image networks use, and their bytes.
 ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}
 _ELEMENT_NAMES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
@@ -160,7 +157,7 @@ def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:
     node = _read(data, _NODE, "NodeProto")
     operator, domain = _one(node, "op_type", ""), _one(node, "domain", "")
     _require(_is_standard(domain), f"domain of the operator {operator!r}", domain)
-    _require(operator in ALLOWED_OPERATORS, "operator", operator)
+    _require(operator in OPERATORS, "operator", operator)
     for name in node.get("input", []):
         _require(name in known, f"input of {operator!r} that nothing before it computes", name)
     for name in node.get("output", []):

@@ -18,14 +18,14 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
-from hushfleet.model.objectives import require_both
+from hushfleet.model.objectives import both_or_none
 from hushfleet.model.params import ParamLayout
 
 _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 
 def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
-    """A session for `graph` that is frugal, quiet and deterministic. Raises `GraphRefused`."""
+    """A session that takes little memory and gives the same results each time. Raises `GraphRefused`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -154,25 +154,19 @@ class GradientGraph:
         if not out.flags.writeable or np.may_share_memory(out, params):
             raise ValueError("out must be writeable memory that is not the memory of params")
         masks = dict(zip(self.masks, dropout, strict=True))
-        taught = self._taught(len(x), teacher, distill)
-        binding = self._graph.bind(params, {"x": x, "y": y, **masks, **taught})
+        batched = {"x": x, "y": y, **masks}
+        given = both_or_none(teacher, distill, distills=self.distills)
+        if self.distills:
+            shape = (len(x), *self._graph.inputs["teacher"].shape[1:])
+            nothing = np.zeros(shape, np.float32), np.zeros(len(x), np.float32)
+            batched["teacher"], batched["distill"] = given or nothing
+        binding = self._graph.bind(params, batched)
         loss = np.empty((), np.float32)
         _bind(binding.bind_output, "loss", loss)
         for name, view in self.layout.unflatten(out).items():
             _bind(binding.bind_output, f"grad.{name}", view)
         self._graph.run(binding)
         return float(loss), out
-
-    def _taught(self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None) -> dict[str, np.ndarray]:
-        require_both(teacher, distill)
-        if not self.distills:
-            if teacher is not None:
-                raise ValueError("the graph's loss is the cross-entropy, which has no teacher")
-            return {}
-        if teacher is None or distill is None:
-            shape = (batch, *self._graph.inputs["teacher"].shape[1:])
-            teacher, distill = np.zeros(shape, np.float32), np.zeros(batch, np.float32)
-        return {"teacher": teacher, "distill": distill}
 
 
 class InferenceGraph:

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.schema import require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec, require
+from hushfleet.config.schema import require
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.personal import Everything
 from hushfleet.methods.server import Mean

@@ -19,13 +19,14 @@ printed. Zhao et al. have the temperature in b too, and KT^2 before the sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from msgspec import Meta
 
 from hushfleet.config.schema import Checked
 
+T = TypeVar("T")
 Kind = Literal["cross-entropy", "distillation", "decoupled-distillation"]
 
 
@@ -45,13 +46,6 @@ class Objective(Checked):
     @property
     def distills(self) -> bool:
         return self.kind != "cross-entropy"
-
-    def require_taught(self, teacher: object | None, distill: object | None) -> bool:
-        """Whether a call brought a teacher. Raises ValueError where it may not, or brought a half of it."""
-        require_both(teacher, distill)
-        if teacher is not None and not self.distills:
-            raise ValueError("the objective is the cross-entropy, which has no teacher")
-        return teacher is not None
 
     def loss_and_cotangent(
         self, logits: np.ndarray, y: np.ndarray, teacher: np.ndarray, weight: np.ndarray
@@ -97,9 +91,18 @@ class Objective(Checked):
 CROSS_ENTROPY = Objective()
 
 
-def require_both(teacher: object | None, distill: object | None) -> None:
-    if (teacher is None) != (distill is None):
+def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tuple[T, T] | None:
+    """A teacher's logits and the distillation's weights. Raises ValueError for one alone, or where neither may be.
+
+    :param distills: whether the objective does.
+    """
+    if teacher is None and distill is None:
+        return None
+    if teacher is None or distill is None:
         raise ValueError("a teacher's logits and the distillation's weights come together or not at all")
+    if not distills:
+        raise ValueError("the objective is the cross-entropy, which has no teacher")
+    return teacher, distill
 
 
 def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
@@ -65,11 +64,6 @@ class ParamLayout:
 
     def __repr__(self) -> str:
         return f"ParamLayout(names={self.names}, shapes={self.shapes})"
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Any]) -> ParamLayout:
-        """The layout of named tensors (anything with a `.shape`), in their order."""
-        return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

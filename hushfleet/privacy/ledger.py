@@ -198,21 +198,14 @@ class Ledger:
         """What left without noise, in words, in the order of its first time."""
         return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
 
-    def epsilon_noised(
-        self,
-        *,
-        delta: float,
-        task: str | None = None,
-        extra: Charge | None = None,
-        accountant: Accountant = "exact",
-    ) -> float:
+    def epsilon_noised(self, *, delta: float) -> float:
         """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
 
         If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
         with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
         other.
         """
-        return _epsilon_of(self._charges(task, extra), delta, accountant)
+        return _epsilon_of(self._charges(None, None), delta, "exact")
 
     def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
         """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.

@@ -7,34 +7,11 @@ the user's cache. It computes what PyTorch computes, up to rounding, several tim
 from __future__ import annotations
 
 from hushfleet.errors import HushfleetError
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.models.native.optimizers import NativeAdam, NativeSGD, make_native_optimizer
 
-__all__ = [
-    "NativeAdam",
-    "NativeGradient",
-    "NativeSGD",
-    "build_gradient",
-    "make_native_optimizer",
-    "native_available",
-    "unavailable",
-]
-
-
-def build_gradient(model: Model, *, objective: Objective = CROSS_ENTROPY) -> NativeGradient:
-    """The compiled gradient of `model` under `objective`; seconds the first time, and from the cache afterwards.
-
-    :raises BadInput: the model is not described by layers that the kernels know.
-    :raises HushfleetError: there is no C compiler, or it fails; the text says which and why.
-    """
-    return NativeGradient(model, objective=objective)
-
-
-def native_available() -> bool:
-    """Whether C can be compiled and run here; `unavailable()` has the reason if not."""
-    return unavailable() is None
+__all__ = ["NativeAdam", "NativeGradient", "NativeSGD", "make_native_optimizer", "unavailable"]
 
 
 def unavailable(model: Model | None = None) -> str | None:
@@ -43,7 +20,7 @@ def unavailable(model: Model | None = None) -> str | None:
         if model is None:
             NativeSGD(0.0)
         else:
-            build_gradient(model)
+            NativeGradient(model)
     except HushfleetError as error:
         return str(error)
     return None

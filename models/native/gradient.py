@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from hushfleet.graphs.session import check_array
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library
-from hushfleet.models.native.program import write_clipping_program, write_program
+from hushfleet.models.native.program import write_program
 from hushfleet.models.native.stages import Target
 
 FLAGS = ("-ffp-contract=fast",)
@@ -36,7 +36,9 @@ class NativeGradient:
 
     :cvar takes_part: a call may ask for a part of the gradient alone, which is quicker; see `part` of a call.
 
-    :raises BadInput: the model is no description that the kernels know.
+    Building it takes seconds the first time; afterwards it comes from the user's cache.
+
+    :raises BadInput: the model is not described by layers that the kernels know.
     :raises HushfleetError: there is no compiler, or it refuses.
     """
 
@@ -60,30 +62,25 @@ class NativeGradient:
         distill: np.ndarray | None = None,
         part: slice = WHOLE,
     ) -> tuple[float, np.ndarray]:
-        """The batch's mean loss and its gradient float32 `[d]`.
+        """The batch's mean loss and its gradient float32 `[d]`; the arrays are those of `GradientGraph`.
 
-        :param params: float32 `[d]`.
-        :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`.
-        :param dropout: one mask float32 `[B, *shape]` for each of the model's; none at all: nothing is dropped.
-        :param out: where the gradient is written; a new vector if not given.
-        :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
-            float32 `[B]`; none at all: the loss is the cross-entropy. Only for an objective that distils.
         :param part: the entries whose gradient is wanted. A layer without any is not differentiated, and gets zeros.
         :raises ValueError: an array has another shape, type or memory order, or a label is no class.
         """
         out = self._check_out(out, params)
-        inputs, masks = self._check_batch(params, x, y, dropout)
+        inputs = self._check_batch(params, x, y, dropout)
         layers = self._layers(part)
-        if self._is_taught(len(x), teacher, distill) and teacher is not None and distill is not None:
+        distilled = self._distilled(len(x), teacher, distill)
+        if distilled is not None:
             with self._program.scratch(len(x)) as (library, scratch):
-                losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
+                losses, slopes = self._losses(library, scratch, inputs, y, *distilled)
                 slopes = (slopes / len(x)).astype(np.float32)
                 library.gradient_of_slopes(*inputs, _pointer(slopes), *layers, _pointer(out), scratch)
             self._zero_others(out, layers)
             return float(losses.mean()), out
         loss = ctypes.c_float()
         with self._program.scratch(len(x)) as (library, scratch):
-            arrays = _pointer(params), _pointer(x), _pointer(y), len(x), masks
+            arrays = *inputs[:2], _pointer(y), *inputs[2:]
             wrong = library.gradient(*arrays, *layers, _pointer(out), ctypes.byref(loss), scratch)
         if wrong >= 0:
             raise self._no_class(y, wrong)
@@ -115,7 +112,8 @@ class NativeGradient:
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         :raises ValueError: as a call does.
         """
-        known = math.nan if callable(clip_norm) else _positive(clip_norm)
+        if not callable(clip_norm) and not clip_norm > 0:
+            raise ValueError(f"clip_norm = {clip_norm!r}: must be positive (inf: no clipping)")
         if out is None:
             raise ValueError("out must be given: it receives the sum")
         self._check_out(out, params)
@@ -126,24 +124,25 @@ class NativeGradient:
         if len(x) == 0:
             out[...] = 0
             return np.zeros(0), np.zeros(0)
-        inputs, _ = self._check_batch(params, x, y, dropout)
-        if not self._is_taught(len(x), teacher, distill) or teacher is None or distill is None:
-            teacher, distill = np.zeros((len(x), self.model.classes), np.float32), np.zeros(len(x), np.float32)
+        inputs = self._check_batch(params, x, y, dropout)
+        distilled = self._distilled(len(x), teacher, distill)
+        if distilled is None:
+            distilled = np.zeros((len(x), self.model.classes), np.float32), np.zeros(len(x), np.float32)
         norms = np.empty(len(x))
         with self._clipping.scratch(len(x)) as (library, scratch):
-            losses, slopes = self._losses(library, scratch, inputs, y, teacher, distill)
+            losses, slopes = self._losses(library, scratch, inputs, y, *distilled)
             slopes = slopes.astype(np.float32)
             arrays = *inputs, _pointer(slopes), *layers
             if callable(clip_norm):
                 library.clipped_of_slopes(*arrays, ctypes.c_double(), _pointer(norms), None, scratch)
-                known = float(clip_norm(norms))
-            library.clipped_of_slopes(*arrays, ctypes.c_double(known), _pointer(norms), _pointer(out), scratch)
+                clip_norm = float(clip_norm(norms))
+            library.clipped_of_slopes(*arrays, ctypes.c_double(clip_norm), _pointer(norms), _pointer(out), scratch)
         self._zero_others(out, layers)
         return losses, norms
 
     @cached_property
     def _clipping(self) -> _Program:
-        return _Program(write_clipping_program(self.model, self._target), self._cache_dir)
+        return _Program(write_program(self.model, self._target, clipping=True), self._cache_dir)
 
     def _losses(
         self,
@@ -202,8 +201,8 @@ class NativeGradient:
 
     def _check_batch(
         self, params: np.ndarray, x: np.ndarray, y: np.ndarray, dropout: Sequence[np.ndarray]
-    ) -> tuple[tuple[Any, ...], Any]:
-        """What the program takes of a batch (params, images, batch, masks), and the masks alone."""
+    ) -> tuple[Any, ...]:
+        """What the program takes of a batch: params, images, batch, masks."""
         specs = self.model.dropout
         if dropout and len(dropout) != len(specs):
             raise ValueError(f"{self.model.name} takes {len(specs)} dropout masks or none, not {len(dropout)}")
@@ -212,14 +211,16 @@ class NativeGradient:
         for i, mask in enumerate(dropout):
             check_array(f"dropout.{i}", mask, FLOAT, (batch, *specs[i].shape))
         masks = (ctypes.c_void_p * len(dropout))(*map(_address, dropout)) if dropout else None
-        return (_pointer(params), _pointer(x), batch, masks), masks
+        return _pointer(params), _pointer(x), batch, masks
 
-    def _is_taught(self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None) -> bool:
-        if not self.objective.require_taught(teacher, distill) or teacher is None or distill is None:
-            return False
-        check_array("teacher", teacher, FLOAT, (batch, self.model.classes))
-        check_array("distill", distill, FLOAT, (batch,))
-        return True
+    def _distilled(
+        self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        given = both_or_none(teacher, distill, distills=self.objective.distills)
+        if given is not None:
+            check_array("teacher", given[0], FLOAT, (batch, self.model.classes))
+            check_array("distill", given[1], FLOAT, (batch,))
+        return given
 
     def _check_inputs(self, params: np.ndarray, x: np.ndarray) -> int:
         check_array("params", params, FLOAT, (self.layout.size,))
@@ -228,12 +229,6 @@ class NativeGradient:
             raise ValueError("the batch is empty; a mean over no samples has no gradient")
         check_array("x", x, FLOAT, (batch, *self.model.input_shape))
         return batch
-
-
-def _positive(clip_norm: float) -> float:
-    if not clip_norm > 0:
-        raise ValueError(f"clip_norm = {clip_norm!r}: must be positive (inf: no clipping)")
-    return clip_norm
 
 
 class _Program:

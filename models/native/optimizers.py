@@ -1,6 +1,6 @@
 """Adam and SGD of `hushfleet.training.optim`, compiled: the same bits in a fraction of the time, for every runtime.
 
-NumPy walks Adam's chain in a dozen passes over cache-sized blocks; here it is one pass over memory.
+NumPy computes Adam's step in a dozen passes over cache-sized blocks; here it is one pass over memory.
 """
 
 from __future__ import annotations

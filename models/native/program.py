@@ -18,26 +18,22 @@ from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
 
-KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
-CLIPPING = "clipping.h"
+KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "clipping.h")
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
-def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY) -> str:
+def write_program(
+    model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, clipping: bool = False
+) -> str:
     """C source text of `gradient` and `logits`, and of a gradient's second half if the objective distils.
 
+    :param clipping: instead, of sums of clipped gradients, under any objective.
     :raises BadInput: the kernels do not know a layer.
     """
     folder = resources.files("hushfleet.models.native") / "kernels"
-    kernels = [(folder / name).read_text("utf-8") for name in KERNELS]
-    return "\n".join([*kernels, *_Writer(model, stages_of(model), target, objective).parts()])
-
-
-def write_clipping_program(model: Model, target: Target) -> str:
-    """C source text of sums of clipped gradients, under any objective. Raises `BadInput` as `write_program` does."""
-    folder = resources.files("hushfleet.models.native") / "kernels"
-    kernels = [(folder / name).read_text("utf-8") for name in (*KERNELS, CLIPPING)]
-    return "\n".join([*kernels, *_ClippingWriter(model, stages_of(model), target, CROSS_ENTROPY).parts()])
+    kernels = [(folder / name).read_text("utf-8") for name in KERNELS[: None if clipping else -1]]
+    writer = _ClippingWriter if clipping else _Writer
+    return "\n".join([*kernels, *writer(model, stages_of(model), target, objective).parts()])
 
 
 @dataclass(frozen=True)

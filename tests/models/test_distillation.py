@@ -13,7 +13,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import Objective
-from hushfleet.models import checks, get_model, graph_cache, native
+from hushfleet.models import checks, export, get_model, native
 from hushfleet.models.export import Graphs, export_graphs
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
 from hushfleet.models.model import Model
@@ -53,7 +53,7 @@ def run_of(exported, compiled, need_compiler):
             return GradientGraph(exported.gradient, MODEL.layout)
         if runtime == "native":
             need_compiler()
-            return native.build_gradient(MODEL, objective=KINDS[kind])
+            return native.NativeGradient(MODEL, objective=KINDS[kind])
         return TorchGradient(MODEL, objective=KINDS[kind])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -171,8 +171,8 @@ def test_devices_accept_the_graphs_and_the_check_tells_objectives_apart(exported
 
 def test_the_cache_knows_objectives_apart():
     objectives = [Objective(), *KINDS.values(), Objective("distillation", 2.0)]
-    assert len({graph_cache.content_key(MODEL, objective) for objective in objectives}) == 4
-    assert graph_cache.content_key(MODEL) == graph_cache.content_key(MODEL, Objective())
+    assert len({export.content_key(MODEL, objective) for objective in objectives}) == 4
+    assert export.content_key(MODEL) == export.content_key(MODEL, Objective())
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -14,7 +14,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.model.params import ParamLayout
-from hushfleet.models import checks, get_model, graph_cache, model_names
+from hushfleet.models import checks, export, get_model, model_names
 from hushfleet.models.compact import digits_cnn
 from hushfleet.models.export import bake, export_graphs
 from hushfleet.models.model import Model
@@ -210,10 +210,10 @@ def test_damaged_files_are_made_again(tmp_path):
 
 
 def test_the_key_follows_the_network():
-    keys = {graph_cache.content_key(get_model(name)) for name in model_names()}
-    keys |= {graph_cache.content_key(get_model("digits-cnn", classes=n)) for n in (2, 3)}
+    keys = {export.content_key(get_model(name)) for name in model_names()}
+    keys |= {export.content_key(get_model("digits-cnn", classes=n)) for n in (2, 3)}
     assert len(keys) == len(model_names()) + 2
-    assert graph_cache.content_key(get_model("digits-cnn")) in keys
+    assert export.content_key(get_model("digits-cnn")) in keys
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path):

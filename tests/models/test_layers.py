@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hushfleet.models import get_model, graph_cache
+from hushfleet.models import export, get_model
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
 from hushfleet.models.model import Model
 
@@ -60,6 +60,6 @@ def test_the_graphs_key_follows_the_description():
     for layers in ((Conv(16, 1), Pool(), Linear(2, relu=False)), (Pool(), Conv(16, 1), Linear(2, relu=False))):
         network = Layered((1, 4, 4), layers)
         model = Model("same", "this test", (1, 4, 4), 2, network.layout, network.dropout, network)
-        keys.add(graph_cache.content_key(model))
-        keys.add(graph_cache.content_key(dataclasses.replace(model)))
+        keys.add(export.content_key(model))
+        keys.add(export.content_key(dataclasses.replace(model)))
     assert len(keys) == 2

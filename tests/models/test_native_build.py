@@ -45,10 +45,9 @@ def test_without_a_compiler_the_reason_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(native.optimizers, "_library", native.optimizers._library.__wrapped__)
     reason = "there is no C compiler: none of cc, gcc, clang is on the path"
-    assert native.native_available() is False
     assert native.unavailable() == reason
     assert native.unavailable(get_model("digits-cnn")) == reason
-    for build in (lambda: native.build_gradient(get_model("digits-cnn")), lambda: native.NativeAdam(0.1)):
+    for build in (lambda: native.NativeGradient(get_model("digits-cnn")), lambda: native.NativeAdam(0.1)):
         with pytest.raises(HushfleetError, match="there is no C compiler"):
             build()
 

@@ -57,8 +57,8 @@ def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *
 BAD = {
     "no such file": (["absent.toml"], ["absent.toml"]),
     "a number that is none": (["--set", "round.rounds=many"], ["round.rounds", "many", "integer"]),
-    "out of range": (["--set", "round.rounds=0"], ["round.rounds", "0", "greater than or equal to 1"]),
-    "a key that is none": (["--set", "round.pace=3"], ["round.pace"]),
+    "out of range": (["--set", "round.rounds=0"], ["round.rounds", "0", ">= 1"]),
+    "a key that is none": (["--set", "round.pace=3"], ["round:", "pace"]),
     "no key": (["--set", "rounds"], ["rounds", "="]),
     "a method that is none": (["--set", "method.name=fedsgd"], ["fedsgd", "fedglp-adp", "dp-fedavg", "fedavg"]),
     "a setting of the method": (["--set", "method.learning_rate=-1"], ["learning_rate", "-1"]),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,13 +25,10 @@ from hushfleet.config.schema import Checked, NotNegative, pack, require, unpack
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.wire.format import codec
+from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut_header, headed
 
 MAGIC = b"HD"
 VERSION = 1
-MAX_LAYERS = 4096
-MAX_HEADER_BYTES = 1 << 17
-
-_HEAD = struct.Struct("<2sBBI")
 
 
 @dataclass(frozen=True)
@@ -89,8 +85,7 @@ def encode_difference(
     # decoded, as a device will, rather than computed beside it: there is one way to the new model's bits
     result = _moved(base, coded, counts, used)
     header = DifferenceHeader(task, round, params_digest(base), params_digest(result), used)
-    packed = pack(header)
-    return EncodedDifference(b"".join((_HEAD.pack(MAGIC, VERSION, 0, len(packed)), packed, coded)), result, header)
+    return EncodedDifference(headed(MAGIC, VERSION, pack(header)) + coded, result, header)
 
 
 def apply_difference(data: bytes, base: np.ndarray, *, task: str, counts: Sequence[int]) -> np.ndarray:
@@ -124,7 +119,7 @@ def read_difference_header(data: bytes) -> DifferenceHeader:
 
 def max_difference_bytes(size: int) -> int:
     """The most bytes of a difference between models of `size` parameters."""
-    return _HEAD.size + MAX_HEADER_BYTES + codec.max_coded_bytes(size)
+    return HEAD_BYTES + MAX_HEADER_BYTES + codec.max_coded_bytes(size)
 
 
 def params_digest(params: np.ndarray) -> bytes:
@@ -170,15 +165,5 @@ def _check_shapes(params: np.ndarray, counts: Sequence[int]) -> None:
 
 
 def _sections(data: bytes) -> tuple[DifferenceHeader, memoryview]:
-    view = memoryview(data)
-    if len(view) < _HEAD.size:
-        raise Malformed(f"a difference of {len(view)} bytes is too short")
-    magic, version, reserved, header_bytes = _HEAD.unpack_from(view)
-    if magic != MAGIC or version != VERSION or reserved != 0:
-        raise Malformed(f"not a difference of version {VERSION}: it begins with {bytes(view[:4]).hex()}")
-    if header_bytes > MAX_HEADER_BYTES:
-        raise TooLarge(f"a difference's header of {header_bytes} bytes is above {MAX_HEADER_BYTES}")
-    rest = view[_HEAD.size :]
-    if header_bytes > len(rest):
-        raise Malformed(f"a header of {header_bytes} bytes is announced where {len(rest)} are left")
-    return unpack(DifferenceHeader, rest[:header_bytes], what="the difference's header"), rest[header_bytes:]
+    header, coded = cut_header(data, MAGIC, VERSION)
+    return unpack(DifferenceHeader, header, what="the difference's header"), coded

@@ -129,6 +129,6 @@ def max_bytes(size: int) -> int:
 
 def check_finite(values: np.ndarray) -> None:
     """Raises `NotFinite`."""
-    # a NaN is the largest and the smallest of all; the two walks take a fraction of looking at each value's bits
+    # a NaN is the largest and the smallest of all; these two passes take a fraction of the time of a test of each value
     if not (np.isfinite(values.max(initial=0)) and np.isfinite(values.min(initial=0))):
         raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")

@@ -72,6 +72,15 @@ class _WithReason(Checked):
 
 
 @dataclass(frozen=True)
+class _OfUpdate(Checked):
+    """Base of messages about one update: of which round of which task, and its SHA-256."""
+
+    task: TaskId
+    round: RoundNumber
+    digest: Digest
+
+
+@dataclass(frozen=True)
 class ServerState(Checked):
     """Retained: the aggregator is there, and this is its key.
 
@@ -191,12 +200,9 @@ class Want(Checked):
 
 
 @dataclass(frozen=True)
-class Offer(Checked):
-    """A device says: I have this update (its SHA-256 and size) for you."""
+class Offer(_OfUpdate):
+    """A device has this update for the aggregator."""
 
-    task: TaskId
-    round: RoundNumber
-    digest: Digest
     size: BlobSize
 
 
@@ -211,21 +217,14 @@ class Decline(_WithReason):
 
 
 @dataclass(frozen=True)
-class Ack(Checked):
-    """The aggregator has committed the update with this SHA-256."""
-
-    task: TaskId
-    round: RoundNumber
-    digest: Digest
+class Ack(_OfUpdate):
+    """The aggregator has committed the update."""
 
 
 @dataclass(frozen=True)
-class Missing(Checked):
+class Missing(_OfUpdate):
     """The aggregator lacks these chunks of the update; empty means all of them."""
 
-    task: TaskId
-    round: RoundNumber
-    digest: Digest
     missing: Ranges
 
     def __post_init__(self) -> None:
@@ -234,12 +233,9 @@ class Missing(Checked):
 
 
 @dataclass(frozen=True)
-class Refused(_WithReason):
+class Refused(_WithReason, _OfUpdate):
     """The aggregator will not take the update; `reason` is cut to one line."""
 
-    task: TaskId
-    round: RoundNumber
-    digest: Digest
     code: RefusedCode
     reason: Reason
 

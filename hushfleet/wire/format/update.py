@@ -20,19 +20,17 @@ from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
 from hushfleet.config.spec import Form, RoundNumber, TaskId
-from hushfleet.errors import Malformed, TooLarge
+from hushfleet.errors import Malformed
 from hushfleet.wire.format import codec, forms
 from hushfleet.wire.format.codec import LayerStep
+from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.messages import StateDigest
 from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"
 VERSION = 2
-MAX_LAYERS = 4096
-MAX_HEADER_BYTES = 1 << 17
 
-_HEAD = struct.Struct("<2sBBI")
 _LENGTH = struct.Struct("<I")
 
 
@@ -129,10 +127,7 @@ def encode_update(
     coded = forms.encode(
         header.codec, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
     )
-    plain_header = pack(header)
-    if len(plain_header) > MAX_HEADER_BYTES:
-        raise TooLarge(f"an update's header of {len(plain_header)} bytes is above {MAX_HEADER_BYTES}")
-    return EncodedUpdate(_assembled(plain_header, coded, public or b"", identity), sent)
+    return EncodedUpdate(_assembled(pack(header), coded, public or b"", identity), sent)
 
 
 def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> bytes:
@@ -195,35 +190,22 @@ def max_public_bytes(size: int) -> int:
 
 def max_update_bytes(size: int) -> int:
     """The most bytes of an update of a model with `size` parameters, whatever codec and sections it has."""
-    fixed = _HEAD.size + 2 * _LENGTH.size + SIGNATURE_BYTES
+    fixed = HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES
     return fixed + MAX_HEADER_BYTES + forms.max_bytes(size) + max_public_bytes(size)
 
 
 def _assembled(header: bytes | memoryview, values: bytes | memoryview, public: bytes, identity: Identity) -> bytes:
-    signed = b"".join(
-        (
-            _HEAD.pack(MAGIC, VERSION, 0, len(header)),
-            header,
-            _LENGTH.pack(len(values)),
-            values,
-            _LENGTH.pack(len(public)),
-            public,
-        )
-    )
+    sections = (_LENGTH.pack(len(values)), values, _LENGTH.pack(len(public)), public)
+    signed = b"".join((headed(MAGIC, VERSION, header), *sections))
     return signed + identity.sign(signed)
 
 
 def _sections(data: bytes | memoryview) -> _Sections:
     view = memoryview(data)
-    if len(view) < _HEAD.size + 2 * _LENGTH.size + SIGNATURE_BYTES:
+    if len(view) < HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES:
         raise Malformed(f"an update of {len(view)} bytes is too short")
-    magic, version, reserved, header_bytes = _HEAD.unpack_from(view)
-    if magic != MAGIC or version != VERSION or reserved != 0:
-        raise Malformed(f"not an update of version {VERSION}: it begins with {bytes(view[:4]).hex()}")
-    if header_bytes > MAX_HEADER_BYTES:
-        raise TooLarge(f"an update's header of {header_bytes} bytes is above {MAX_HEADER_BYTES}")
     signed, signature = view[:-SIGNATURE_BYTES], view[-SIGNATURE_BYTES:]
-    header, rest = _cut(signed[_HEAD.size :], header_bytes)
+    header, rest = cut_header(signed, MAGIC, VERSION)
     values, rest = _cut_counted(rest)
     public, rest = _cut_counted(rest)
     if rest:
@@ -232,14 +214,8 @@ def _sections(data: bytes | memoryview) -> _Sections:
 
 
 def _cut_counted(view: memoryview) -> tuple[memoryview, memoryview]:
-    length, rest = _cut(view, _LENGTH.size)
-    return _cut(rest, _LENGTH.unpack(length)[0])
-
-
-def _cut(view: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    if length > len(view):
-        raise Malformed(f"a section of {length} bytes is announced where {len(view)} are left")
-    return view[:length], view[length:]
+    length, rest = cut(view, _LENGTH.size)
+    return cut(rest, _LENGTH.unpack(length)[0])
 
 
 def _header(packed: memoryview) -> UpdateHeader:

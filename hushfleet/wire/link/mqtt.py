@@ -29,7 +29,7 @@ SHORT_LIVES = 3
 class MqttLink:
     """A connection to an MQTT broker; see `hushfleet.wire.link.interface` for the contract.
 
-    :param broker: its address, or a URL `mqtt://[user:password@]host[:port]` or `mqtts://...`; raises `BadInput`.
+    :param broker: where it is, or `mqtt://[user:password@]host[:port]`, or `mqtts://...`; raises `BadInput`.
     :param client_id: unique at the broker; a second link with it takes over the connection.
     :param message_cap_bytes: `publish` raises `TooLarge` above it; at most the broker's own cap.
     :param max_in_flight: messages sent but not yet acknowledged by the broker.

@@ -20,7 +20,7 @@ from hushfleet.simulator.engines.clock.device_time import WANTS_S, Costs, Device
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Schedule
 
-_HAIR_S = 1e-6  # a moment that was added up is this much after itself
+_ROUNDING_S = 1e-6  # a moment that was added up is this much after itself
 
 
 class Broadcasts:
@@ -232,10 +232,6 @@ class Device:
         attempt.sent_from = max(at, attempt.commit_at)
         attempt.arrive_at = attempt.sent_from + self.times.latency_s + attempt.wire_bytes * self.times.up_s_per_byte
 
-    def send_in_vain(self, attempt: Attempt, until: float) -> None:
-        """What has left the device by then will be sent once more."""
-        self.spent.up_bytes += self.sent_bytes(attempt, until)
-
     def sent_bytes(self, attempt: Attempt, until: float) -> float:
         """How much of the update has left the device by then."""
         sending_s = attempt.arrive_at - self.times.latency_s - attempt.sent_from
@@ -250,7 +246,7 @@ class Device:
             return 0.0
         whole_at, own_pass_at = attempt.model_at, attempt.pass_at
         began_at, fetch_s = own_pass_at + self.times.latency_s, self.times.download_s(attempt.download)
-        more = attempt.broadcasts.passes(own_pass_at + _HAIR_S, min(whole_at, until))
+        more = attempt.broadcasts.passes(own_pass_at + _ROUNDING_S, min(whole_at, until))
         if until >= whole_at:
             return attempt.download.wire * (1.0 + more)
         return attempt.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0

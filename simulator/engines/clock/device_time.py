@@ -134,7 +134,7 @@ class DeviceTimes:
         """When the device looks at the link between batches, at `now` or next after it."""
         if now <= train_at or self.step_s == 0:
             return max(train_at, now)
-        # A hair is taken off, so that rounding does not make a boundary that is now the one after.
+        # Less a little, so that rounding does not turn a boundary that is now into the next one.
         return train_at + self.step_s * math.ceil((now - train_at) / self.step_s - 1e-9)
 
 

@@ -127,7 +127,7 @@ def train_cohort(
     """
     jobs = [
         Job(
-            path=simulation.folder.path,
+            path=simulation.folder.path.absolute(),
             runtime=runtime,
             device=device.name,
             index=device.index,

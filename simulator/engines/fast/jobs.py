@@ -23,19 +23,6 @@ from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 
 
-class JobFiles(NamedTuple):
-    """Which files of the run folder a job touches, so that it can be done where the folder is not.
-
-    :param inputs: are only read, and never change while the run goes on.
-    :param store: a SQLite file, read and changed; it may not exist yet. One job at a time has it.
-    :param log: lines are added at its end, and nothing of it is read.
-    """
-
-    inputs: tuple[Path, ...]
-    store: Path | None = None
-    log: Path | None = None
-
-
 @dataclass(frozen=True)
 class Job:
     """What a worker must know; all else is in the run folder.
@@ -55,14 +42,6 @@ class Job:
     epsilon_limit: float = math.inf
     preference: float = 1.0
 
-    @property
-    def files(self) -> JobFiles:
-        folder = RunFolder(self.path)
-        device = folder.device(self.device)
-        tests = (folder.common_test, device.local_test) if self.evaluate else ()
-        inputs = (*folder.task_files, device.train, folder.global_model(self.plan.round - 1), *tests)
-        return JobFiles(inputs, device.store, device.metrics)
-
 
 @dataclass(frozen=True)
 class TrainedJob:
@@ -70,14 +49,6 @@ class TrainedJob:
 
     job: Job
     trained: Trained
-
-    @property
-    def path(self) -> Path:
-        return self.job.path
-
-    @property
-    def files(self) -> JobFiles:
-        return self.job.files
 
 
 class Answer(NamedTuple):

@@ -18,11 +18,10 @@ from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
-from hushfleet.simulator.engines.fast.jobs import JobFiles
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.run_folder import RunFolder, Simulation
+from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 
@@ -44,16 +43,10 @@ class _Job:
     seed: int
     initial: np.ndarray
 
-    @property
-    def files(self) -> JobFiles:
-        folder = RunFolder(self.path)
-        device = folder.device(self.device)
-        return JobFiles((*folder.task_files, device.train, folder.common_test, device.local_test))
-
 
 def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> Iterator[Alone]:
     """Trains every device alone; yields them in the fleet's order as they become ready."""
-    path, initial = simulation.folder.path, simulation.prepared.initial
+    path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
     return workers.map(
         _train_one,
         [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices],

@@ -16,18 +16,51 @@ from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model, native
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.batch import GradientFunction
+from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
 
 ON_DEVICES = "onnx"
 VMAP = "vmap"
 RUNTIMES = (ON_DEVICES, "native", "torch", VMAP)
+LONG = 2e10
+"""Samples times parameters of a run that takes `onnx` about twenty seconds on two cores."""
 
 
 def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
     return native.unavailable(get_model(model)) if runtime == "native" else None
+
+
+def quickest(model: str) -> str:
+    """The quickest runtime on this machine's processor: compiled kernels where the network has them."""
+    return ON_DEVICES if unavailable("native", model) else "native"
+
+
+def choose_runtime(simulation: Simulation) -> str:
+    """The runtime that `auto` stands for. It is kept in the run folder, so that a resumed run rounds as before.
+
+    A short run takes the devices' own graphs, whose results are the live engine's.
+    """
+    path = simulation.folder.runtime
+    if path.exists():
+        return path.read_text()
+    spec = simulation.prepared.spec
+    runtime = ON_DEVICES
+    if _samples_in_all(simulation) * spec.model.layout.size > LONG:
+        runtime = VMAP if torch.cuda.is_available() else quickest(spec.model.name)
+    path.write_text(runtime)
+    return runtime
+
+
+def _samples_in_all(simulation: Simulation) -> float:
+    """Samples that are trained on in the whole run, epochs counted."""
+    devices, rules = simulation.fleet.devices, simulation.task.round
+    cohort_share = min(rules.cohort_size or len(devices), len(devices)) / len(devices)
+    config = simulation.prepared.method.config
+    return rules.rounds * cohort_share * sum(samples_trained(len(device.train), config) for device in devices)
 
 
 def make_gradient(
@@ -42,7 +75,7 @@ def make_gradient(
     if runtime == ON_DEVICES:
         return GradientGraph(graph, layout)
     if runtime == "native":
-        return native.build_gradient(get_model(model, classes=classes), objective=objective)
+        return native.NativeGradient(get_model(model, classes=classes), objective=objective)
     torch.set_num_threads(1)
     return TorchGradient(get_model(model, classes=classes), objective=objective)
 
@@ -53,4 +86,4 @@ def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Op
     return make(name, learning_rate, momentum)
 
 
-_has_compiler = cache(native.native_available)
+_has_compiler = cache(lambda: native.unavailable() is None)

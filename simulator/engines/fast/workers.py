@@ -62,7 +62,7 @@ class Workers:
         if self._pool is None:
             # Spawned, not forked: a fork of a process that has used OpenMP threads may hang.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin)
+            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=begin_worker)
         before = {name: os.environ.get(name) for name in ENVIRONMENT}
         os.environ.update(ENVIRONMENT)  # a process is started when there is work for it, and inherits this
         try:
@@ -83,7 +83,8 @@ class Workers:
             self._pool = None
 
 
-def _begin() -> None:
+def begin_worker() -> None:
+    """The first thing that a process does that works for another one: one thread, and it ends with its parent."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 

@@ -17,7 +17,6 @@ from functools import cache
 from hushfleet.errors import HushfleetError
 from hushfleet.firmware_profiles import Board
 from hushfleet.simulator.engines.live.link_model import LinkConditions
-from hushfleet.simulator.engines.live.memory_limit import ONE_ARENA, client_memory
 
 REFERENCE_GFLOP_S = 96.0
 """One core of `generic-x86` at float32, which `relative_cpu_speed` is measured in: 32 operations a cycle at 3 GHz."""
@@ -111,21 +110,4 @@ def shown(boards: Iterable[Board], *, machine_speed: float) -> list[str]:
             f"{board.name}: {speed}, {emulation.memory_mib} MiB, writes {emulation.write_mb_s:g} MB/s, "
             f"link {link.down_mbit_s:g}/{link.up_mbit_s:g} Mbit/s and {link.latency_ms:g} ms each way"
         )
-    return [*lines, *means()]
-
-
-def means() -> list[str]:
-    """By what each property is emulated."""
-    memory = client_memory()
-    limit = (
-        f"memory: RLIMIT_AS, {memory.overhead_mib} MiB above the figure, which is what a client's address space takes "
-        f"beyond its memory (measured; {ONE_ARENA} in its environment)"
-        if memory is not None
-        else "memory: not limited, which takes Linux"
-    )
-    return [
-        "speed and storage: modelled, the client waits as long as the board would take; start-up and the network "
-        "thread run at full speed",
-        limit,
-        "network: a TCP proxy on loopback with the profile's rates and latency; profiles state no jitter and no stalls",
-    ]
+    return lines

@@ -20,7 +20,6 @@ from hushfleet.errors import HushfleetError
 
 ARENAS = {"MALLOC_ARENA_MAX": "1"}
 """For the environment of limited processes: glibc reserves 64 MiB of address space for each further thread's heap."""
-ONE_ARENA = "MALLOC_ARENA_MAX=1"
 
 START_MIB = 16
 """What a client takes, above what is measured, to come up: store, connection, agent. Found by trying: 6 was not enough,

@@ -19,7 +19,7 @@ from typing import Any
 from hushfleet.aggregator.observe.events import EventLog, EventTail, read_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import Action, Playback, Schedule, Window
+from hushfleet.simulator.schedule import SERVER, Action, Playback, Schedule, Window
 
 _TICK_S = 0.1
 _UNDONE_BY = {"kill": "start", "stop": "start", "cut": "mend"}
@@ -40,7 +40,6 @@ class ScenarioPlayer:
         history = self._events.read()
         self._opened = _last(history, "round_open")
         self._first_round = 1 + _last(history, "round_close")
-        self._is_resumed = bool(history)
         self._playback = Playback(schedule, first_round=self._first_round)
         self._began: float | None = None
         self._is_over = False
@@ -52,16 +51,6 @@ class ScenarioPlayer:
     def absent(self) -> frozenset[str]:
         """Devices that the fleet must not start at its beginning."""
         return self._playback.absent
-
-    @property
-    def note(self) -> str | None:
-        """For the person who resumes a run: what of the scenario is played. None in a new run."""
-        if not self._is_resumed:
-            return None
-        left_out = len(self._playback.left_out)
-        return f"the scenario goes on in round {self._first_round}, and its seconds count anew from now" + (
-            f"; what belongs to earlier rounds is left out ({left_out} events)" if left_out else ""
-        )
 
     def play(self, fleet: LiveFleet) -> None:
         """Returns when the task is finished and the clients have ended. Raises as `LiveFleet.check` does."""
@@ -137,7 +126,7 @@ class ScenarioPlayer:
     def _restore(self, fleet: LiveFleet) -> None:
         for name in sorted(self._cut):
             self._mend(fleet, name)
-        for name in ("broker", "aggregator"):
+        for name in SERVER:
             if name in self._down:
                 self._start(fleet, name)
 

@@ -1,9 +1,7 @@
-"""The fast engine's workers on a Ray cluster: more than one machine, without a file system in common.
+"""The fast engine's workers on a Ray cluster: more than one machine, with the run folder on a file system in common.
 
-The run folder stays where the simulation was started. A job's files travel with it: what never changes goes through
-Ray's object store, and a device's store goes there and back. The store is written here, whole, before the update is
-handed to the aggregator. So a node, a worker or this process may die at any moment: a job that is done again computes
-the same, as each device's randomness is keyed by its number and the round.
+A node, a worker or this process may die at any moment: a job that is done again computes the same, as each device's
+randomness is keyed by its number and the round, and a device's store answers for a round that it has committed.
 
 Ray does not ship the code. The bits also depend on the versions of numpy, onnxruntime and torch and on the
 processor's vector units. So every worker compares its `fingerprint` with ours and refuses to work where it differs.
@@ -15,48 +13,27 @@ import logging
 import os
 import platform
 import secrets
-import shutil
 import socket
-import sqlite3
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import numpy as np
-
-from hushfleet.errors import BadInput, HushfleetError, StoreError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import allowed_file
-from hushfleet.simulator.engines.fast.jobs import JobFiles
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Item, Outcome
 from hushfleet.simulator.engines.ray.fingerprint import differences, fingerprint
 
 RETRIES = 5  # of a job whose worker or node died
 AHEAD = 4  # jobs that are handed to Ray before the first of them is done, for each core
-SMALL_BYTES = 64 << 10  # goes with the job itself; larger files are stored once
 _REACH_S = 10.0
-_BESIDE = ("-journal", "-wal", "-shm")
 _JOINING = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # Ray tries for a quarter of an hour otherwise
-
-
-class Changes(NamedTuple):
-    """What a job sends back. :param store: uint8 `[bytes]`, or None; :param log: what is to be added."""
-
-    outcome: Any
-    store: np.ndarray | None = None
-    log: bytes = b""
 
 
 class RayWorkers:
     """`Workers` on a Ray cluster. One for a process at a time.
-
-    An item of `map` that has `files` (`JobFiles`, below its `path`) takes them along; others are handed over as they
-    are.
 
     :param count: how many jobs at a time, each with one core; 0 takes all cores.
     :param address: `host:port` of a cluster's head, or `auto` for the one that this machine belongs to; empty starts
@@ -71,29 +48,28 @@ class RayWorkers:
         self._ray = _import_ray(local=not address)
         _join(self._ray, count, address, object_store_bytes)
         self._work = self._ray.remote(num_cpus=1, max_retries=RETRIES)(work)
-        # Ray writes to disk what does not fit into its memory.
-        self._stored = lru_cache(maxsize=1 << 14)(lambda path, version: self._ray.put(_read(path)))
         self.count = self._count()
 
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
-        """Outcomes in the order of the items; what a job changed in files is written before its outcome is given.
+        """Outcomes in the order of the items. An item's `path`, if it has one, is a folder that the nodes must see.
 
         Raises what `function` raises, and `HushfleetError` for a job that died `RETRIES` times more.
         """
         self.count = self._count()
         # Ray keeps the others waiting, except where somebody else is to have the rest of the cluster.
         most = self.count if self.count < self._cores() else AHEAD * self.count
-        under_way: deque[tuple[Any, JobFiles]] = deque()
+        under_way: deque[Any] = deque()
         try:
             for item in items:
-                under_way.append(self._sent(function, item))
+                expected = fingerprint(compiled=getattr(item, "runtime", None) == "native")
+                under_way.append(self._work.remote(function, item, expected))
                 if len(under_way) == most:
-                    yield self._received(*under_way.popleft())
+                    yield self._get(under_way.popleft())
             while under_way:
-                yield self._received(*under_way.popleft())
+                yield self._get(under_way.popleft())
         finally:
             if self._ray.is_initialized():
-                for reference, _ in under_way:
+                for reference in under_way:
                     self._ray.cancel(reference)
 
     def __enter__(self) -> Self:
@@ -103,38 +79,10 @@ class RayWorkers:
         """Ends a Ray of our own, or leaves the cluster."""
         self._ray.shutdown()
 
-    def _sent(self, function: Callable[[Any], Any], item: Any) -> tuple[Any, JobFiles]:
-        expected = fingerprint(compiled=getattr(item, "runtime", None) == "native")
-        files: JobFiles | None = getattr(item, "files", None)
-        if files is None:
-            return self._work.remote(function, item, expected), JobFiles(())
-        store = None if files.store is None else read_store(files.store)
-        names = [path.relative_to(item.path) for path in files.inputs]
-        inputs = [self._input(path) for path in files.inputs]
-        return self._work.remote(function, item, expected, store, names, *inputs), files
-
-    def _input(self, path: Path) -> Any:
-        about = path.stat()
-        if about.st_size <= SMALL_BYTES:
-            return _read(path)
-        return self._stored(path, (about.st_ino, about.st_mtime_ns, about.st_size))
-
-    def _received(self, reference: Any, files: JobFiles) -> Any:
-        changes = self._get(reference)
-        # Lines first: if this process dies in between, the round is done again, and its last line counts.
-        if files.log is not None:
-            files.log.parent.mkdir(parents=True, exist_ok=True)
-            with files.log.open("ab") as file:
-                file.write(changes.log)
-        if files.store is not None and changes.store is not None:
-            replace_store(files.store, changes.store)
-        return changes.outcome
-
-    def _get(self, reference: Any) -> Changes:
+    def _get(self, reference: Any) -> Any:
         errors = self._ray.exceptions
         try:
-            changes: Changes = self._ray.get(reference)
-            return changes
+            return self._ray.get(reference)
         except errors.RayTaskError as error:
             if isinstance(error.cause, Exception) and not isinstance(error.cause, errors.RayError):
                 raise error.cause from None
@@ -156,19 +104,10 @@ class RayWorkers:
 # on a node
 
 
-def work(
-    function: Callable[[Any], Any],
-    item: Any,
-    expected: dict[str, str],
-    store: np.ndarray | None = None,
-    names: Iterable[Path] | None = None,
-    *inputs: np.ndarray,
-) -> Changes:
-    """Does one job. Raises `BadInput` on a node that would compute other bits, and whatever `function` raises.
+def work(function: Callable[[Any], Any], item: Any, expected: dict[str, str]) -> Any:
+    """Does one job. Raises `BadInput` on a node that would compute other bits or does not see the run folder.
 
     :param expected: the sender's `fingerprint`.
-    :param store: the device's store, uint8 `[bytes]`, where it has one.
-    :param names: of the inputs, below the run folder; None for a job without files.
     """
     _one_thread()
     unlike = differences(expected, fingerprint(compiled="compiler" in expected))
@@ -177,30 +116,10 @@ def work(
             f"the Ray node {platform.node()} would not compute the same bits: it has {'; '.join(unlike)}. Install the "
             "same versions on all nodes (pip install -c constraints.txt), or leave the node out of the cluster"
         )
-    if names is None:
-        return Changes(function(item))
-    # One folder for each process and run: what is loaded of a run is kept in memory under its path (`loaded_run`).
-    key = "".join(character if character.isalnum() else "-" for character in str(item.path))
-    folder = Path(tempfile.gettempdir()) / f"hushfleet-ray-{os.getpid()}" / key[-150:]
-    shutil.rmtree(folder.parent, ignore_errors=True)  # of a dead process that had the same number
-    try:
-        for name, content in zip(names, inputs, strict=True):
-            _write(folder / name, content)
-        item = _moved(item, folder)
-        files: JobFiles = item.files
-        for path in (files.store, files.log):
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-        if files.store is not None and store is not None:
-            _write(files.store, store)
-        outcome = function(item)
-        return Changes(
-            outcome,
-            None if files.store is None else read_store(files.store),
-            files.log.read_bytes() if files.log is not None and files.log.exists() else b"",
-        )
-    finally:
-        shutil.rmtree(folder.parent, ignore_errors=True)
+    path: Path | None = getattr(item, "path", None)
+    if path is not None and not path.is_dir():
+        raise BadInput(f"the Ray node {platform.node()} does not see {path}: give an --out that all nodes share")
+    return function(item)
 
 
 @lru_cache(maxsize=1)
@@ -208,55 +127,6 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def _moved(job: Any, folder: Path) -> Any:
-    """The same job in another run folder; a job may stand around another one."""
-    if hasattr(job, "job"):
-        return replace(job, job=_moved(job.job, folder))
-    return replace(job, path=folder)
-
-
-# files
-
-
-def read_store(store: Path) -> np.ndarray | None:
-    """The whole SQLite file, with what a killed process has left in a journal or a log; None where there is no file.
-
-    Nobody else may have it open. Raises `StoreError` where the file is damaged, or gone while its log is there.
-    """
-    beside = [store.with_name(store.name + suffix) for suffix in _BESIDE]
-    if not store.exists():
-        if any(path.exists() for path in beside):
-            raise StoreError(f"{store} is gone, but its log is still there; put the store back, or begin a new run")
-        return None
-    try:
-        with closing(sqlite3.connect(store, isolation_level=None, timeout=1.0)) as connection:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # rolls back a cut transaction
-            connection.execute("PRAGMA journal_mode = DELETE").fetchone()
-    except sqlite3.Error as error:
-        raise StoreError(f"the store {store} is damaged or not readable: {error}") from error
-    for path in beside:
-        path.unlink(missing_ok=True)  # what journal_mode = PERSIST leaves of a finished transaction
-    return _read(store)
-
-
-def replace_store(store: Path, content: np.ndarray) -> None:
-    """The file holds all of `content`, or what it held before. For its owner only: it holds a private key."""
-    part = store.with_name(store.name + ".part")
-    part.unlink(missing_ok=True)
-    with open(part, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(content.data)
-    os.replace(part, store)
-
-
-def _read(path: Path) -> np.ndarray:
-    return np.fromfile(path, np.uint8)
-
-
-def _write(path: Path, content: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.data)
 
 
 # the cluster

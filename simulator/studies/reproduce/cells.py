@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.data.download import ORIGINS, user_data_dir
+from hushfleet.data.download import ORIGINS
 from hushfleet.data.sets import is_at_hand, looked_for
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
@@ -30,6 +30,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     TableRow,
     changed,
 )
+from hushfleet.user_files import user_data_dir
 
 ALL_COLUMNS = "all"
 AnyAxis = TypeVar("AnyAxis", bound=Axis)

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,17 +14,16 @@ from multiprocessing import connection
 from pathlib import Path
 
 import psutil
-import torch
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers
+from hushfleet.simulator.engines.fast.runtimes import quickest
+from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers, begin_worker
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.estimate import best_runtime, expected_work, processor
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell
 
 MEMORY_EACH = 2 << 30
@@ -48,22 +46,13 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
     if run.path.exists() and not (run.task.exists() and load_task(run.task) == task):
         shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
-    runtime = runtime or best_runtime(task.model.name)
+    runtime = runtime or quickest(task.model.name)
     with Workers(1) as workers, EventLog(run.events) as events:
         # Own models are tested only where a table needs it: that can take longer than training.
         every, last = task.round.rounds, cell.evaluate_last
         run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
     result = assemble(simulation, engine="fast")
-    samples, tested = expected_work(task, evaluate_last=last)
-    return kept_cell(
-        cell,
-        result,
-        seconds=_computing_s(run.events),
-        samples=samples,
-        tested=tested,
-        runtime=runtime,
-        processor=processor(),
-    )
+    return kept_cell(cell, result, seconds=_computing_s(run.events), runtime=runtime)
 
 
 def _computing_s(events: Path) -> float:
@@ -160,21 +149,12 @@ def _run_apart(
     sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str
 ) -> None:
     """In the cell's process."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin_worker()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    torch.set_num_threads(1)
     try:
         sender.send(run_cell(cell, folder, data_dir=data_dir, runtime=runtime))
     except HushfleetError as error:
         sender.send(Failure(str(error)))
-
-
-def _end_with_parent() -> None:
-    """A cell must not run on when nobody waits for it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -139,7 +139,7 @@ def test_what_is_saved_is_read_back_exactly(
     samples = Samples(images, rng.integers(0, 3, count), (0.5,) * channels, (0.25,) * channels)
     path = tmp_path_factory.mktemp("board")
     save_folder(samples, path, class_names=CLASSES)
-    back = scan(path, (channels, 4, 6)).samples
+    back, _ = scan(path, (channels, 4, 6))
     by_class = samples.take(np.argsort(samples.labels, kind="stable"))
     assert back.labels.tolist() == by_class.labels.tolist()
     assert (back.images == by_class.images).all()

@@ -405,7 +405,7 @@ def test_without_a_network_the_message_says_what_to_fetch(
 def test_downloads_into_the_user_s_folder_and_then_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hushfleet.data.torchvision_shim import import_torchvision
+    from hushfleet.data.download import import_torchvision
 
     made = write_family(tmp_path / "site")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "site"))
@@ -434,7 +434,7 @@ def test_torchvision_imports_beside_any_torch() -> None:
         "import hushfleet.data.sets\n"
         "assert 'torch' not in sys.modules and 'torchvision' not in sys.modules\n"
         "assert 'sklearn' not in sys.modules and 'PIL' not in sys.modules and 'scipy' not in sys.modules\n"
-        "from hushfleet.data.torchvision_shim import import_torchvision\n"
+        "from hushfleet.data.download import import_torchvision\n"
         "first, second = import_torchvision(), import_torchvision()\n"
         "import torchvision\n"
         "assert first is second is torchvision\n"

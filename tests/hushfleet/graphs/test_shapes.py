@@ -241,6 +241,16 @@ def test_random_graphs_have_the_sizes_that_were_told(data: st.DataObject) -> Non
             assert value.name not in expected or tuple(sizes) == expected[value.name]
 
 
+def test_a_single_number_is_not_padded() -> None:
+    nodes = [helper.make_node("ReduceSum", ["x"], ["a"], keepdims=0), helper.make_node("Pad", ["a", "none"], ["b"])]
+    none = numpy_helper.from_array(np.zeros(0, np.int64), "none")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
+    made = helper.make_graph(nodes, "g", [x], [helper.make_tensor_value_info("b", TensorProto.FLOAT, [])], [none])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(GraphRefused, match="pads a single number"):
+        shapes(check_graph(model.SerializeToString()))
+
+
 def test_every_allowed_operator_is_one_that_onnx_knows() -> None:
     assert {operator for operator in OPERATORS if not onnx.defs.has(operator)} == set()
 

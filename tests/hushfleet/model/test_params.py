@@ -71,11 +71,6 @@ def test_unflattened_tensors_are_views(make) -> None:
     assert np.flatnonzero(np.asarray(vector)).tolist() == [6, 7]
 
 
-def test_layout_of_tensors_keeps_their_order() -> None:
-    tensors = {"b.weight": np.zeros((3, 2)), "a.weight": torch.zeros(4)}
-    assert ParamLayout.of(tensors) == ParamLayout(("b.weight", "a.weight"), ((3, 2), (4,)))
-
-
 @pytest.mark.parametrize(
     ("names", "shapes", "said"),
     [

@@ -93,8 +93,8 @@ class Script:
         self.peers.append(peer)
         return peer
 
-    def link(self, *filters: str, user: str = "", **options: object) -> MqttLink:
-        link = MqttLink(self.url.replace("//", f"//{user}"), client_id="pi", **{"timing": QUICK, **options})
+    def link(self, *filters: str, **options: object) -> MqttLink:
+        link = MqttLink(self.url, client_id="pi", **{"timing": QUICK, **options})
         self.links.append(link)
         for topic_filter in filters:
             link.subscribe(topic_filter)
@@ -126,7 +126,8 @@ def down_reason(link: MqttLink) -> str:
 
 
 def test_connect_says_3_1_1_clean_session_will_and_login(script: Script) -> None:
-    script.link(user="me:secret@", will=Will("w", b"lost"), keepalive_s=7)
+    script.url = script.url.replace("mqtt://", "mqtt://me:secret@")
+    script.link(will=Will("w", b"lost"), keepalive_s=7)
     body = script.peer().expect(CONNECT)
     # clean session 2, will 4, will QoS 1 8, will retain 32, password 64, user name 128
     flags = 2 | 4 | 8 | 32 | 64 | 128

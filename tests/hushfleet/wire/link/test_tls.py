@@ -106,16 +106,13 @@ class Links:
         self.made: list[MqttLink] = []
 
     def started(self, name: str, *filters: str, pair: Pair | None, ca_file: Path | None = None) -> MqttLink:
-        link = MqttLink(
-            BrokerAddress.parse(
-                self.broker.url,
-                ca_file=ca_file or self.authority.ca_file,
-                cert_file=pair and pair.cert_file,
-                key_file=pair and pair.key_file,
-            ),
-            client_id=name,
-            timing=QUICK,
+        address = BrokerAddress.parse(
+            self.broker.url,
+            ca_file=ca_file or self.authority.ca_file,
+            cert_file=pair and pair.cert_file,
+            key_file=pair and pair.key_file,
         )
+        link = MqttLink(address, client_id=name, timing=QUICK)
         self.made.append(link)
         for topic_filter in filters:
             link.subscribe(topic_filter)

@@ -113,7 +113,6 @@ def test_everything_is_done_when_its_time_comes_and_written_down(play: Callable[
         }
     )
     assert on.player.absent == {"device-5"}
-    assert on.player.note is None
     assert on.at(0) == []
     on.happened("round_open", round=1)
     assert on.at(1) == [("kill", "device-1")]
@@ -241,10 +240,6 @@ def test_a_resumed_run_plays_its_own_rounds_and_counts_seconds_anew(
     history = [("run", 0), ("round_open", 1), ("round_close", 1), ("round_open", 2), ("round_close", 2)]
     on = play(STORY, history=(*history, *([("round_open", 3)] if round_is_open else [])))
     assert on.player.absent == {"device-1"}
-    assert on.player.note == (
-        "the scenario goes on in round 3, and its seconds count anew from now; what belongs to earlier rounds is "
-        "left out (2 events)"
-    )
     dropped = on.at(0)
     reason = "the run was resumed in round 3"
     assert on.not_played == [("device-0", reason), ("broker", reason)]

@@ -1,0 +1,39 @@
+"""The runtime of a run, where it is left to the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, choose_runtime, quickest, unavailable
+from hushfleet.simulator.run_folder import begin
+
+
+def test_a_short_run_takes_the_devices_own_graphs(runs: Any, tmp_path: Path) -> None:
+    assert choose_runtime(runs.copy(tmp_path / "run")) == "onnx"
+
+
+def test_a_long_run_takes_the_quickest_and_keeps_it(
+    short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = short_task(round={"rounds": 100_000}, data={"limit": None})
+    simulation = begin(task, tmp_path / "run", data_dir=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_runtime(simulation) == quickest("digits-cnn")
+    # A resumed run must not change its arithmetic, whatever the machine has now.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_runtime(simulation) == quickest("digits-cnn")
+    simulation.folder.runtime.unlink()
+    assert choose_runtime(simulation) == "vmap"
+
+
+def test_the_quickest_runtime_is_at_hand() -> None:
+    assert quickest("digits-cnn") == ("onnx" if unavailable("native", "digits-cnn") else "native")
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_every_runtime_knows_whether_it_can(name: str) -> None:
+    assert unavailable(name, "digits-cnn") is None or isinstance(unavailable(name, "digits-cnn"), str)
