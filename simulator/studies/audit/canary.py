@@ -13,6 +13,7 @@ import numpy as np
 
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.params import ParamLayout
+from hushfleet.training.batch import GradientFunction
 
 # Times the clip norm: a canary that is not clipped stands out.
 LENGTH = 1000.0
@@ -62,30 +63,42 @@ class WorstData:
 class CanaryGradient:
     """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.
 
-    Canary i has a gradient on its own block of coordinates, all others' blocks excluded.
+    Canary i has a gradient on its own block of coordinates, all others' blocks excluded. Of the other records, either a
+    network is asked, or they all have the gradient `others`.
 
     :param blocks: float32 `[m, b]` of directions with norm 1, and int `[m, b]` where they lie.
     :param length: norm of a canary's gradient.
-    :param others: gradient of every other record, float32 `[d]`.
     """
 
     def __init__(
-        self, *, classes: int, blocks: tuple[np.ndarray, np.ndarray], length: float, others: np.ndarray
+        self,
+        *,
+        classes: int,
+        blocks: tuple[np.ndarray, np.ndarray],
+        length: float,
+        network: GradientFunction | None = None,
+        others: np.ndarray | float = 0.0,
     ) -> None:
         self.classes, self.length = classes, length
         self.directions, self.places = blocks
-        self._others = others
+        self._network, self._others = network, others
 
     def __call__(
-        self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, teacher: Any = None, distill: Any = None
+        self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **distilled: Any
     ) -> tuple[float, Any]:
         out = np.empty_like(params) if out is None else out
-        canaries = y >= self.classes
-        out[...] = self._others * (~canaries).sum() / len(y)
+        canaries, loss = y >= self.classes, 0.0
+        real = ~canaries
+        if real.any() and self._network is not None:
+            rows = {name: None if given is None else given[real] for name, given in distilled.items()}
+            loss, _ = self._network(params, x[real], y[real], tuple(mask[real] for mask in dropout), out=out, **rows)
+            out *= real.sum() / len(y)
+        else:
+            out[...] = self._others * real.sum() / len(y)
         for label in y[canaries]:
             number = label - self.classes
             out[self.places[number]] += self.directions[number] * np.float32(self.length / len(y))
-        return 0.0, out
+        return loss, out
 
 
 def disjoint_blocks(layout: ParamLayout, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.audit.finding import Finding
-from hushfleet.simulator.studies.audit.games import Effort, findings, subject_of
+from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
 from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
 
 VIOLATED = 1
@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
         seconds: Annotated[float, typer.Option(min=1, help="A game ends after these, with the trials that it has.")] = 120,
         seed: Annotated[int, typer.Option(min=0, help="Decides canaries and noise.")] = 0,
         field_noise: Annotated[bool, typer.Option("--field-noise", help="The noise source of real devices, which no seed repeats.")] = False,
+        one_run: Annotated[bool, typer.Option(help="Unit record: also many canaries in one training on real images.")] = True,
         data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
         settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.noise_multiplier=1.5.")] = None,
         out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None,
@@ -64,7 +65,7 @@ def register(app: typer.Typer) -> None:
         with console.status("loading data, exporting and checking the model's graphs"):
             prepared = prepare(task, data_dir=data_dir, run_id="audit")
         effort = Effort(trials, seconds)
-        found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise))
+        found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
         title = f"{task.method.name} on {task.data.name}, {task.privacy.accounting}"
         text = to_json(task.name, task.method.name, task.privacy.accounting, found)
         if as_json:
@@ -80,7 +81,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _played(
-    prepared: PreparedTask, effort: Effort, console: Console, *, seed: int, field_noise: bool
+    prepared: PreparedTask, effort: Effort, console: Console, *, seed: int, field_noise: bool, with_run: bool
 ) -> Iterator[Finding]:
     subject = subject_of(prepared, seed=seed, field_noise=field_noise)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -92,3 +93,8 @@ def _played(
             return True
 
         yield from findings(subject, effort, show)
+    if prepared.spec.privacy.unit == "record" and with_run:
+        with console.status("one run with many canaries, on real images"):
+            found = one_run_finding(prepared, subject, effort)
+        if found is not None:
+            yield found

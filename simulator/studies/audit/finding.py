@@ -15,14 +15,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hushfleet.simulator.studies.audit.bounds import ErrorRates, epsilon_at_least, rate_at_most, separation_at_least
+from hushfleet.simulator.studies.audit.bounds import (
+    ErrorRates,
+    epsilon_at_least,
+    one_run_epsilon,
+    rate_at_most,
+    separation_at_least,
+)
 from hushfleet.simulator.studies.audit.claims import Claim
+from hushfleet.simulator.studies.audit.record import OneRun
 from hushfleet.simulator.studies.audit.subject import Scores
 
 CONFIDENCE = 0.95
 _TUNING_SHARE = 0.2
 _LEAST_TUNING = 12
 _CANDIDATES = 60
+_GUESSES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 FindingVerdict = Literal["holds", "VIOLATED", "no claim"]
 
@@ -33,11 +41,11 @@ class Finding:
 
     :param adversary: what it sees, in words.
     :param game: how it was played, in words.
-    :param trials: those that are counted, in each world.
-    :param rounds: of the whole task.
+    :param trials: those that are counted: in each world, or canaries of one run.
+    :param rounds: of the whole task, or those of the one run.
     :param claim: of one round.
-    :param points: error rates at most, at some thresholds.
-    :param measured_round: lower bound on epsilon for one round, without any assumption.
+    :param points: error rates at most, at some thresholds; empty for the one-run game.
+    :param proven: lower bound on epsilon without any assumption: for one round, or for all rounds of the one run.
     :param refuted_at: a delta at which the measured errors contradict the ledger, if any.
     :param scores: of the trials that are counted.
     """
@@ -49,9 +57,9 @@ class Finding:
     rounds: int
     claim: Claim
     points: tuple[ErrorRates, ...]
-    measured_round: float
+    proven: float
     refuted_at: float | None
-    scores: Scores
+    scores: Scores | None = None
     confidence: float = CONFIDENCE
 
     @property
@@ -77,19 +85,24 @@ class Finding:
         return self.claim.charge.noise_multiplier
 
     @cached_property
-    def noise_measured(self) -> float:
+    def noise_measured(self) -> float | None:
         """The noise multiplier that a mechanism of the claimed form can have had at most (Nasr et al. 2023, "Tight
-        auditing of differentially private machine learning")."""
-        return min(self.claim.multiplier_at_most(point) for point in self.points)
+        auditing of differentially private machine learning"); None for the one-run game."""
+        return min((self.claim.multiplier_at_most(point) for point in self.points), default=None)
 
     @property
-    def measured_round_of_form(self) -> float:
-        """Lower bound for one round, where the mechanism has the charged form and as much noise as the errors allow."""
-        return self._of_form(1)
+    def measured_round(self) -> float | None:
+        """Lower bound for one round, without any assumption."""
+        return self.proven if self.points else None
+
+    @property
+    def measured_round_of_form(self) -> float | None:
+        """The same, where the mechanism has the form that is charged and as much noise as the errors allow."""
+        return self._of_form(1) if self.points else None
 
     @property
     def measured(self) -> float:
-        """The same for `rounds` rounds."""
+        """Lower bound for `rounds` rounds: of that form, but for the one-run game, which assumes nothing."""
         return self._of_form(self.rounds)
 
     @property
@@ -99,9 +112,9 @@ class Finding:
 
     def _of_form(self, rounds: int) -> float:
         noise = self.noise_measured
-        if math.isinf(noise) or self.claim.charge.mechanism == "none":
-            return self.measured_round
-        return max(self.measured_round, self.claim.over(rounds).with_noise(noise).epsilon(self.delta))
+        if noise is None or math.isinf(noise) or self.claim.charge.mechanism == "none":
+            return self.proven
+        return max(self.proven, self.claim.over(rounds).with_noise(noise).epsilon(self.delta))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an unbounded number is None."""
@@ -138,9 +151,31 @@ def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adver
         rounds=rounds,
         claim=claim,
         points=points,
-        measured_round=max(epsilon_at_least(point, delta) for point in points),
+        proven=max(epsilon_at_least(point, delta) for point in points),
         refuted_at=next((found for found in refuted if found is not None), None),
         scores=tested,
+    )
+
+
+def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
+    """The best of a few numbers of guesses, each at its share of the risk."""
+    risk = (1 - CONFIDENCE) / len(_GUESSES)
+    included = run.included[np.argsort(-run.scores, kind="stable")]
+    canaries, measured = len(included), 0.0
+    for share in _GUESSES:
+        half = max(1, int(share * canaries / 2))
+        right = int(included[:half].sum() + (~included[-half:]).sum())
+        measured = max(measured, one_run_epsilon(canaries, 2 * half, right, delta=delta, risk=risk))
+    return Finding(
+        adversary=adversary,
+        game=game,
+        trials=canaries,
+        delta=delta,
+        rounds=run.rounds,
+        claim=claim,
+        points=(),
+        proven=measured,
+        refuted_at=delta if measured > claim.over(run.rounds).epsilon(delta) else None,
     )
 
 

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.graphs.session import GradientGraph
+from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.audit import device, record
 from hushfleet.simulator.studies.audit.claims import Claim
-from hushfleet.simulator.studies.audit.finding import Finding, two_worlds
+from hushfleet.simulator.studies.audit.finding import Finding, one_run, two_worlds
 from hushfleet.simulator.studies.audit.subject import KeepGoing, Subject
 
 _LEAST_TRIALS = 60
+_CANARIES = 256
+_GRADIENT_S = 5e-4  # of one record, about; a guess is enough to choose how many rounds one run has
+_ONE_RUN_SHARE = 0.5  # of the time
 
 
 @dataclass(frozen=True)
@@ -48,3 +53,24 @@ def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: T
         if adversary != device.VALUES or of != claim:
             game = f"two worlds, canary {'update' if of_device else 'records'}"
             yield two_worlds(those, of, rounds=spec.rounds, delta=spec.privacy.delta, adversary=adversary, game=game)
+
+
+def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
+    """Of many canaries in one training; the unit is the record.
+
+    None without data in a simulation, and for a method that clips batches, where canaries would hide each other.
+    """
+    spec, model, privacy = subject.spec, subject.spec.model, subject.spec.privacy
+    if prepared.dataset is None:
+        return None
+    samples = make_fleet(prepared.task, prepared.dataset).devices[0].train.samples
+    canaries = min(_CANARIES, model.layout.size // record.LEAST_WIDTH)
+    a_round_s = _GRADIENT_S * privacy.batches * privacy.sample_rate * (len(samples) + canaries / 2)
+    rounds = max(1, min(spec.rounds, int(_ONE_RUN_SHARE * min(effort.seconds, 1e6) / a_round_s)))
+    network = GradientGraph(prepared.blobs[model.gradient.digest], model.layout)
+    run = record.play_one_run(subject, samples, network, prepared.inference, canaries=canaries, rounds=rounds)
+    if run is None:
+        return None
+    game = f"one run, {rounds} of {spec.rounds} rounds"
+    claim = Claim(subject.charge, accountant=privacy.accountant)
+    return one_run(run, claim, delta=privacy.delta, adversary=record.GRADIENTS, game=game)

@@ -5,8 +5,9 @@ only where a round began and where it ended. Who is in which batch stays hidden 
 likelihood ratio, batch by batch: with q the sample rate and s the projections of a batch's gradients on the record's,
 log(1 - q + q exp(sum of (2 s - 1) / (2 sigma^2))). All gradients of one batch share one draw of the batch.
 
-The game is that of two worlds: canaries that are among a device's records, and canaries that are not. Other records
-are absent, which is the worst case.
+`play` is the game of two worlds: canaries that are among a device's records, and canaries that are not; other records
+are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the
+real network on real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
+from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"
@@ -35,6 +38,14 @@ _LARGEST_LOG = 700.0
 
 Keep = Callable[[np.ndarray], Any]
 """What is kept of a noised gradient, float32 `[d]`."""
+
+
+class OneRun(NamedTuple):
+    """Scores of all canaries of one run, and whether each was in, bool `[m]`."""
+
+    scores: np.ndarray
+    included: np.ndarray
+    rounds: int
 
 
 def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
@@ -60,6 +71,42 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scor
         done = min(sum(each.shape[1] for each in those) for those in scores.values())
     inside, outside = (np.concatenate(scores[world], axis=1)[:, :done] for world in (True, False))
     return {name: Scores(inside[at], outside[at]) for at, name in enumerate((GRADIENTS, UPDATE))}
+
+
+def play_one_run(
+    subject: Subject,
+    samples: Samples,
+    network: GradientFunction,
+    logits_of: LogitsOf,
+    *,
+    canaries: int,
+    rounds: int,
+) -> OneRun | None:
+    """One training of `rounds` rounds on `samples` and about half of `canaries`; None where batches are clipped."""
+    mechanism = subject.method.record_mechanism(subject.terms)
+    if mechanism.clips == "batch":
+        return None
+    rng = np.random.default_rng(subject.seed)
+    included = rng.random(canaries) < 0.5
+    directions, places = blocks = disjoint_blocks(subject.spec.model.layout, canaries, rng)
+    length = LENGTH * finite(subject.spec.privacy.clip_norm)
+    gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length, network=network)
+    inserted = np.flatnonzero(included) + subject.classes
+    blank = np.zeros((len(inserted), *samples.images.shape[1:]), np.uint8)
+    images, labels = np.concatenate((samples.images, blank)), np.concatenate((samples.labels, inserted))
+    data = Samples(images, labels, samples.mean, samples.std)
+    unit, params = mechanism.batch_size / mechanism.clip_norm, subject.initial
+    batches: list[np.ndarray] = []
+
+    def projected(noised: np.ndarray) -> np.ndarray:
+        return (noised[places] * directions).sum(axis=1) * unit
+
+    with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
+        for round in range(1, rounds + 1):
+            seen, moved = _watched(trainer, [subject.plan(round)], params, keep=projected)
+            batches += [np.array(batch) for batch in seen]
+            params = params + moved
+    return OneRun(log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier, 1.0), included, rounds)
 
 
 def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float, shift: float) -> Any:

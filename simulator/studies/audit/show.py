@@ -48,6 +48,9 @@ def _lines(findings: Sequence[Finding]) -> list[list[str]]:
     for each in findings:
         first, rounds = [each.adversary, each.game, f"{each.trials:,}"], f"{each.rounds} rounds"
         whole = [rounds, shown(each.claimed), shown(each.measured)]
+        if each.measured_round is None:
+            lines.append([*first, *whole, each.verdict])
+            continue
         measured = f"{shown(each.measured_round)}; {shown(each.measured_round_of_form)} *"
         lines.append([*first, "one round", shown(each.claimed_round), measured, each.verdict])
         lines.append(["", "", "", *whole[:2], f"{whole[2]} *", ""])
@@ -62,9 +65,14 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         f"unit {first.unit}, delta {first.delta:g}; what is measured holds with confidence {first.confidence:.0%}",
         f"{first.trials:,} trials cannot show an epsilon above about {most:.1f} in one game, whatever the mechanism",
     ]
-    noises = [f"{shown(each.noise_measured)} (charged: {each.noise_claimed:.4g})" for each in findings]
-    form = "* if each round has noise of the form that is charged: its multiplier is then at most "
-    said.append(form + ", ".join(noises))
+    noises = [
+        f"{shown(each.noise_measured)} (charged: {each.noise_claimed:.4g})"
+        for each in findings
+        if each.noise_measured is not None
+    ]
+    if noises:
+        form = "* if each round has noise of the form that is charged: its multiplier is then at most "
+        said.append(form + ", ".join(noises))
     for each in findings:
         if each.refuted_at is not None:
             said.append(
@@ -77,18 +85,20 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def shown(value: float) -> str:
+def shown(value: float | None) -> str:
+    if value is None:
+        return ""
     return "infinite" if math.isinf(value) else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def render_page(title: str, findings: Sequence[Finding]) -> str:
-    """The findings as HTML: the table and the trade-off curve of each game."""
-    plots = [_plot(each) for each in findings]
+    """The findings as HTML: the table, and for each game of two worlds its trade-off curve."""
+    plots = [_plot(each) for each in findings if each.scores is not None]
     lead = f"Errors of the adversary's tests at every threshold; dots: rates at most, {findings[0].confidence:.0%}."
     table = page.Table(_HEAD, _lines(findings), names=2)
     sections = [
         page.Section("findings", "Claimed and measured", "Of each adversary.", [table]),
-        page.Section("trade-off", "Trade-off", lead, plots),
+        page.Section("trade-off", "Trade-off", lead, plots or [page.missing("no game of two worlds was played")]),
     ]
     found = list(dict.fromkeys(each.adversary for each in findings if each.verdict == "VIOLATED"))
     answer = f"VIOLATED, by an adversary that has: {'; '.join(found)}" if found else "No claim was contradicted."
@@ -97,6 +107,7 @@ def render_page(title: str, findings: Sequence[Finding]) -> str:
 
 def _plot(found: Finding) -> page.Plot:
     """Errors of the adversary's tests at every threshold, and the curve below which the claim lets none be."""
+    assert found.scores is not None
     inside, outside = np.sort(found.scores.inside), np.sort(found.scores.outside)
     thresholds = np.unique(np.concatenate((inside, outside)))
     false_positives = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)

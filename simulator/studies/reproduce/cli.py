@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
 from hushfleet.simulator.cli import interrupted
 from hushfleet.simulator.studies.reproduce import table as tables
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
+from hushfleet.simulator.studies.reproduce.estimate import Estimator
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, find_recipe, load_paper, load_recipes, paper_names
 from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
@@ -50,7 +52,7 @@ def register(app: typer.Typer) -> None:
     @app.command("reproduce", help=HELP)
     def reproduce_command(
         paper: Annotated[str | None, typer.Argument(help="See --list.")] = None,
-        list_all: Annotated[bool, typer.Option("--list", help="All tables and figures: cells, and what is missing.")] = False,
+        list_all: Annotated[bool, typer.Option("--list", help="All tables and figures: cells, time, what is missing.")] = False,
         table: Annotated[str | None, typer.Option(help="Its number in the paper.")] = None,
         figure: Annotated[str | None, typer.Option(help="Or a figure's.")] = None,
         dataset: Annotated[list[str] | None, typer.Option(help="Only this row group; may be repeated.")] = None,
@@ -70,7 +72,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:  # fmt: skip
         console, kept = Console(), Kept(out, results)
         if list_all or paper is None:
-            console.print(listed(_listed([paper] if paper else paper_names(), kept, seeds, quick, data_dir)))
+            console.print(listed(_listed([paper] if paper else paper_names(), kept, seeds, quick, data_dir, console)))
             return
         recipe = find_recipe(paper, table=table, figure=figure)
         if recipe.open:
@@ -90,7 +92,7 @@ def register(app: typer.Typer) -> None:
         waiting = to_run(cells, kept, missing)[:max_cells]
         try:
             jobs = min(jobs_here(jobs), max(1, len(waiting)))
-            with _Shown(waiting, jobs, console) as shown:
+            with _Shown(waiting, kept, jobs, console) as shown:
                 for cell, outcome in run_cells(
                     waiting, kept, runs=runs, jobs=jobs, data_dir=data_dir, runtime=runtime, watch=shown.watch
                 ):
@@ -104,7 +106,7 @@ def register(app: typer.Typer) -> None:
         except KeyboardInterrupt:
             raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
         finally:
-            progress = tables.Progress(kept, missing, failures)
+            progress = tables.Progress(kept, missing, _estimates(cells, kept), failures)
             _report(tables.make_table(recipe, cells, progress, quick=quick), out, console)
         if failures:
             raise typer.Exit(FAILED)
@@ -120,18 +122,24 @@ def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> lis
 
 
 class _Shown:
-    """The bar, by rounds, and a line for each cell that has ended.
+    """The bar, with the time that is left, and a line for each cell that has ended.
 
     :param waiting: all cells that will be run, `jobs` at a time.
     """
 
-    def __init__(self, waiting: Sequence[Cell], jobs: int, console: Console) -> None:
-        self._console, self._done = console, 0
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not waiting, speed_estimate_period=3600)
-        self._task = self._bar.add_task("", total=sum(cell.rounds for cell in waiting))
+    def __init__(self, waiting: Sequence[Cell], kept: Kept, jobs: int, console: Console) -> None:
+        self._console, self._jobs = console, jobs
+        with console.status("how quick is this machine?"):
+            estimator = Estimator(kept)
+            self._expected = {cell.key: estimator.seconds(cell) or 0.0 for cell in waiting}
+        self._total, self._done = max(sum(self._expected.values()), 1e-9), 0.0
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not waiting)
+        self._task = self._bar.add_task("", total=self._total)
+        self._began = time.monotonic()
         if waiting:
-            console.print(f"{len(waiting)} cells to run, {jobs} at a time", highlight=False)
+            about = shown_time(self._total / jobs)
+            console.print(f"{len(waiting)} cells to run, {jobs} at a time: about {about}", highlight=False)
 
     def __enter__(self) -> _Shown:
         self._bar.start()
@@ -141,11 +149,15 @@ class _Shown:
         self._bar.stop()
 
     def watch(self, under_way: Sequence[tuple[Cell, int]]) -> None:
+        done = self._done + sum(self._expected[cell.key] * min(1.0, at / cell.rounds) for cell, at in under_way)
+        gone, share = time.monotonic() - self._began, done / self._total
+        # The estimate until there is something to judge it by.
+        left = gone * (1 - share) / share if share > 0.02 else self._total * (1 - share) / self._jobs
         names = "; ".join(f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:2])
-        self._bar.update(self._task, completed=self._done + sum(at for _, at in under_way), description=names)
+        self._bar.update(self._task, completed=done, description=f"{names}; {shown_time(left)} left")
 
     def ended(self, cell: Cell, words: str) -> None:
-        self._done += cell.rounds
+        self._done += self._expected[cell.key]
         self._console.print(words, highlight=False)
 
 
@@ -158,21 +170,29 @@ def _report(table: tables.PaperTable, out: Path, console: Console) -> None:
     console.print(f"report  {path.with_suffix('.html')}\nresult  {path.with_suffix('.json')}", highlight=False)
 
 
+def _estimates(cells: Iterable[Cell], kept: Kept) -> dict[str, float]:
+    estimator = Estimator(kept)
+    waiting = [cell for cell in cells if kept.of(cell) is None]
+    return {cell.digest: seconds for cell in waiting if (seconds := estimator.seconds(cell)) is not None}
+
+
 def _listed(
-    papers: Sequence[str], kept: Kept, seeds: int, quick: bool, data_dir: Path | None
+    papers: Sequence[str], kept: Kept, seeds: int, quick: bool, data_dir: Path | None, console: Console
 ) -> list[tuple[str, list[list[str]]]]:
     def line(recipe: Recipe) -> list[str]:
         if recipe.open:
-            return [recipe.label, recipe.title, "", recipe.open]
+            return [recipe.label, recipe.title, "", "", recipe.open]
         cells = cells_of(recipe, seeds=seeds, quick=quick)
         missing = missing_data({cell.data_set for cell in cells}, data_dir)
         left = [cell for cell in cells if kept.of(cell) is None]
+        seconds = sum(_estimates(to_run(left, kept, missing), kept).values())
         lacking = [*recipe.needs, *(f"{name}: not at hand" for name in missing)]
         lacking += [_short(cell.open) for cell in left if cell.open]
-        done = f"{len(cells) - len(left)}/{len(cells)}"
-        return [recipe.label, recipe.title, done, "; ".join(dict.fromkeys(lacking))]
+        done, time_left = f"{len(cells) - len(left)}/{len(cells)}", shown_time(seconds) if seconds else ""
+        return [recipe.label, recipe.title, done, time_left, "; ".join(dict.fromkeys(lacking))]
 
-    return [(f"{name}: {load_paper(name).source}", [line(each) for each in load_recipes(name)]) for name in papers]
+    with console.status("how quick is this machine?"):
+        return [(f"{name}: {load_paper(name).source}", [line(each) for each in load_recipes(name)]) for name in papers]
 
 
 def _short(reason: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-import platform
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -37,6 +36,7 @@ class KeptCell:
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
     :param seconds: of computing, all parts of an interrupted run together; on one core.
+    :param samples: that were trained on, epochs counted; :param tested: images that models were tested on.
     """
 
     cell: str
@@ -50,6 +50,8 @@ class KeptCell:
     rounds: int
     uplink_bytes: int
     seconds: float
+    samples: float
+    tested: float
     runtime: str
     processor: str
     versions: dict[str, str]
@@ -86,8 +88,7 @@ class KeptCell:
             plain = _from_json(json.loads(path.read_text("utf-8")))
             if plain.pop("schema") != SCHEMA:
                 raise ValueError("it is of another schema")
-            known = {field.name for field in fields(cls)}  # those of earlier versions have more
-            return cls(**{name: value for name, value in plain.items() if name in known})
+            return cls(**plain)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadInput(f"{path} is no finished cell: {error}; delete it to have it run again") from error
 
@@ -121,7 +122,9 @@ class Kept:
         return next((kept for kept in found if kept.value(cell.metric, cell.recipe.window) is not None), None)
 
 
-def kept_cell(cell: Cell, result: Result, *, seconds: float, runtime: str) -> KeptCell:
+def kept_cell(
+    cell: Cell, result: Result, *, seconds: float, samples: float, tested: float, runtime: str, processor: str
+) -> KeptCell:
     """What is worth keeping of a cell's run."""
 
     def largest(of: str) -> float:
@@ -140,19 +143,12 @@ def kept_cell(cell: Cell, result: Result, *, seconds: float, runtime: str) -> Ke
         rounds=len(result.rounds),
         uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
         seconds=round(seconds, 1),
+        samples=samples,
+        tested=tested,
         runtime=runtime,
-        processor=_processor(),
+        processor=processor,
         versions=result.versions,
     )
-
-
-def _processor() -> str:
-    """This machine's processor, by name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _rounded(value: float | None) -> float | None:

@@ -67,10 +67,12 @@ class TableRow(Axis):
     """A method or a variant.
 
     :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
+    :param passes: gradients that the method takes for each sample and epoch, for the estimate of time.
     :param metric: where it is not the group's, such as for a method without own models.
     """
 
     same_in_all_columns: bool = False
+    passes: Annotated[float, Field(gt=0)] = 1.0
     metric: Metric | None = None
 
 

@@ -24,6 +24,7 @@ from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers, begin
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
+from hushfleet.simulator.studies.reproduce.estimate import expected_work, processor
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell
 
 MEMORY_EACH = 2 << 30
@@ -52,7 +53,16 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         every, last = task.round.rounds, cell.evaluate_last
         run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
     result = assemble(simulation, engine="fast")
-    return kept_cell(cell, result, seconds=_computing_s(run.events), runtime=runtime)
+    samples, tested = expected_work(task, evaluate_last=last)
+    return kept_cell(
+        cell,
+        result,
+        seconds=_computing_s(run.events),
+        samples=samples,
+        tested=tested,
+        runtime=runtime,
+        processor=processor(),
+    )
 
 
 def _computing_s(events: Path) -> float:

@@ -17,6 +17,7 @@ from rich.text import Text
 from hushfleet.aggregator.results.report import page
 from hushfleet.simulator.studies.reproduce.recipe import Paper
 from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, Ranking, measured_as
+from hushfleet.simulator.units import shown_time
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")
 _NAMES = 2
@@ -57,6 +58,8 @@ def _words(place: Any, *, named: bool = True) -> list[page.Cell]:
     known = place.ours == place.ours
     spread = f" ± {place.spread:.2f}" if place.spread == place.spread else ""
     waiting = "failed" if place.open.startswith("failed") else "open"
+    if waiting == "open" and place.estimate_s == place.estimate_s:
+        waiting = f"~{shown_time(place.estimate_s)}"
     return [
         page.Cell(place.method if named else ""),
         page.Cell(place.at),
@@ -106,7 +109,7 @@ def _order(ranking: Ranking) -> str:
 def listed(papers: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> Group:
     """What `--list` prints.
 
-    :param papers: for each its name and its lines: label, title, done, what is missing.
+    :param papers: for each its name and its lines: label, title, done, time, what is missing.
     """
     tables = []
     for paper, lines in papers:
@@ -114,6 +117,7 @@ def listed(papers: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> Group:
         table.add_column("", no_wrap=True)
         table.add_column("what", ratio=3)
         table.add_column("cells", justify="right", no_wrap=True)
+        table.add_column("time left", justify="right", no_wrap=True)
         table.add_column("what is missing here", ratio=4)
         for line in lines:
             table.add_row(*(escape(word) for word in line))
@@ -203,7 +207,9 @@ def _open(places: pd.DataFrame) -> Iterator[page.Section]:
     for reason, those in places[places.open != ""].groupby("open", sort=False):
         names = [f"{line.block}: {line.method} at {line.at}" for line in those.itertuples()]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        facts.append((f"{len(names)} cells", f"{reason}. {'; '.join(names[:_MOST_NAMED])}{more}."))
+        left = those.estimate_s.sum()
+        time = f" Estimated: {shown_time(left)} on one core." if left else ""
+        facts.append((f"{len(names)} cells", f"{reason}.{time} {'; '.join(names[:_MOST_NAMED])}{more}."))
     if facts:
         lead = "Cells without a number or with fewer seeds, and why."
         yield page.Section("open", "What is open", lead, [page.Facts(facts)])

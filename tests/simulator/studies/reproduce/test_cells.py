@@ -17,6 +17,7 @@ from hushfleet.simulator.engines.fast import engine as fast_engine
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.cli import register, to_run
+from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
 from hushfleet.simulator.studies.reproduce.recipe import find_recipe, load_paper
 from hushfleet.simulator.studies.reproduce.run import RUN, Failure, jobs_here, run_cell, run_cells
@@ -100,6 +101,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "own" / "table-1.toml").write_text(TABLE)
     (folder / "own" / "figure-2.toml").write_text('title = "Curves"\nopen = "curves only"\n')
     monkeypatch.setattr(recipes, "recipes_folder", lambda: folder)
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.measured_rate", lambda model, batch: 1000.0)
     return folder
 
 
@@ -213,7 +215,8 @@ def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
         pretended(cell, common, epsilon=float("inf") if cell.row.id == "fedavg" else 4.0).save(tmp_path)
     recipe, asked = find_recipe("own", table="1"), cells(seeds=2)
     kept = Kept(tmp_path)
-    table = make_table(recipe, asked, Progress(kept), quick=False)
+    estimates = {cell.digest: 100.0 for cell in asked if not cell.open and kept.of(cell) is None}
+    table = make_table(recipe, asked, Progress(kept, estimates=estimates), quick=False)
     (block,) = table.blocks
     squares = {(place.row, place.column): place for place in block.places.itertuples()}
     noisy = squares["dp-fedavg", "sigma-1"]
@@ -227,6 +230,7 @@ def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
     assert (plain.seeds, plain.asked, math.isnan(plain.paper_epsilon)) == ((0,), 2, True)
     assert math.isnan(squares["too-many", "sigma-1"].paper)
     assert squares["dp-fedavg", "sigma-2"].open == "not run yet"
+    assert squares["dp-fedavg", "sigma-2"].estimate_s == 200.0
     (ranking,) = block.rankings
     assert (ranking.paper, ranking.ours) == (("FedAvg", "DP-FedAvg"), ("DP-FedAvg", "FedAvg"))
     assert ranking.agreement == -1
@@ -256,6 +260,8 @@ def pretended(cell: Cell, common: list[float], *, epsilon: float) -> KeptCell:
         rounds=2,
         uplink_bytes=10,
         seconds=2.0,
+        samples=480.0,
+        tested=60.0,
         runtime="onnx",
         processor="nobody's",
         versions={},
@@ -301,7 +307,18 @@ def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tm
     assert "curves only" in said
 
 
-def test_as_many_cells_run_at_a_time_as_fit() -> None:
+def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    # two rounds of two devices with 120 samples each; 360 common images and 30 of one's own are tested in both rounds
+    trained, tested = expected_work(cell.task(), evaluate_last=10)
+    assert (trained, tested) == (2 * 240, 2 * 2 * (360 + 30) + 2 * 360)
+    assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx((480 + 2280 / 3) / 100)
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.processor", lambda: "nobody's")
+    known = Estimator([pretended(cell, [0.1, 0.2], epsilon=1.0)])
+    assert known.seconds(cell) == pytest.approx((480 + 2280 / 3) / ((480 + 60 / 3) / 2.0))
+    assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
     assert jobs_here(3) == 3
     assert jobs_here() >= 1
 
