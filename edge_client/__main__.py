@@ -107,13 +107,12 @@ def _run(options: argparse.Namespace) -> int:
 
     return_freed_memory()
     config = load_config(options.config)
-    simulation = config.simulation
-    address = config.broker.address
+    broker, simulation = config.broker.address, config.simulation
     reconnect_s = simulation.reconnect_s if simulation else None
 
     def connect(store: DeviceStore, will: Will) -> MqttLink:
         return MqttLink(
-            address,
+            broker,
             client_id=store.identity.client_id(config.device.id),
             will=will,
             timing=None if reconnect_s is None else Timing(backoff_base_s=reconnect_s),

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hushfleet.aggregator.broker.process import BrokerKind
-from hushfleet.aggregator.ingest import robust
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.report import write_report
@@ -67,9 +66,6 @@ class RunOptions:
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
     """Runs the rounds, the baseline and the sweep; writes models, `result.json` and `report.html`."""
-    task, size = simulation.task, simulation.prepared.spec.model.layout.size
-    if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
-        console.print(line, style="bright_black", highlight=False)
     with _workers(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":

@@ -11,17 +11,19 @@ import contextlib
 import importlib.util
 import ipaddress
 import resource
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.config import BrokerTls, find_mosquitto, mosquitto_acl, mosquitto_config
-from hushfleet.aggregator.broker.port import answers, check_port_free, free_port
 from hushfleet.errors import BadInput, HushfleetError
 
 BrokerKind = Literal["auto", "mosquitto", "amqtt"]
@@ -29,35 +31,29 @@ BrokerKind = Literal["auto", "mosquitto", "amqtt"]
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 MOST_OPEN_FILES = 1 << 16
+# CONNECT of MQTT 3.1.1, clean session, keep-alive 10 s, a client id of its own; and the answer "accepted"
+_PROBE = b"\x10\x1b\x00\x04MQTT\x04\x02\x00\x0a\x00\x0fhushfleet-probe"
+_PROBE_ANSWER = b"\x20\x02\x00\x00"
 _SERVE_AMQTT = "from hushfleet.aggregator.broker.process import serve_amqtt; serve_amqtt()"
 
 
+@dataclass(eq=False, kw_only=True)
 class Broker:
     """A running broker; a context manager that stops it. Made by `start_broker`."""
 
-    def __init__(
-        self,
-        kind: Literal["mosquitto", "amqtt"],
-        *,
-        host: str,
-        port: int,
-        data_dir: Path,
-        tls: BrokerTls | None,
-        log_path: Path,
-    ) -> None:
-        self.kind = kind
-        self.host = host
-        self.port = port
-        self.log_path = log_path
-        self._data_dir = data_dir
-        self._tls = tls
-        self._process: subprocess.Popen[bytes] | None = None
-        self._keeper: threading.Thread | None = None
+    kind: Literal["mosquitto", "amqtt"]
+    host: str
+    port: int
+    data_dir: Path
+    tls: BrokerTls | None
+    log_path: Path
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _keeper: threading.Thread | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self._tls else 'mqtt'}://{host}:{self.port}"
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -104,7 +100,7 @@ class Broker:
 
     def start(self) -> None:
         """Starts it, and waits until it answers."""
-        check_port_free(self.host, self.port)
+        _check_port_free(self.host, self.port)
         if self.kind == "mosquitto":
             command = self._mosquitto_command()
         else:
@@ -140,7 +136,7 @@ class Broker:
         while time.monotonic() < give_up:
             if not self.is_running:
                 raise HushfleetError(f"the {self.kind} broker ended at its start: {self._log_tail()}")
-            if answers(self.host, self.port, plain=self._tls is None):
+            if _answers(self.host, self.port, plain=self.tls is None):
                 return
             time.sleep(0.02)
         raise HushfleetError(f"the {self.kind} broker gave no answer in {START_TIMEOUT_S:g} s: {self._log_tail()}")
@@ -153,11 +149,11 @@ class Broker:
         return f"its log {self.log_path} is empty"
 
     def _mosquitto_command(self) -> list[str]:
-        acl_path, config_path = self._data_dir / "mosquitto.acl", self._data_dir / "mosquitto.conf"
-        if self._tls is not None:
-            acl_path.write_text(mosquitto_acl(aggregator=self._tls.aggregator))
+        acl_path, config_path = self.data_dir / "mosquitto.acl", self.data_dir / "mosquitto.conf"
+        if self.tls is not None:
+            acl_path.write_text(mosquitto_acl(aggregator=self.tls.aggregator))
             acl_path.chmod(0o600)
-        config_path.write_text(mosquitto_config(host=self.host, port=self.port, tls=self._tls, acl_path=acl_path))
+        config_path.write_text(mosquitto_config(host=self.host, port=self.port, tls=self.tls, acl_path=acl_path))
         return [find_mosquitto() or "mosquitto", "-c", str(config_path)]
 
 
@@ -191,8 +187,8 @@ def start_broker(
     log_path = log_path or data_dir / "broker.log"
     attempts = 1 if port else 3  # another process may take a free port in the meantime
     while True:
-        used = port or free_port(host)
-        broker = Broker(chosen, host=host, port=used, data_dir=data_dir, tls=tls, log_path=log_path)
+        used = port or _free_port(host)
+        broker = Broker(kind=chosen, host=host, port=used, data_dir=data_dir, tls=tls, log_path=log_path)
         try:
             broker.start()
             return broker
@@ -235,6 +231,55 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _new_socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+
+
+def _free_port(host: str) -> int:
+    with _new_socket(host) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_port_free(host: str, port: int) -> None:
+    """Raises `BadInput` where something listens there."""
+    with _new_socket(host) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise BadInput(
+                f"a broker cannot listen on {host} port {port}: {error.strerror}; stop what uses it (another "
+                "broker, perhaps the system's own) or choose another port"
+            ) from error
+
+
+def _answers(host: str, port: int, *, plain: bool) -> bool:
+    """Whether a broker takes an MQTT login there, or with TLS at least a handshake.
+
+    Mosquitto listens before it has read its certificates, so an open port is not enough.
+    """
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        with socket.create_connection((target, port), timeout=2.0) as probe:
+            if plain:
+                probe.sendall(_PROBE)
+                answer = probe.recv(4)
+                probe.sendall(b"\xe0\x00")
+                return answer == _PROBE_ANSWER
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE  # nothing is sent; the question is only whether TLS is spoken
+            with context.wrap_socket(probe):
+                return True
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return False
+    except ssl.SSLError:
+        return True  # TLS 1.2 asks for our certificate within the handshake
+    except OSError:
+        return False
 
 
 def serve_amqtt() -> None:

@@ -20,7 +20,6 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.ingest import robust
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
@@ -50,6 +49,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("aggregator")
     def aggregator(
+        context: typer.Context,
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
         broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
@@ -80,7 +80,7 @@ def register(app: typer.Typer) -> None:
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         check_name(federation, "the federation's name")
         address = BrokerAddress.parse(
-            broker, username=username, password=_password(password_file),
+            broker, username=username, password_file=password_file,
             ca_file=ca_file, cert_file=cert_file, key_file=key_file,
         )  # fmt: skip
         if not resume:
@@ -98,22 +98,16 @@ def register(app: typer.Typer) -> None:
             key_path = identity or default_path(federation)
             key = load_or_create(key_path)
             epoch = next_epoch(key_path)
-            client_id = key.client_id(f"aggregator-{federation}")
 
-            def connect(will: Will) -> MqttLink:
-                return MqttLink(address, client_id=client_id, will=will)
+            def connect(will: Will) -> Link:
+                return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
 
             finished = _run(engine, connect, key, policy, epoch=epoch, federation=federation, console=console)
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
-            again = resume_command(
-                task_file, broker, folder, settings or [], federation=federation, device=device.value,
-                devices=devices, enrolment=enrolment.value,
-                data_dir=data_dir, identity=identity, ca_file=ca_file, cert_file=cert_file, key_file=key_file, username=username,
-                password_file=password_file,
-            )  # fmt: skip
-            console.print(f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {again}", highlight=False, soft_wrap=True)
+            again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
+            console.print(f"\n{again}", highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED)
 
 
@@ -128,17 +122,17 @@ def torch_device(name: str) -> str:
     return name
 
 
-def resume_command(
-    task_file: Path, broker: str, folder: Path, settings: list[str], **options: Path | str | None
-) -> str:
-    """What to type to go on with a run; options that have their defaults are left out."""
-    words = ["hushfleet", "aggregator", str(task_file), "--broker", broker, "--out", str(folder), "--resume"]
-    for setting in settings:
-        words += ["--set", setting]
-    for name, value in options.items():
-        if value not in (None, "auto", "default", "closed"):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+def resume_command(context: typer.Context, folder: Path) -> str:
+    """What to type to go on with the run in `folder`: the options that were given, once more."""
+    words = ["hushfleet", "aggregator"]
+    for parameter in context.command.params:
+        name, value = parameter.name or "", context.params.get(parameter.name or "")
+        if name == "task_file":
+            words.append(str(value))
+        elif name not in ("out", "resume") and value is not None and value != parameter.default:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [parameter.opts[0], str(each)]
+    return shlex.join([*words, "--out", str(folder), "--resume"])
 
 
 def _nobody_is_known(folder: Path) -> BadInput:
@@ -163,15 +157,6 @@ def _enrolment(
         text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
     console.print(text, highlight=False, soft_wrap=True)
     return enrolment
-
-
-def _password(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the password file {path} cannot be read: {error}") from error
 
 
 def _prepared(task: Task, store: AggregatorStore, *, data_dir: Path | None, run_id: str | None) -> PreparedTask:
@@ -213,9 +198,6 @@ def _run(
             events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
-        task, size = engine.prepared.task, engine.layout.size
-        if (line := robust.shown(task.round, devices=task.data.devices, size=size)) is not None:
-            console.print(line, highlight=False)
         with display:
             for event in earlier:
                 display.state.apply(event)

@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -65,40 +66,21 @@ class View:
     meaning_exchange: str | None
 
 
-def views(
-    *,
-    unit: str,
-    noise_multiplier: float,
-    rounds: int,
-    delta: float,
-    sample_rate: float,
-    noise_split: int,
-    participants: int,
-    accountant: Accountant = "exact",
-) -> tuple[View, View]:
-    """Both adversaries' numbers. Raises `PrivacyError` for values outside their range."""
-    mechanism = GaussianMechanism(noise_multiplier, noise_split=noise_split)
-    record = unit == "record"
-    one, two = ("is this record in, or nothing?", "records") if record else (
-        "is this update the device's, or nothing?", "updates"
-    )  # fmt: skip
-
-    def view(adversary: str, sees: str, multiplier: float, rate: float) -> View:
-        steps = [Step(multiplier, rate, rounds)]
-        spent = epsilon(steps, delta=delta, accountant=accountant)
-        exchanged = None
-        if accountant == "exact" or rate == 1:
-            exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
-        meaning = _meaning(spent, delta, one)
-        exchange = None if exchanged is None else _meaning(exchanged, delta, f"which of two {two} is it?")
-        return View(adversary, sees, multiplier, spent, exchanged, delta, meaning, exchange)
-
-    release = noise_multiplier if record else mechanism.multiplier_release(participants)
-    own = "its own updates: server, broker, wire"
-    return (
-        view("server", own, mechanism.multiplier_server, sample_rate if record else 1.0),
-        view("release", "released models only", release, sample_rate),
-    )
+def _view(
+    adversary: str, sees: str, multiplier: float, rate: float, *, unit: Unit, rounds: int, delta: float,
+    accountant: Accountant,
+) -> View:  # fmt: skip
+    """Raises `PrivacyError` for values outside their range."""
+    one, two = "is this update the device's, or nothing?", "updates"
+    if unit is Unit.record:
+        one, two = "is this record in, or nothing?", "records"
+    steps = [Step(multiplier, rate, rounds)]
+    spent = epsilon(steps, delta=delta, accountant=accountant)
+    exchanged = meaning = None
+    if accountant == "exact" or rate == 1:
+        exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
+        meaning = _meaning(exchanged, delta, f"which of two {two} is it?")
+    return View(adversary, sees, multiplier, spent, exchanged, delta, _meaning(spent, delta, one), meaning)
 
 
 def _meaning(epsilon: float, delta: float, question: str) -> str:
@@ -148,15 +130,13 @@ def register(app: typer.Typer) -> None:
                 )
                 # `total` is the noise of the whole sum; the option speaks of the sum of noise_split devices.
                 noise_multiplier = total / GaussianMechanism(1.0, noise_split=noise_split).multiplier_release(summed)
-            both = views(
-                unit=unit.value,
-                noise_multiplier=noise_multiplier,
-                rounds=rounds,
-                delta=delta,
-                sample_rate=sample_rate,
-                noise_split=noise_split,
-                participants=summed,
-                accountant=known,
+            mechanism, record = GaussianMechanism(noise_multiplier, noise_split=noise_split), unit is Unit.record
+            release = noise_multiplier if record else mechanism.multiplier_release(summed)
+            own, rate = "its own updates: server, broker, wire", sample_rate if record else 1.0
+            view = partial(_view, unit=unit, rounds=rounds, delta=delta, accountant=known)
+            both = (
+                view("server", own, mechanism.multiplier_server, rate),
+                view("release", "released models only", release, sample_rate),
             )
             judged = units if units is not None else (summed if summed > 1 else None)
             notes = [] if judged is None else check_delta(delta, judged, as_published=True)

@@ -1,7 +1,4 @@
-"""From an update's bytes to its values and their squares: the long part of accepting it, a pure function of the bytes.
-
-It runs in the main process or in a worker (`decoding_pool`), so nothing here imports PyTorch or a store.
-"""
+"""From an update's bytes to its values and their squares: the long part of accepting it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, code: str, reason: str, final: bool = True) -> None:
-        super().__init__(code, reason, final)  # what it is pickled with, on its way from a worker
+        super().__init__(reason)
         self.code = code
         self.reason = reason
         self.final = final
@@ -56,23 +53,23 @@ class Decoded(NamedTuple):
         return max(self.peaks)
 
 
-def decode(data: bytes, counts: Sequence[int]) -> Decoded | Refusal:
-    """The values of an update whose signature was verified, or why it is refused.
+def decode(data: bytes, counts: Sequence[int]) -> Decoded:
+    """The values of an update whose signature was verified. Raises `Refusal`.
 
     :param counts: how many values of each layer are expected.
     """
     try:
         values = decode_signed(data, counts=counts).values
     except WireError as error:
-        return Refusal("malformed", str(error))
+        raise Refusal("malformed", str(error)) from error
     ends = np.cumsum(counts).tolist()
     layers = [values[end - k : end] for k, end in zip(counts, ends, strict=True)]
     # NaN is the minimum and the maximum of whatever it is among
     peaks = tuple(float(np.maximum(-layer.min(initial=0.0), layer.max(initial=0.0))) for layer in layers)
     if not all(map(math.isfinite, peaks)):
-        return Refusal("non-finite", "some of the update's values are not finite")
+        raise Refusal("non-finite", "some of the update's values are not finite")
     if max(peaks) > MAX_MAGNITUDE:
-        return Refusal("out-of-bounds", f"a value of {max(peaks):g} is above the limit of {MAX_MAGNITUDE:g}")
+        raise Refusal("out-of-bounds", f"a value of {max(peaks):g} is above the limit of {MAX_MAGNITUDE:g}")
     return Decoded(values, peaks, tuple(map(_square, layers)))
 
 

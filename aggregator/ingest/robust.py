@@ -10,7 +10,6 @@ then. What is computed depends on these bytes alone, so a restarted aggregator h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -46,26 +45,6 @@ def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
     if rules.aggregation == "median":
         return np.asarray(np.maximum(senders - 1, 0) // 2)
     return np.asarray(np.floor(senders * rules.trim + 1e-9), np.int64)
-
-
-def memory_bytes(devices: int, size: int) -> int:
-    """About the most that `robust_sums` takes for the updates of so many devices with `size` parameters."""
-    return min(4 * devices * size, max(BLOCK_BYTES, 4 * devices)) + 24 * size
-
-
-def passes(devices: int, size: int) -> int:
-    """How often each update is decoded for it."""
-    return math.ceil(size / _block_entries(devices))
-
-
-def shown(rules: RoundSection, *, devices: int, size: int) -> str | None:
-    """For people, in one line, what the aggregation takes beside a mean's; None for the mean itself."""
-    if rules.aggregation == "mean":
-        return None
-    cohort = rules.cohort_size or devices
-    mib, times = memory_bytes(cohort, size) / 2**20, passes(cohort, size)
-    again = "once more" if times == 1 else f"{times} times more"
-    return f"{rules.aggregation} of {cohort:,} updates: up to {mib:,.0f} MiB as a round closes; each is decoded {again}"
 
 
 def robust_sums(

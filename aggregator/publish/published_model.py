@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from hushfleet.aggregator.config.task import WireSection
-from hushfleet.aggregator.publish.difference_files import DifferenceFiles
+from hushfleet.aggregator.publish.differences import Differences
 from hushfleet.aggregator.publish.model_step import make_difference
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import StoreError
 from hushfleet.model.params import ParamLayout
 from hushfleet.wire.format.difference import EncodedDifference, params_digest
@@ -28,16 +28,15 @@ class NextModel(NamedTuple):
 class PublishedModel:
     """`params` float32 `[d]`, read-only, and their `digest`; both are there once `load` has been called.
 
-    :param folder: of the checkpoints and differences.
-    :param durable: False leaves syncing to the operating system: for simulations only.
+    :param store: keeps the differences, and the checkpoints in its folder.
     """
 
     params: np.ndarray
     digest: bytes
 
-    def __init__(self, folder: Path, layout: ParamLayout, *, durable: bool) -> None:
-        self.checkpoints = Checkpoints(folder, layout, durable=durable)
-        self.differences = DifferenceFiles(folder, full_bytes=4 * layout.size, durable=durable)
+    def __init__(self, store: AggregatorStore, layout: ParamLayout) -> None:
+        self.checkpoints = Checkpoints(store.folder, layout, durable=store.durable)
+        self.differences = Differences(store, full_bytes=4 * layout.size)
         self._layout = layout
 
     def load(self, round: int, *, named: bytes | None, initial: np.ndarray) -> None:
@@ -52,7 +51,7 @@ class PublishedModel:
         if named is not None and digest != named:
             raise StoreError(f"{self.checkpoints.path(round)} is not the model that the store names; restore it")
         self._set(params, digest)
-        self.differences.resume(digest)
+        self.differences.load(digest)
 
     def step(
         self, target: np.ndarray, *, task: str, round: int, noise_stds: Sequence[float], wire: WireSection
@@ -73,17 +72,15 @@ class PublishedModel:
         return NextModel(difference.result, params_digest(difference.result), difference if moved else None)
 
     def write(self, round: int, following: NextModel) -> None:
-        """Before the transaction that closes the round with it. Raises `StoreFull`."""
+        """Call it inside the transaction that closes the round with it. Raises `StoreFull`."""
         self.checkpoints.write(round, following.params)
-        if following.difference is not None:
-            self.differences.write(following.difference.data, following.difference.header)
+        if following.digest != self.digest:
+            self.differences.write(following.difference)
 
     def advance(self, round: int, following: NextModel) -> None:
         """It is the current one, now that the transaction is committed."""
-        if following.difference is not None:
-            self.differences.advance(following.difference.data, following.difference.header)
-        elif following.digest != self.digest:
-            self.differences.clear()
+        if following.digest != self.digest:
+            self.differences.advance(following.difference)
         self._set(following.params, following.digest)
         self.checkpoints.drop_old(round)
 

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from hushfleet.aggregator.storage import atomic_file
+from hushfleet import atomic_file
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Accountant
 

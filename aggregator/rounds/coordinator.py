@@ -142,7 +142,6 @@ class Coordinator:
 
     def close(self) -> None:
         """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
-        self._uploads.close()
         self.enrolment.note(force=True)
         self._store_refusals(force=True)
         try:
@@ -363,8 +362,6 @@ class Coordinator:
                 self.link.publish(self.topics.blob(frame.digest), frame.data)
             for device, missing in self._uploads.gaps():
                 self._say(device, missing)
-        for answer in self._uploads.answers():
-            self._answer(answer)
         self._close_round(now)
         self._open_round(now)
 
@@ -372,15 +369,12 @@ class Coordinator:
         engine = self.engine
         if engine.plan is None or now < self._retry_close_at:
             return
-        if now >= engine.responses.deadline:
-            self._finish_uploads()  # what came whole in time counts, before it is seen who is missing
         extensions = engine.responses.extensions
         if not engine.should_close(now, ready=len(self.present)):
             if engine.responses.extensions > extensions:
                 self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
                 self._announce()
             return
-        self._finish_uploads()
         old = self._model_blobs()
         try:
             summary = engine.close()
@@ -399,10 +393,6 @@ class Coordinator:
         self._idle_since = now
         if not self._open_round(now):
             self._announce()
-
-    def _finish_uploads(self) -> None:
-        for answer in self._uploads.finish():
-            self._answer(answer)
 
     def _model_blobs(self) -> set[bytes]:
         """SHA-256 of the current model and of the differences that lead to it."""

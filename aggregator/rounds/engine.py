@@ -1,8 +1,8 @@
 """The rounds of a run, without a network: open, accept updates, close. The simulator calls the same class.
 
 Every step that must survive is committed before its effect is visible: an update with the device's new public
-state and its privacy charge in one transaction, then it is added to the sums; a checkpoint and the difference that
-leads to it, then the transaction that closes the round. A new engine on the same store goes on where the last one
+state and its privacy charge in one transaction, then it is added to the sums; a checkpoint, then the transaction that
+closes the round. A new engine on the same store goes on where the last one
 was killed: sums are exact, so re-adding the stored updates of an open round in any order gives the same bits.
 """
 
@@ -24,8 +24,7 @@ from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
 from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.rounds.aggregate import RoundAggregate
-from hushfleet.aggregator.rounds.cohort import choose_cohort
-from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices
+from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow
@@ -64,7 +63,7 @@ class RoundEngine:
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
         self.checks = UpdateChecks(prepared.spec, prepared.method)
-        self.model = PublishedModel(store.folder, self.layout, durable=store.durable)
+        self.model = PublishedModel(store, self.layout)
         self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
@@ -143,20 +142,28 @@ class RoundEngine:
         return self.announcement
 
     def accept(self, device: str, data: bytes) -> Verdict:
-        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict.
-
-        Its three parts may be called one by one, with the second in another process and other updates between them.
-        """
-        admitted = self.admit(device, data)
-        if isinstance(admitted, Verdict):
-            return admitted
-        return self.settle(admitted, decode(data, admitted.counts))
+        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict."""
+        known = self.store.device(device)
+        try:
+            header, payload = self.checks.authenticate(device, data, public_key=known.public_key if known else None)
+            verdict = self.admission(device, task=header.task, round=header.round, digest=payload)
+            if verdict is not None:
+                return replace(verdict, header=header) if verdict.acknowledged else verdict
+            plan, held = self._open_plan, self._held(device)
+            admitted = self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
+            decoded = decode(data, admitted.counts)
+            row = self.checks.check_values(admitted, decoded)
+            self._commit(admitted, decoded, row)
+        except Refusal as refusal:
+            return self._refused(device, refusal)
+        except StoreFull as error:
+            return Verdict("store-full", str(error))
+        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
 
     def admission(self, device: str, *, task: str, round: int, digest: bytes) -> Verdict | None:
         """Whether an update may be taken at present: None, or what to answer instead.
 
-        The one place of these rules. An offer is held to them, then the update that came, and once more the one that
-        was decoded meanwhile.
+        The one place of these rules: an offer is held to them, and then the update that came.
 
         :param digest: SHA-256 of the update's bytes, or of its header and values alone.
         """
@@ -177,39 +184,6 @@ class RoundEngine:
         if device not in plan.cohort:
             return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
         return None
-
-    def admit(self, device: str, data: bytes) -> Admitted | Verdict:
-        """The short part before decoding: who sent it, may it be taken, is it as noisy as asked."""
-        row = self.store.device(device)
-        try:
-            header, payload = self.checks.authenticate(device, data, public_key=None if row is None else row.public_key)
-            refused = self._refused_now(header, payload)
-            if refused is not None:
-                return refused
-            plan, held = self._open_plan, self._held(device)
-            return self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
-        except Refusal as refusal:
-            return self._refused(device, refusal)
-
-    def settle(self, admitted: Admitted, decoded: Decoded | Refusal) -> Verdict:
-        """The part after decoding: holds the values to the header, commits the update, adds it.
-
-        The round may have been closed, or another update of the device accepted, since `admit`.
-        """
-        header = admitted.header
-        refused = self._refused_now(header, admitted.payload)
-        if refused is not None:
-            return refused
-        try:
-            if isinstance(decoded, Refusal):
-                raise decoded
-            row = self.checks.check_values(admitted, decoded)
-            self._commit(admitted, decoded, row)
-        except Refusal as refusal:
-            return self._refused(header.device, refusal)
-        except StoreFull as error:
-            return Verdict("store-full", str(error))
-        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -273,8 +247,8 @@ class RoundEngine:
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
         )
         server = self._advanced(following.params, summary) if enough else self._server
-        self.model.write(plan.round, following)
         with self.store.transaction():
+            self.model.write(plan.round, following)  # its file is synced before the transaction that names it ends
             self.store.put("server_state", server_state_to_bytes(server))
             self.store.close_round(
                 plan.round, result_digest=following.digest, metrics=summary.to_dict(), at=self._clock()
@@ -367,10 +341,6 @@ class RoundEngine:
             device=self._torch_device,
         )
         self.responses.begin(plan.cohort, now=self._monotonic())
-
-    def _refused_now(self, header: UpdateHeader, payload: bytes) -> Verdict | None:
-        verdict = self.admission(header.device, task=header.task, round=header.round, digest=payload)
-        return replace(verdict, header=header) if verdict is not None and verdict.acknowledged else verdict
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:

@@ -1,4 +1,4 @@
-"""When a round opens and when it is over: the rules alone, without models, stores or messages.
+"""Who takes part in a round, when it opens and when it is over: the rules alone, without models, stores or messages.
 
 The aggregator asks them in real time, and the simulator's virtual clock asks the same ones about fleets that are
 only computed, so that a policy that is compared there is the policy that the field will have.
@@ -7,14 +7,40 @@ only computed, so that a policy that is compared there is the policy that the fi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Literal
 
+import numpy as np
+
 from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.wire.format.messages import MAX_COHORT, MAX_MESSAGE_BYTES
 
 LONGEST_GRACE_S = 60.0
+_STREAM = 0x434F4852
+_PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
+_PLAN_ENTRY_BYTES = 20
 
 Decision = Literal["wait", "extend", "close"]
+
+
+def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -> list[str]:
+    """The cohort, sorted; never larger than a round plan can name.
+
+    :param size: how many; 0 for all that are present.
+
+    The order in which devices appeared, and what was chosen in other rounds, play no part.
+    """
+    names = sorted(set(present))
+    wanted = min(size or len(names), len(names), MAX_COHORT)
+    key = np.random.SeedSequence(seed, spawn_key=(_STREAM, round))
+    order = np.random.Generator(np.random.Philox(key)).permutation(len(names))
+    chosen, room = [], MAX_MESSAGE_BYTES - _PLAN_FIXED_BYTES
+    for index in order[:wanted]:
+        room -= len(names[index]) + _PLAN_ENTRY_BYTES
+        if room < 0:
+            break
+        chosen.append(names[index])
+    return sorted(chosen)
 
 
 class ClosingRule:

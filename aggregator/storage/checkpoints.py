@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from hushfleet.aggregator.storage.atomic_file import write_whole
+from hushfleet.atomic_file import write_whole
 from hushfleet.errors import StoreError
 from hushfleet.model.params import ParamLayout
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hushfleet.aggregator.storage.atomic_file import sync_folder
+from hushfleet.atomic_file import sync_folder
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import MAX_INT

@@ -227,6 +227,22 @@ class AggregatorStore(SqliteFile):
         row = self.row("SELECT * FROM rounds ORDER BY round DESC LIMIT 1")
         return None if row is None else _stored_round(row)
 
+    # differences between global models
+
+    def differences(self) -> list[tuple[bytes, bytes]]:
+        """SHA-256 and bytes of those that are kept, newest first."""
+        rows = self.rows("SELECT value FROM run WHERE key LIKE 'difference %' ORDER BY key DESC")
+        return [(value[:32], value[32:]) for (value,) in rows]
+
+    def put_difference(self, round: int, digest: bytes, data: bytes) -> None:
+        """The one that leads to the model after `round` rounds."""
+        self.put(f"difference {round:09d}", digest + data)
+
+    def drop_differences(self, *, before: int | None) -> None:
+        """Those of rounds before this one; None drops all."""
+        end = "difference :" if before is None else f"difference {before:09d}"  # ":" comes after the digits
+        self.write("DELETE FROM run WHERE key >= 'difference ' AND key < ?", (end,))
+
     # updates
 
     def put_update(self, round: int, row: UpdateRow, *, data: bytes, public_before: bytes) -> None:

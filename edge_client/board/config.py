@@ -63,25 +63,15 @@ class BrokerSection(Checked):
 
     @property
     def address(self) -> BrokerAddress:
-        """Raises `BadInput` for files that cannot be used."""
+        """Raises `BadInput` where a file cannot be read, or does not hold what it should."""
         return BrokerAddress.parse(
             self.url,
             username=self.username,
-            password=self.password,
+            password_file=self.password_file,
             ca_file=self.ca_file,
             cert_file=self.cert_file,
             key_file=self.key_file,
         )
-
-    @property
-    def password(self) -> str | None:
-        """The first line of `password_file`. Raises `BadInput` when it cannot be read."""
-        if self.password_file is None:
-            return None
-        try:
-            return Path(self.password_file).read_text(encoding="utf-8").split("\n", 1)[0].rstrip("\r")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"broker.password_file = {self.password_file!r} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import sqlite3
 import zlib
 from pathlib import Path
 
+from hushfleet.atomic_file import sync_folder
 from hushfleet.errors import StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
@@ -95,7 +96,7 @@ def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
         connection.close()
     os.replace(fresh, path)
     if durable:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
@@ -122,11 +123,3 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

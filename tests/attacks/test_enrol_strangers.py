@@ -15,7 +15,6 @@ from field_bench import Field
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.ingest.decoding import decode
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled
@@ -181,15 +180,13 @@ def test_a_blocked_device_is_not_waited_for_after_a_restart(field: Field) -> Non
     assert field.fleet.engine.closed_rounds == 1
 
 
-def test_an_update_that_is_being_decoded_when_its_device_is_blocked_is_refused(field: Field) -> None:
+def test_an_update_that_comes_when_its_device_is_blocked_is_refused(field: Field) -> None:
     field.join_all()
-    engine = field.fleet.engine
-    admitted = engine.admit("dev-0", field.fleet.update("dev-0").data)
-    decoded = decode(admitted.data, admitted.counts)
+    data = field.fleet.update("dev-0").data
     field.coordinator.enrolment.block("dev-0", "it lies")
     field.run()
-    assert engine.settle(admitted, decoded).code == "unknown-device"
-    assert engine.accepted == 0
+    assert field.fleet.engine.accept("dev-0", data).code == "unknown-device"
+    assert field.fleet.engine.accepted == 0
 
 
 def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:

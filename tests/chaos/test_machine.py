@@ -36,7 +36,7 @@ print(*sqlite3.connect(sys.argv[1] + "/store.sqlite").execute("SELECT COUNT(*) F
 WHOLE_FILE = """
 import os, sys
 from pathlib import Path
-from hushfleet.aggregator.storage.atomic_file import write_whole
+from hushfleet.atomic_file import write_whole
 write_whole(Path(sys.argv[1]) / "model", b"old" * 1000, durable=True)
 write_whole(Path(sys.argv[1]) / "model", b"new" * 2000, durable=sys.argv[2] == "synced")
 """

@@ -35,12 +35,16 @@ class BrokerAddress:
         url: str,
         *,
         username: str | None = None,
-        password: str | None = None,
+        password_file: str | Path | None = None,
         ca_file: str | Path | None = None,
         cert_file: str | Path | None = None,
         key_file: str | Path | None = None,
     ) -> BrokerAddress:
-        """Raises `BadInput` that says which part cannot be used, and why."""
+        """Raises `BadInput` that says which part cannot be used, and why.
+
+        :param username: goes before the one in the URL.
+        :param password_file: its first line goes before the password in the URL.
+        """
         parts = urlsplit(url)
         if parts.scheme not in _DEFAULT_PORTS:
             raise BadInput(f"the broker's URL {_shown(url)} must begin with mqtt:// or mqtts://")
@@ -59,8 +63,12 @@ class BrokerAddress:
             raise BadInput("a client certificate needs both cert_file and key_file")
         if username is None and parts.username:
             username = unquote(parts.username)
-        if password is None and parts.password is not None:
-            password = unquote(parts.password)
+        password = None if parts.password is None else unquote(parts.password)
+        if password_file is not None:
+            try:
+                password = Path(password_file).read_text("utf-8").partition("\n")[0].rstrip("\r")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadInput(f"the password_file {str(password_file)!r} cannot be read: {error}") from error
         if password is not None and username is None:
             raise BadInput("a password for the broker is given without a user name")
         address = cls(

@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Literal
 
 from hushfleet.aggregator.config.task import RoundSection
-from hushfleet.aggregator.rounds.cohort import choose_cohort
-from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices, may_open
+from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, Device
 from hushfleet.simulator.engines.clock.device_time import Costs

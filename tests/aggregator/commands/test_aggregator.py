@@ -89,14 +89,20 @@ def test_the_device_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
-    command = cli.resume_command(
-        Path("a task.toml"), "mqtt://b", Path("runs/a"), ["round.rounds=5"],
-        federation="default", device="cpu", data_dir=None, ca_file=Path("ca.pem"),
-    )  # fmt: skip
-    assert shlex.split(command) == [
-        "hushfleet", "aggregator", "a task.toml", "--broker", "mqtt://b", "--out", "runs/a", "--resume",
-        "--set", "round.rounds=5", "--device", "cpu", "--ca-file", "ca.pem",
+    app = typer.Typer()
+    cli.register(app)
+    (tmp_path / "ca.pem").touch()
+    given = [
+        "a task.toml", "--broker", "mqtt://b", "--device", "cpu", "--set", "round.rounds=5", "--set", "seed=1",
+        "--ca-file", str(tmp_path / "ca.pem"), "--enrolment", "open",
     ]  # fmt: skip
+    context = typer.main.get_command(app).make_context("aggregator", list(given))
+    words = shlex.split(cli.resume_command(context, Path("runs/a")))
+    assert words[:3] == ["hushfleet", "aggregator", "a task.toml"]
+    assert words[-3:] == ["--out", "runs/a", "--resume"]
+    assert sorted(words[3:-3]) == sorted(given[1:])
+    again = typer.main.get_command(app).make_context("aggregator", words[2:]).params
+    assert again == context.params | {"out": Path("runs/a"), "resume": True}
 
 
 def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:

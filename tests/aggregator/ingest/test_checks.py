@@ -39,8 +39,6 @@ def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = Non
     known = held or fleet.prepared.method.init_state().public
     admitted = checks.check_header(header, data, payload=payload, plan=fleet.engine.plan, held=known)
     decoded = decode(data, admitted.counts)
-    if isinstance(decoded, Refusal):
-        raise decoded
     return Opened(admitted, decoded, checks.check_values(admitted, decoded))
 
 

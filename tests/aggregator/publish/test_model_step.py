@@ -89,8 +89,7 @@ def test_no_more_are_kept_than_are_cheaper_than_the_model(make_fleet: MakeFleet)
         assert sum(ref.size for ref in plan.differences) <= sum(ref.size for ref in kept) < plan.global_bytes
     assert len(kept) < 6, "1,024 bytes of a model are soon outweighed"
     assert fleet.engine.announcement.differences == ()
-    files = {path.name.split("-")[2] for path in fleet.folder.glob("difference-*")}
-    assert files == {f"{ref.digest.hex()}.bin" for ref in kept}
+    assert [digest for digest, _ in fleet.store.differences()] == [ref.digest for ref in reversed(kept)]
 
 
 @pytest.mark.parametrize("wire", [{"downlink": "full"}, {"codec": "float32"}])
@@ -98,7 +97,7 @@ def test_full_models_where_they_are_asked_for(make_fleet: MakeFleet, wire: dict[
     fleet = make_fleet(wire=wire)
     fleet.run_round()
     assert fleet.open().differences == ()
-    assert not list(fleet.folder.glob("difference-*"))
+    assert fleet.store.differences() == []
 
 
 def test_too_few_updates_make_no_difference_and_break_no_chain(make_fleet: MakeFleet) -> None:
@@ -121,14 +120,10 @@ def test_differences_are_offered_after_a_restart_but_not_those_that_are_damaged(
     assert len(plan.differences) == 3
     assert fleet.restart().plan == plan
     assert [fleet.engine.differences.find(ref.digest) is not None for ref in plan.differences] == [True] * 3
-    oldest, middle, newest = sorted(fleet.folder.glob("difference-*"))
-    data = bytearray(middle.read_bytes())
-    data[-1] ^= 1
-    middle.write_bytes(data)
+    digest, data = fleet.store.differences()[1]
+    fleet.store.put_difference(2, digest, data[:-1] + bytes([data[-1] ^ 1]))
     assert fleet.restart().plan.differences == plan.differences[2:], "the oldest leads nowhere any more"
-    assert not oldest.exists()
-    assert not middle.exists()
-    newest.unlink()
+    fleet.store.put_difference(3, digest, b"")
     assert fleet.restart().plan.differences == ()
     for name in fleet.names:
         fleet.engine.accept(name, fleet.update(name).data)
@@ -144,8 +139,7 @@ def test_a_difference_of_a_close_that_was_interrupted_is_not_offered(make_fleet:
         for name in each.names:
             each.engine.accept(name, each.update(name).data)
     calm.engine.close()
-    for path in calm.folder.glob("difference-2-*"):
-        (fleet.folder / path.name).write_bytes(path.read_bytes())
+    fleet.store.put_difference(2, *calm.store.differences()[0])
     plan = fleet.engine.plan
     assert fleet.restart().plan == plan
     fleet.engine.close()
@@ -159,7 +153,7 @@ def test_what_cannot_be_coded_is_offered_whole(make_fleet: MakeFleet, monkeypatc
     monkeypatch.setattr("hushfleet.aggregator.publish.model_step.MAX_STEP", 2.0**-99)
     fleet.run_round()
     assert fleet.open().differences == ()
-    assert not list(fleet.folder.glob("difference-*"))
+    assert fleet.store.differences() == []
     assert fleet.restart().plan.differences == ()
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
-from hushfleet.aggregator.rounds.cohort import choose_cohort
+from hushfleet.aggregator.rounds.policy import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.state import PublicState
 from hushfleet.model.evaluation import Evaluation
@@ -447,7 +447,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_round_open(
         fleet.engine.accept(name, fleet.update(name).data)
     before = fleet.engine.global_digest
     with monkeypatch.context() as patch:
-        patch.setattr("hushfleet.aggregator.storage.atomic_file.os.replace", _no_room)
+        patch.setattr("hushfleet.atomic_file.os.replace", _no_room)
         with pytest.raises(StoreFull, match="free some space"):
             fleet.engine.close()
     assert fleet.engine.global_digest == before

@@ -25,9 +25,8 @@ NAMED = {
     "the checkpoint is synced": ("fsync", ("write_whole", "Checkpoints.write")),
     "the checkpoint is named": ("replace", ("write_whole", "Checkpoints.write")),
     "the checkpoint's folder is synced": ("fsync", ("sync_folder", "write_whole", "Checkpoints.write")),
-    "the difference is synced": ("fsync", ("write_whole", "DifferenceFiles.write")),
-    "the difference is named": ("replace", ("write_whole", "DifferenceFiles.write")),
-    "the difference's folder is synced": ("fsync", ("sync_folder", "write_whole", "DifferenceFiles.write")),
+    "old differences are dropped": ("execute", ("write", "drop_differences", "Differences.write")),
+    "the difference is stored": ("execute", ("write", "put", "put_difference")),
     "the round is closed": ("execute", ("write", "close_round", "close")),
     "the server half is stored": ("execute", ("write", "put", "close")),
     "the close is committed": ("execute", ("transaction", "__exit__", "close")),
@@ -70,7 +69,8 @@ def outcome(fleet: Fleet) -> list[Any]:
         [repr(row) for row in fleet.store.updates(1) + fleet.store.updates(2)],
         [row.phase for row in fleet.store.rounds()],
         [each.digest.hex() for each in fleet.engine.differences.refs],
-        sorted(path.name for path in fleet.folder.iterdir() if path.suffix in (".safetensors", ".bin")),
+        fleet.store.differences()[0][1].hex(),
+        sorted(path.name for path in fleet.folder.iterdir() if path.suffix == ".safetensors"),
     ]
 
 

@@ -64,11 +64,12 @@ def test_the_simulation_section(tmp_path: Path) -> None:
 
 
 def test_the_password_file(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, GOOD.replace("[data]", 'password_file = "secret"\n[data]')))
+    login = 'username = "ali"\npassword_file = "secret"\n[data]'
+    config = load_config(write(tmp_path, GOOD.replace('ca_file = "certs/ca.pem"\n', "").replace("[data]", login)))
     with pytest.raises(BadInput, match="password_file"):
-        _ = config.broker.password
+        _ = config.broker.address
     (tmp_path / "secret").write_text("open sesame\n")
-    assert config.broker.password == "open sesame"
+    assert config.broker.address.password == "open sesame"
 
 
 @pytest.mark.parametrize(

@@ -404,14 +404,15 @@ def test_urls_that_cannot_be_used_say_why_and_keep_the_password_to_themselves(ur
     assert "secret" not in str(caught.value)
 
 
-def test_addresses_are_read_in_full() -> None:
+def test_addresses_are_read_in_full(tmp_path: Path) -> None:
     address = BrokerAddress.parse("mqtt://me:p%40ss@Broker.local:1999/")
     assert (address.host, address.port, address.tls) == ("broker.local", 1999, False)
     assert (address.username, address.password) == ("me", "p@ss")
     assert str(address) == repr(address) == "mqtt://broker.local:1999"
     assert BrokerAddress.parse("mqtt://[::1]").port == 1883
     assert str(BrokerAddress.parse("mqtts://[::1]")) == "mqtts://[::1]:8883"
-    given = BrokerAddress.parse("mqtt://me:x@h", username="other", password="y")
+    (tmp_path / "password").write_text("y\nnot this\n")
+    given = BrokerAddress.parse("mqtt://me:x@h", username="other", password_file=tmp_path / "password")
     assert (given.username, given.password) == ("other", "y")
 
 
