@@ -120,9 +120,7 @@ class Trainer:
         self.observer = observer
         self.make_optimizer = make_optimizer
         self._checked: RoundPlan | None = None
-        self.method = make_method(
-            spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds
-        )
+        self.method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 
     @property
     def samples(self) -> Samples:
@@ -143,9 +141,7 @@ class Trainer:
         check_allowed(plan, self.spec, self.method, terms, limits=self.limits, ledger=self.store.ledger)
         self._checked = plan
 
-    def run_round(
-        self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None
-    ) -> OutboxEntry:
+    def run_round(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> OutboxEntry:
         """Trains and commits the update of a round; a round that was committed before is returned as it is.
 
         :param global_params: float32 `[d]`, read-only.

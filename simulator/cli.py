@@ -31,7 +31,9 @@ Out = Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-T
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 BrokerOption = Annotated[BrokerKind, typer.Option("--broker", help="auto: Mosquitto if it is installed, else amqtt.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")
+]
 Devices = Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")]
 
@@ -123,7 +125,9 @@ def open_simulation(
         return begin(task, folder, data_dir=data_dir, mix=mix)
     simulation = go_on(folder, data_dir=data_dir)
     if simulation.mix != (mix or FleetMix.in_turn((), task.data.devices)):
-        raise BadInput(f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out")
+        raise BadInput(
+            f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out"
+        )
     here, there = _flat(task.to_plain()), _flat(simulation.task.to_plain())
     changed = [
         f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)

@@ -183,9 +183,7 @@ def _run(
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
-    display = FleetDisplay(
-        console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant
-    )
+    display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
     earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(

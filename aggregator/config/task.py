@@ -370,9 +370,7 @@ class Task(Checked):
             return section.noise_multiplier
         if section.epsilon is None:
             return 0.0
-        find = partial(
-            noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant
-        )
+        find = partial(noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant)
         if section.unit == "record":
             factor = gradients_factor(self.parts().training.gradients_per_batch)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)

@@ -202,18 +202,14 @@ def _svhn_part(path: Path) -> tuple[Images, Labels]:
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 
 
-def _idx_source(
-    name: str, torchvision_name: str, class_names: tuple[str, ...], mean: float, std: float
-) -> _Source:
+def _idx_source(name: str, torchvision_name: str, class_names: tuple[str, ...], mean: float, std: float) -> _Source:
     find = _idx_finder(name, torchvision_name, ("train-", "t10k-"))
     return _Source(find, _IDX_FILES.format(name, torchvision_name), class_names, (mean,), (std,))
 
 
 _DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
-_IDX_FILES = (
-    "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte (plain or .gz) in {}/ or {}/raw/"
-)
+_IDX_FILES = "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte (plain or .gz) in {}/ or {}/raw/"
 _EMNIST_FILES = _IDX_FILES.format("emnist", "EMNIST") + ", the letters part, or torchvision's emnist-letters-* names"
 _CIFAR10_FILES = (
     "in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "

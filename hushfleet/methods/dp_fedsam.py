@@ -78,6 +78,4 @@ def climbed(params: Array, gradient: Array, rho: float) -> Array:
     summary="DP-FedAvg with sharpness-aware local steps, and top-k of the update if wanted",
 )
 def dp_fedsam(config: DPFedSAMConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    return Method(
-        training=Sgd(Sharpness(rho=config.rho)), stages=(KeepLargest(config.keep_share), *CLIP_AND_NOISE)
-    )
+    return Method(training=Sgd(Sharpness(rho=config.rho)), stages=(KeepLargest(config.keep_share), *CLIP_AND_NOISE))

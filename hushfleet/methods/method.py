@@ -152,9 +152,7 @@ class Published:
     parts: Parts
 
 
-def published(
-    name: str, config: type[TrainingConfig], *, source: str, summary: str
-) -> Callable[[Parts], Published]:
+def published(name: str, config: type[TrainingConfig], *, source: str, summary: str) -> Callable[[Parts], Published]:
     """Makes a function that lists a method's parts a `Published`."""
     return lambda parts: Published(name, source, summary, config, parts)
 
@@ -262,9 +260,7 @@ class TaskMethod:
 
     # the device half
 
-    def begin(
-        self, state: DeviceState, global_params: Array, terms: RoundTerms, samples: OwnSamples
-    ) -> RoundContext:
+    def begin(self, state: DeviceState, global_params: Array, terms: RoundTerms, samples: OwnSamples) -> RoundContext:
         """The context of a round: what is chosen on the own samples, and where training begins."""
         personal = self.parts.personal
         visible = HiddenSamples() if self.by_record else samples

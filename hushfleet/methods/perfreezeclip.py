@@ -115,6 +115,4 @@ def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int
         "value": ClippedSamples(max_norm=config.max_norm),
         "none": MeanGradient(),
     }[config.clipping]
-    return Method(
-        Head(config.head_layers), Sgd(gradient, order=PersonalFirst(head_epochs(config))), CLIP_AND_NOISE
-    )
+    return Method(Head(config.head_layers), Sgd(gradient, order=PersonalFirst(head_epochs(config))), CLIP_AND_NOISE)

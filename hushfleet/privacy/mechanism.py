@@ -178,9 +178,7 @@ class GaussianMechanism:
         bounds = np.asarray(clip_norms, np.float64)
         limit = math.inf if self.noise_multiplier == 0 else sys.float_info.max
         if bounds.ndim != 1 or not len(bounds) or not ((bounds > 0) & (bounds <= limit)).all():
-            raise PrivacyError(
-                f"clip norms must be above zero, and finite where noise is scaled to them; got {bounds}"
-            )
+            raise PrivacyError(f"clip norms must be above zero, and finite where noise is scaled to them; got {bounds}")
         return bounds
 
     def _scaled(self, bounds: np.ndarray, layers_factor: float) -> np.ndarray:

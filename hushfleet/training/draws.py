@@ -77,12 +77,9 @@ def drawn_inputs(
     return x, draw_dropout(inputs.dropout, len(indices), rng)
 
 
-def draw_dropout(
-    dropout: Sequence[DropoutSpec], batch: int, rng: np.random.Generator
-) -> tuple[np.ndarray, ...]:
+def draw_dropout(dropout: Sequence[DropoutSpec], batch: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Masks float32 `[batch, *shape]` of 0 and 1/(1 - rate), the same for every runtime."""
     return tuple(
-        (rng.random((batch, *spec.shape), dtype=np.float32) >= spec.rate).astype(np.float32)
-        / np.float32(1 - spec.rate)
+        (rng.random((batch, *spec.shape), dtype=np.float32) >= spec.rate).astype(np.float32) / np.float32(1 - spec.rate)
         for spec in dropout
     )

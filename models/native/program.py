@@ -22,9 +22,7 @@ KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "cl
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
-def write_program(
-    model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, clipping: bool = False
-) -> str:
+def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, clipping: bool = False) -> str:
     """C source text of `gradient` and `logits`, and of a gradient's second half if the objective distils.
 
     :param clipping: instead, of sums of clipped gradients, under any objective.

@@ -35,9 +35,7 @@ def test_a_devices_update_tells_no_more_than_is_claimed(attack: Callable[[int], 
     assert found.measured_round_of_form < found.claimed_round
 
 
-def test_half_of_the_noise_tells_more(
-    attack: Callable[[int], Finding], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_of_the_noise_tells_more(attack: Callable[[int], Finding], monkeypatch: pytest.MonkeyPatch) -> None:
     add_noise = GaussianMechanism.add_noise
     half = lambda self, x, stds, *rest, **named: add_noise(self, x, np.asarray(stds) / 2, *rest, **named)  # noqa: E731
     monkeypatch.setattr(GaussianMechanism, "add_noise", half)

@@ -97,9 +97,7 @@ def test_a_graph_with_a_wrong_gradient_is_refused(graphs_of):
     proto = onnx.load_from_string(graphs.gradient)
     relu = next(node for node in proto.graph.node if node.op_type == "Relu")
     relu.op_type = "Elu"
-    with pytest.raises(
-        GraphRefused, match=r"disagrees with PyTorch in 'loss' on a batch of 1: relative error"
-    ):
+    with pytest.raises(GraphRefused, match=r"disagrees with PyTorch in 'loss' on a batch of 1: relative error"):
         checks.check_against_torch(model, gradient=proto.SerializeToString(), inference=graphs.inference)
 
 
@@ -176,9 +174,7 @@ def test_grouped_convolutions_are_refused_with_the_reason():
     def forward(t, x, dropout):
         return F.conv2d(x, t["conv.weight"], groups=2).mean((2, 3))
 
-    model = Model(
-        "grouped", "this test", (2, 6, 6), 4, ParamLayout(("conv.weight",), ((4, 1, 3, 3),)), (), forward
-    )
+    model = Model("grouped", "this test", (2, 6, 6), 4, ParamLayout(("conv.weight",), ((4, 1, 3, 3),)), (), forward)
     with pytest.raises(Exception, match="one group"):
         export_gradient(model)
 

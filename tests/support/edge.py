@@ -176,9 +176,7 @@ class ScriptedAggregator:
         elif kind == "chunk":
             self._on_chunk(event.payload)
         elif kind == "msg":
-            message = decode_message(
-                event.payload, federation=self.topics.federation, public_key=self.device_key
-            )
+            message = decode_message(event.payload, federation=self.topics.federation, public_key=self.device_key)
             if isinstance(message, Want):
                 self.wants.append(message)
                 self._serve(message)

@@ -136,9 +136,7 @@ class GroupBatches:
                 crops = draw_flip_crop(len(indices), rng) if self.inputs.augment == "flip-crop" else None
                 yield _Drawn(epoch, indices, crops, draw_dropout(self.inputs.dropout, len(indices), rng))
 
-    def _teaching(
-        self, samples: Sequence[Samples], teachers: Sequence[Teacher | None]
-    ) -> tuple[Tensor, Tensor] | None:
+    def _teaching(self, samples: Sequence[Samples], teachers: Sequence[Teacher | None]) -> tuple[Tensor, Tensor] | None:
         """Logits of all clients' samples `[n, classes]` and each client's weight `[c]`, on the device."""
         classes = next((each.logits.shape[1] for each in teachers if each is not None), None)
         if classes is None:

@@ -155,9 +155,7 @@ class _Process:
         return f"its process {how}: {last} (all of it: {log})"
 
 
-def _run_apart(
-    sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str
-) -> None:
+def _run_apart(sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str) -> None:
     """In the cell's process."""
     begin_worker()
     folder.mkdir(parents=True, exist_ok=True)

@@ -211,9 +211,7 @@ def _ranking(column: TableColumn, places: pd.DataFrame) -> Ranking | None:
     both = places.dropna(subset=["paper", "ours"])
     if len(both) < 2:
         return None
-    paper, ours = (
-        tuple(both.sort_values(name, ascending=False, kind="stable").method) for name in ("paper", "ours")
-    )
+    paper, ours = (tuple(both.sort_values(name, ascending=False, kind="stable").method) for name in ("paper", "ours"))
     tau = both.paper.corr(both.ours, method="kendall")
     return Ranking(column.id, paper, ours, None if math.isnan(tau) else float(tau))
 

@@ -129,9 +129,7 @@ def test_lists_of_names_are_those_of_the_data_package() -> None:
 # noise
 
 
-@pytest.mark.parametrize(
-    ("target", "published"), [(2, 3.975), (4, 2.549), (6, 1.965), (8, 1.636), (16, 1.062)]
-)
+@pytest.mark.parametrize(("target", "published"), [(2, 3.975), (4, 2.549), (6, 1.965), (8, 1.636), (16, 1.062)])
 def test_user_level_epsilon_gives_the_published_multiplier(target: float, published: float) -> None:
     """The published ones are Opacus', whose search stops once it is within 0.01 below the epsilon.
 

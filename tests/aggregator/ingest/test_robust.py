@@ -78,9 +78,7 @@ def test_order_restart_and_blocks_change_no_bit(
 
 
 def test_a_median_by_hand_and_parameters_that_nobody_shares(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(
-        devices=3, method="fedavg", multiplier=0.0, aggregation="median", wire={"codec": "float32"}
-    )
+    fleet = make_fleet(devices=3, method="fedavg", multiplier=0.0, aggregation="median", wire={"codec": "float32"})
     before = fleet.engine.global_params.copy()
     fleet.open()
     mask = np.zeros(LAYOUT.size, bool)
@@ -89,9 +87,7 @@ def test_a_median_by_hand_and_parameters_that_nobody_shares(make_fleet: MakeFlee
     for name in fleet.names:
         state = fleet.devices.states[name]
         fleet.devices.states[name] = replace(state, public=PublicState(mask, 0))
-        fleet.store.put_public_state(
-            name, digest=PublicState(mask, 0).digest(), state=PublicState(mask, 0).to_bytes()
-        )
+        fleet.store.put_public_state(name, digest=PublicState(mask, 0).digest(), state=PublicState(mask, 0).to_bytes())
         update = fleet.update(name)
         assert fleet.engine.accept(name, update.data).code == "accepted"
         sent.append(update.encoded.sent)

@@ -174,9 +174,9 @@ def test_a_folder_with_a_test_part_only_serves_the_aggregator(image_folder: Path
     assert prepared.dataset is not None
     assert (len(prepared.dataset.train), len(prepared.dataset.test)) == (0, 60)
     assert prepared.evaluate_global is not None
-    assert prepared.evaluate_global(prepared.initial) == prepare(
-        folder_task(path=str(image_folder))
-    ).evaluate_global(prepared.initial)
+    assert prepared.evaluate_global(prepared.initial) == prepare(folder_task(path=str(image_folder))).evaluate_global(
+        prepared.initial
+    )
     # There are no records here to count, and none in the field.
     pooled = {"noise_multiplier": None, "epsilon": 2.0, "reading": "pooled-sampling"}
     with pytest.raises(BadInput, match="pooled-sampling"):

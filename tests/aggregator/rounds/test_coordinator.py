@@ -71,7 +71,10 @@ class Field:
             identity=self.identity,
             epoch=self.epoch,
             enrolment=Enrolment(
-                self.fleet.store, self.register, closed=self.closed, clock=lambda: self.fleet.now,
+                self.fleet.store,
+                self.register,
+                closed=self.closed,
+                clock=lambda: self.fleet.now,
                 wall=lambda: self.fleet.now,
             ),
             events=self.events,

@@ -28,6 +28,7 @@ def test_starting_at_once_ends_in_one_key(tmp_path: Path) -> None:
     script = "import sys; from pathlib import Path; "
     script += "from hushfleet.aggregator.storage.identity_file import load_or_create as l; "
     script += "print(l(Path(sys.argv[1])).public_key.hex())"
+
     def start(_: int) -> str:
         return subprocess.run(
             [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True

@@ -30,9 +30,7 @@ SPEC = TaskSpec(
     rounds=20,
     method="fedglp-adp",
     method_config={"learning_rate": 1e-3, "glp": True, "nested": {"a": [1, 2.5, None]}},
-    privacy=PrivacySpec(
-        unit="device", accounting="strict", clip_norm=0.5, noise_multiplier=3.975, delta=0.1
-    ),
+    privacy=PrivacySpec(unit="device", accounting="strict", clip_norm=0.5, noise_multiplier=3.975, delta=0.1),
     wire=WireSpec(step=0.25),
     model=ModelSpec(
         name="digits-cnn",
@@ -69,9 +67,7 @@ def test_a_blob_is_named_by_its_sha256() -> None:
 
 
 def test_privacy_without_noise_needs_no_bound_but_noise_does() -> None:
-    free = PrivacySpec(
-        unit="device", accounting="strict", clip_norm=math.inf, noise_multiplier=0.0, delta=0.1
-    )
+    free = PrivacySpec(unit="device", accounting="strict", clip_norm=math.inf, noise_multiplier=0.0, delta=0.1)
     assert free.clip_norm == math.inf
     with pytest.raises(ValueError, match="clip_norm = inf: must be finite where noise is added"):
         replace(free, noise_multiplier=1.0)

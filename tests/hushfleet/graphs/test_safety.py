@@ -96,9 +96,7 @@ def random_operator(model):
 
 def local_function(model):
     body = [helper.make_node("Neg", ["v"], ["w"])]
-    model.functions.append(
-        helper.make_function("", "Relu", ["v"], ["w"], body, [helper.make_opsetid("", 18)])
-    )
+    model.functions.append(helper.make_function("", "Relu", ["v"], ["w"], body, [helper.make_opsetid("", 18)]))
 
 
 def loop(model):

@@ -127,9 +127,7 @@ def test_masks_are_used_and_no_masks_mean_that_nothing_is_dropped():
     graph = GradientGraph(gradient_file(masked=True), LAYOUT)
     params, x, y = batch(4)
     mask = np.array([[0, 2, 2], [2, 0, 2], [2, 2, 2], [0, 0, 2]], np.float32)
-    np.testing.assert_allclose(
-        graph(params, x, y, [mask])[1], by_hand(params, x, y, mask)[1], rtol=1e-4, atol=1e-6
-    )
+    np.testing.assert_allclose(graph(params, x, y, [mask])[1], by_hand(params, x, y, mask)[1], rtol=1e-4, atol=1e-6)
     ones = graph(params, x, y, [np.ones((4, 3), np.float32)])
     none = graph(params, x, y)
     assert ones[0] == none[0]

@@ -23,9 +23,7 @@ UNARY = [
 ]
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Mean", "Sum", "Pow", "PRelu"]
 COMPARISONS = ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"]
-REDUCTIONS = [
-    f"Reduce{kind}" for kind in ("L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-]
+REDUCTIONS = [f"Reduce{kind}" for kind in ("L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")]
 
 
 class Sketch:

@@ -204,7 +204,5 @@ def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, A
         "gradient": GradientGraph(graph(method.training.objective), LAYOUT),
         "logits_of": InferenceGraph(inference(), LAYOUT),
     }
-    expected = [
-        alone(method, state, params, index, 4, 2, inputs=how, **onnx) for index, state in enumerate(states)
-    ]
+    expected = [alone(method, state, params, index, 4, 2, inputs=how, **onnx) for index, state in enumerate(states)]
     assert_same(got, expected, tolerance=1e-4)

@@ -92,6 +92,7 @@ def test_a_claims_own_mechanism_does_not_contradict_it() -> None:
     """The best test between the two worlds, at its true error rates; with less noise it does."""
     claim = Claim(Charge("device", "", "gaussian", 1.0), 1)
     for threshold in np.linspace(-3, 4, 40):
+
         def errors(separation: float, threshold: float = threshold) -> ErrorRates:
             return ErrorRates(1 - NormalDist().cdf(threshold), NormalDist(separation).cdf(threshold))
 

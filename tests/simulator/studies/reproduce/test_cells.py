@@ -324,9 +324,7 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
 
 
 @pytest.mark.parametrize(("means", "tau"), [((0.6, 0.7, 0.8), 1), ((0.8, 0.7, 0.6), -1), ((0.6, 0.8, 0.7), 1 / 3)])
-def test_the_order_of_the_methods_is_compared(
-    book: Path, tmp_path: Path, means: tuple[float, ...], tau: float
-) -> None:
+def test_the_order_of_the_methods_is_compared(book: Path, tmp_path: Path, means: tuple[float, ...], tau: float) -> None:
     """By Kendall's tau, against the paper's 70, 80.5 and 99."""
     table = TABLE.replace("too-many = [nan, 1.0]", "too-many = [99.0, 1.0]").replace("fedavg = [91.0", "fedavg = [70.0")
     (book / "own" / "table-1.toml").write_text(table)
