@@ -25,7 +25,7 @@ from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import NOT_ON_THE_CLOCK, Schedule, schedule_of
+from hushfleet.simulator.schedule import Schedule, schedule_of
 from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
@@ -125,10 +125,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
 
 
 def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:
-    schedule = _schedule(simulation)
-    if options.clocked and schedule.crashes_server:
-        console.print(NOT_ON_THE_CLOCK, style="yellow")
-    elif not options.clocked and not schedule.is_calm:
+    if not options.clocked and not _schedule(simulation).is_calm:
         console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
     every = options.evaluate_every
     if not options.clocked:

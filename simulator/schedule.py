@@ -27,9 +27,6 @@ from hushfleet.errors import BadInput
 Kind = Literal["start", "stop", "kill", "cut", "mend"]
 How = Literal["kill", "stop", "cut"]
 
-SERVER = ("broker", "aggregator")
-NOT_ON_THE_CLOCK = "crashes of broker and aggregator are not played: they take --engine live, without --boards"
-
 _STREAM = 0x5343454E
 # Part of the random streams: a new kind of entry goes to the end.
 _ENTRIES = ("late", "drop_out", "outage", "day", "slow_disk", "out_of_memory")
@@ -92,11 +89,6 @@ class Schedule:
     def needs_proxy(self) -> bool:
         """Whether devices are cut off, for which a live fleet needs a network of its own (`proxied`)."""
         return any(window.how == "cut" for window in self.windows)
-
-    @property
-    def crashes_server(self) -> bool:
-        """Whether aggregator or broker are killed, which the virtual clock leaves out."""
-        return any(window.target in SERVER for window in self.windows)
 
     @property
     def is_calm(self) -> bool:

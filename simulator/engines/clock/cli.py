@@ -26,6 +26,7 @@ from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import device_names, make_fleet
 from hushfleet.simulator.units import shown_bytes, shown_time
 
+PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
 
 The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
@@ -37,7 +38,7 @@ Examples:
 `hushfleet forecast tasks/digits-fedglp-adp.toml --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
 `hushfleet forecast TASK.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
---policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300`
+--policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
 
 mix.toml says how many of which board there are, and what network lies behind them:
 
@@ -50,8 +51,7 @@ mix.toml says how many of which board there are, and what network lies behind th
     share = 0.4
 
 How many samples each device has is taken from the task file's own partition, for more devices again and again; or say
-it by --samples. A [scenario] in the task file (days and nights, drop-outs, outages) is played as well, but
-for crashes of broker and aggregator.
+it by --samples. A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well.
 """
 
 
@@ -81,8 +81,11 @@ def register(app: typer.Typer) -> None:
         settings: Settings = None,
         data_dir: DataDir = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+        plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None,
     ) -> None:
         console = Console(stderr=as_json)
+        if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:  # before any work is done
+            raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
         written = overridden(task_file, settings)
         if devices is None and boards.strip().endswith(".toml"):
             with suppress(BadInput):  # shares, or a mistake that is told when the number is known
@@ -104,6 +107,9 @@ def register(app: typer.Typer) -> None:
             typer.echo(json.dumps(plain, indent=2))
         else:
             print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
+        if plot is not None:
+            plot_forecasts(forecasts, plot)
+            console.print(f"plot  {plot}", highlight=False)
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
@@ -177,3 +183,33 @@ def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
             cells.append(f"{100 * share.late:.1f} + {100 * share.given_up:.1f} %{more}")
         table.add_row(board.board, f"{board.devices:,}", *cells)
     console.print(table)
+
+
+def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:
+    """How long each policy takes, against how many updates a round it uses: a point a policy.
+
+    Raises `BadInput` where the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    longest_s = max(each.total_s for each in forecasts)
+    unit, unit_s = ("days", 86400.0) if longest_s > 2 * 86400 else ("hours", 3600.0)
+    for each in forecasts:
+        point = (each.updates_per_round, each.total_s / unit_s)
+        axes.plot(*point, "o", markersize=8)
+        label = f"{each.policy}\n{100 * each.stragglers:.0f} % stragglers"
+        axes.annotate(label, point, xytext=(8, 4), textcoords="offset points", fontsize=8)
+    first = forecasts[0]
+    axes.set_xlabel("updates used a round")
+    axes.set_ylabel(f"{unit} for {first.rounds} rounds")
+    axes.set_title(f"{first.devices:,} devices on the virtual clock")
+    axes.margins(0.2)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise BadInput(f"--plot {path}: it cannot be written: {error.strerror}") from error

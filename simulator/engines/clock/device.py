@@ -232,6 +232,10 @@ class Device:
         attempt.sent_from = max(at, attempt.commit_at)
         attempt.arrive_at = attempt.sent_from + self.times.latency_s + attempt.wire_bytes * self.times.up_s_per_byte
 
+    def send_in_vain(self, attempt: Attempt, until: float) -> None:
+        """What has left the device by then will be sent once more."""
+        self.spent.up_bytes += self.sent_bytes(attempt, until)
+
     def sent_bytes(self, attempt: Attempt, until: float) -> float:
         """How much of the update has left the device by then."""
         sending_s = attempt.arrive_at - self.times.latency_s - attempt.sent_from

@@ -7,14 +7,13 @@ when it is extended and when it closes. It checks one update after the other, as
 Devices are not processes of a simulation library: what a round came to is known when it closes, also for the devices
 that still train then. A row says whether such a device will commit; a process would have to be run on to know it.
 
-Simplified: aggregator and broker have all the network that they need and never fail, so crashes of a scenario are
-left out. A device without a network whose round closes meanwhile goes on until its own deadline.
+Simplified: aggregator and broker have all the network that they need, and a device without a network whose round
+closes meanwhile goes on until its own deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from hushfleet.aggregator.config.task import RoundSection
@@ -58,8 +57,7 @@ class FleetClock:
         self._by_name = {device.name: device for device in fleet}
         self._queue = EventQueue(logging=logging)
         self._announced = 0  # bytes of plans that every linked device has received
-        windows = tuple(window for window in schedule.windows if window.target in self._by_name)
-        self._playback = Playback(replace(schedule, windows=windows))
+        self._playback = Playback(schedule)
         self._links = Links(fleet, self._queue, self, seed=seed, options=options or LinkOptions())
         self._least = least_devices(rules, devices=len(fleet))
         self._rule = ClosingRule(rules, least_ready=self._least)
@@ -71,6 +69,8 @@ class FleetClock:
         self._idle_since = 0.0
         self._closed: ClosedRound | None = None
         self._busy_until = 0.0  # the aggregator's thread
+        self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
+        self._went_at: float | None = None
 
     def rounds(self) -> Iterator[ClosedRound]:
         """One round after the other. Raises `HushfleetError` where none opens, or closes, any more."""
@@ -116,15 +116,14 @@ class FleetClock:
     def _open_round(self) -> None:
         """Opens the next round if enough devices are there."""
         now, rules, closed = self._queue.now, self._rules, self._closed_rounds
-        if self._open is not None or closed >= rules.rounds:
+        if self._open is not None or closed >= rules.rounds or not self._links.server_linked:
             return
         present, waited_s = len(self._present), now - self._idle_since
         if not may_open(rules, present, least=self._least, closed_rounds=closed, waited_s=waited_s):
             return
         cohort = choose_cohort(self._present, size=rules.cohort_size, seed=self._seed, round=closed + 1)
         self._open = OpenRound(closed + 1, now, cohort)
-        self._rule.begin(cohort, now=now)
-        self._queue.at(self._rule.deadline, self._check_close, self._open)
+        self._begin_waiting(self._open)
         self._queue.log("round_open", round=closed + 1, cohort=cohort)
         plan_bytes = self._announce(len(cohort))
         begin = []
@@ -137,6 +136,10 @@ class FleetClock:
         for _, name, heard_at in sorted(begin):  # in the order of their wants, which may share a broadcast
             self._begin_attempt(self._by_name[name], self._open, heard_at)
         self._playback.round_opened(closed + 1, now)
+
+    def _begin_waiting(self, current: OpenRound) -> None:
+        self._rule.begin(current.cohort, now=self._queue.now)
+        self._queue.at(self._rule.deadline, self._check_close, current)
 
     def _takes(self, current: OpenRound) -> bool:
         """Whether this round is open, and not about to be closed."""
@@ -169,13 +172,13 @@ class FleetClock:
 
     def _arrive(self, device: Device, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
-        if device.number == number and self._takes(current):
+        if device.number == number and self._takes(current) and self._links.server_linked:
             self._busy_until = max(self._busy_until, self._queue.now) + self._costs.accept_s
-            self._queue.at(self._busy_until, self._accept, device, current)
+            self._queue.at(self._busy_until, self._accept, device, current, self._life)
 
-    def _accept(self, device: Device, current: OpenRound) -> None:
+    def _accept(self, device: Device, current: OpenRound, life: int) -> None:
         attempt, now = device.attempt, self._queue.now
-        if not self._takes(current) or attempt is None:
+        if life != self._life or not self._takes(current) or attempt is None:
             return
         self._rule.accept(device.name)
         current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes)
@@ -196,7 +199,7 @@ class FleetClock:
         self._check_close(current)
 
     def _check_close(self, current: OpenRound) -> None:
-        if not self._takes(current):
+        if not self._takes(current) or not self._links.server_up:
             return
         now = self._queue.now
         decision = self._rule.decide(now, ready=len(self._present))
@@ -204,7 +207,7 @@ class FleetClock:
             current.closing = True
             # at once: updates that have come and were not looked at yet are late
             self._busy_until = now + self._costs.close_s
-            self._queue.at(self._busy_until, self._close_round, current)
+            self._queue.at(self._busy_until, self._close_round, current, self._life)
         elif decision == "extend":
             self._queue.at(self._rule.deadline, self._check_close, current)
             self._extend(current)
@@ -236,7 +239,9 @@ class FleetClock:
         if not current.closing:
             self._begin_attempt(device, current, stopped_at)
 
-    def _close_round(self, current: OpenRound) -> None:
+    def _close_round(self, current: OpenRound, life: int) -> None:
+        if life != self._life:
+            return
         now, used = self._queue.now, self._rule.accepted >= self._rules.min_updates
         fates: dict[str, list[str]] = {"used": [], "late": [], "declined": [], "lost": [], "given_up": []}
         for name in current.cohort:
@@ -336,8 +341,9 @@ class FleetClock:
                 device.task_at += device.times.fetch_s
                 device.spent.up_bytes += len(sizes.task_blobs) * sizes.packet[Want]
                 device.spent.down_bytes += sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
-        self._hear_of(device, linked_at)
-        self._open_round()
+        if self._links.server_linked:
+            self._hear_of(device, linked_at)
+            self._open_round()
 
     def broke(self, device: Device, *, power: bool) -> None:
         """The device's link ended at this moment, with its power or without."""
@@ -349,8 +355,7 @@ class FleetClock:
         if not power:
             attempt.cut_at = now
         elif now >= attempt.commit_at:
-            # what has left the device will be sent once more
-            device.spent.up_bytes += device.sent_bytes(attempt, now if attempt.cut_at is None else attempt.cut_at)
+            device.send_in_vain(attempt, now if attempt.cut_at is None else attempt.cut_at)
             self._charge(device, current)
         else:
             self._end_attempt(device, attempt, now)
@@ -361,13 +366,49 @@ class FleetClock:
         self._lose(device)
         self._log_presence(device, state)
 
+    def server_went(self) -> None:
+        """The aggregator was killed; all that it had in memory is gone."""
+        self._life += 1
+        if self._open is not None:
+            self._open.closing = False
+        self._went_at = self._queue.now
+        self._present.clear()
+
+    def server_came(self) -> None:
+        """The aggregator is connected, again or after a new start."""
+        now, current = self._queue.now, self._open
+        went_at, self._went_at = self._went_at, None
+        if went_at is None:
+            self._queue.log("link", state="up")
+        else:
+            self._queue.log("run")
+            self._busy_until = now
+            self._rule = ClosingRule(self._rules, least_ready=self._least)
+            if current is not None:
+                self._begin_waiting(current)
+                for name in current.arrivals:
+                    self._rule.accept(name)
+                self._rule.answer(*current.declined)
+        for device in self.fleet:
+            if device.linked:
+                self._hear_of(device, now, went_at=went_at)
+            elif went_at is not None:
+                self._lose(device)
+        if current is not None:
+            self._check_close(current)
+        else:
+            self._open_round()
+
     def _lose(self, device: Device) -> None:
         self._rule.lost(device.name, now=self._queue.now)
         if self._open is not None and self._rule.expects(device.name):
             self._queue.at(self._queue.now + self._rule.grace_s + _ROUNDING_S, self._check_close, self._open)
 
-    def _hear_of(self, device: Device, linked_at: float) -> None:
-        """A linked device and the aggregator find each other, for the first time or again."""
+    def _hear_of(self, device: Device, linked_at: float, *, went_at: float | None = None) -> None:
+        """A linked device and the aggregator find each other, for the first time or again.
+
+        :param went_at: when the aggregator was killed, if that is why; transfers that were open then begin anew.
+        """
         if device.name not in self._present:
             self._present.add(device.name)
             self._log_presence(device, "ready")
@@ -383,6 +424,11 @@ class FleetClock:
             device.send_again(attempt, device.task_at)
         elif attempt.cut_at is not None:
             device.resume(attempt, linked_at)
+        elif went_at is not None and attempt.commit_at <= linked_at:
+            device.send_in_vain(attempt, linked_at)
+            device.send_again(attempt, linked_at + 2 * times.latency_s)
+        elif went_at is not None and attempt.broadcasts is not None and went_at < attempt.pass_at:
+            attempt.delay(attempt.broadcasts.want(linked_at + times.latency_s) - attempt.pass_at)
         device.number += 1
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
 

@@ -1,6 +1,6 @@
-"""Who has power and a network, and when: the schedule's effects on devices.
+"""Who has power and a network, and when: the schedule's effects on devices, broker and aggregator.
 
-A device is linked while it is on and its network is not cut. A link that broke is tried again after
+A device is linked while it is on, its network is not cut, and the broker runs. A link that broke is tried again after
 waits with full jitter, as `mqtt` does, and each attempt that finds the way still blocked fails at once.
 """
 
@@ -20,6 +20,8 @@ from hushfleet.simulator.schedule import Action
 if TYPE_CHECKING:
     from hushfleet.simulator.engines.clock.engine import FleetClock
 
+SERVER_START_S = 5.0
+"""From the start of the aggregator's process until it is connected; most of it is loading and exporting the graphs."""
 _STREAM = 0x434C4B42
 
 
@@ -35,14 +37,24 @@ class LinkOptions:
     lost_noticed_s: float = LOST_NOTICED_S
     first_backoff_s: float = FIRST_BACKOFF_S
     longest_backoff_s: float = LONGEST_BACKOFF_S
+    server_start_s: float = SERVER_START_S
 
 
 class Links:
-    """The links of the devices; tells the clock who came and went."""
+    """The links of devices and aggregator to the broker; tells the clock who came and went.
+
+    `server_up`: the aggregator's process runs. `server_linked`: it is connected, too.
+    """
 
     def __init__(
         self, fleet: Sequence[Device], queue: EventQueue, clock: FleetClock, *, seed: int, options: LinkOptions
     ) -> None:
+        self.server_up = True
+        self.server_linked = True
+        self._broker_up = True
+        self._server_life = 0  # of its process
+        self._server_number = 0  # of its connection
+        self._down_since = 0.0
         self._fleet = {device.name: device for device in fleet}
         self._queue, self._clock, self._options = queue, clock, options
         self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
@@ -54,19 +66,26 @@ class Links:
         device.link_number += 1
         device.fresh = True
         device.down_since = now + device.times.start_s
-        if not device.cut:
+        if not device.cut and self._broker_up:
             self._link_from(device, device.down_since)
 
     def act(self, action: Action) -> None:
         """One action of the schedule, which falls due now."""
         self._queue.log("scenario", action=action.kind, target=action.target)
-        device, kind = self._fleet[action.target], action.kind
+        starts = action.kind == "start"
+        if action.target == "aggregator":
+            (self._start_server if starts else self._kill_server)()
+        elif action.target == "broker":
+            (self._start_broker if starts else self._kill_broker)()
+        else:
+            self._device(self._fleet[action.target], action.kind)
+
+    def _device(self, device: Device, kind: str) -> None:
         if kind == "start":
             self.start(device)
         elif kind == "mend":
             device.cut = False
-            if device.on:
-                self._link_from(device, self._reconnects_at(device.down_since, self._queue.now))
+            self._link_again(device)
         elif kind == "cut":
             device.cut = True
             if device.on:
@@ -92,10 +111,15 @@ class Links:
         number = device.link_number
 
         def missed() -> None:
-            if device.link_number == number and not device.linked:
+            if device.link_number == number and not device.linked and self.server_linked:
                 self._clock.missed(device, state)
 
         self._queue.at(self._queue.now + after_s, missed)
+
+    def _link_again(self, device: Device) -> None:
+        """The way may be free again for a device that had a link, or would have had one."""
+        if device.on and not device.cut and self._broker_up:
+            self._link_from(device, self._reconnects_at(device.down_since, self._queue.now))
 
     def _link_from(self, device: Device, first_packet_at: float) -> None:
         latency_s = device.times.latency_s
@@ -103,7 +127,7 @@ class Links:
         number = device.link_number
 
         def link() -> None:
-            if device.link_number == number and not device.linked:
+            if device.link_number == number and not device.linked and self._broker_up:
                 device.linked = True
                 self._clock.came(device, linked_at=heard_at - latency_s)
 
@@ -117,3 +141,53 @@ class Links:
             ceiling_s = min(2 * ceiling_s, self._options.longest_backoff_s)
             if at >= free_at:
                 return at
+
+    def _start_broker(self) -> None:
+        self._broker_up = True
+        if self.server_up:
+            self._connect_server(self._reconnects_at(self._down_since, self._queue.now))
+        for device in self._fleet.values():
+            self._link_again(device)
+
+    def _kill_broker(self) -> None:
+        self._broker_up = False
+        self._down_since = self._queue.now
+        if self.server_linked:
+            self._queue.log("link", state="down")
+        self._unlink_server()
+        for device in self._fleet.values():
+            if device.linked:
+                self._break(device, power=False)
+
+    def _start_server(self) -> None:
+        self._server_life += 1
+        life = self._server_life
+
+        def started() -> None:
+            if life == self._server_life:
+                self.server_up = True
+                if self._broker_up:
+                    self._connect_server(self._queue.now)
+
+        self._queue.at(self._queue.now + self._options.server_start_s, started)
+
+    def _kill_server(self) -> None:
+        self._server_life += 1
+        self.server_up = False
+        self._unlink_server()
+        self._clock.server_went()
+
+    def _unlink_server(self) -> None:
+        self._server_number += 1
+        self.server_linked = False
+
+    def _connect_server(self, at: float) -> None:
+        self._server_number += 1
+        number = self._server_number
+
+        def connect() -> None:
+            if number == self._server_number and self.server_up and self._broker_up:
+                self.server_linked = True
+                self._clock.server_came()
+
+        self._queue.at(at, connect)

@@ -200,6 +200,8 @@ class VirtualRounds:
             self._time.now = at_s
             if event == "scenario":
                 self._scenario.write(event, **fields)
+            elif event == "run":
+                self._write_run()
             elif event == "update":
                 event, answered = heard.get(fields["device"], (event, fields))
                 self._events.write(event, **answered)

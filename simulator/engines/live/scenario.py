@@ -19,7 +19,7 @@ from typing import Any
 from hushfleet.aggregator.observe.events import EventLog, EventTail, read_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import SERVER, Action, Playback, Schedule, Window
+from hushfleet.simulator.schedule import Action, Playback, Schedule, Window
 
 _TICK_S = 0.1
 _UNDONE_BY = {"kill": "start", "stop": "start", "cut": "mend"}
@@ -126,7 +126,7 @@ class ScenarioPlayer:
     def _restore(self, fleet: LiveFleet) -> None:
         for name in sorted(self._cut):
             self._mend(fleet, name)
-        for name in SERVER:
+        for name in ("broker", "aggregator"):
             if name in self._down:
                 self._start(fleet, name)
 

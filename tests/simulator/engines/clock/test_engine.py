@@ -58,7 +58,7 @@ PLAIN = DeviceTimes(
 #   t + 0.1 plan, + 0.1 want, + 0.05 gathered, + 0.1 and 1.0 model: trains from t + 1.35, third batch from t + 5.35,
 #   until t + 7.35, committed at t + 7.85, at the aggregator at t + 7.95.
 BORN, TRAINS, LAST, COMMITS, ARRIVES = 0.7, 1.35, 5.35, 7.85, 7.95
-KILLED = LinkOptions(lost_noticed_s=0.0, first_backoff_s=0.5)
+KILLED = LinkOptions(lost_noticed_s=0.0, first_backoff_s=0.5, server_start_s=3.0)
 
 
 def clock(
@@ -372,10 +372,22 @@ def test_every_byte_is_on_the_bill() -> None:
     assert spent.down_bytes == pytest.approx(blobs + plans + SIZES.packet[Known] + 2 * SIZES.packet[Ack])
 
 
-def test_crashes_of_the_server_are_left_out() -> None:
-    crashes = [{"process": process, "at_s": BORN + 7.0, "for_s": 2.0} for process in ("aggregator", "broker")]
-    (only,) = run(clock([PLAIN], scenario={"crash": crashes}))
-    assert arrivals(only) == {"a": round(BORN + ARRIVES, 6)}
+def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> None:
+    down = {"crash": [{"process": "aggregator", "at_s": BORN + 7.0, "for_s": 2.0}]}
+    fleet = clock([PLAIN], scenario=down, logging=True)
+    (only,) = run(fleet)
+    # back at 9 + 3 to start: the device offers, is told that all is missing, and sends: 0.3 s
+    assert arrivals(only) == {"a": round(BORN + 12 + 0.3, 6)}
+    assert [event.event for event in only.events].count("run") == 1
+    cut = {"crash": [{"process": "broker", "at_s": BORN + 7.0, "for_s": 2.0}]}
+    fleet = clock([PLAIN], scenario=cut, logging=True)
+    (only,) = run(fleet)
+    links = [(event.fields["state"], event.at_s) for event in only.events if event.event == "link"]
+    assert [state for state, _ in links] == ["down", "up"]
+    assert links[0][1] == pytest.approx(BORN + 7)
+    assert BORN + 9 <= links[1][1] <= BORN + 9 + 8
+    assert arrivals(only)["a"] >= links[1][1]
+    assert fleet.fleet[0].spent.charged == {1: 1}
 
 
 def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> None:
@@ -517,11 +529,13 @@ def test_a_faster_board_is_never_later(times: list[DeviceTimes], faster: float, 
     times=fleets,
     drops=st.lists(st.tuples(st.floats(0, 40), st.floats(0.5, 20)), max_size=4),
     cuts=st.lists(st.tuples(st.floats(0, 40), st.floats(0.5, 20)), max_size=4),
+    crashes=st.lists(st.tuples(st.sampled_from(["aggregator", "broker"]), st.floats(0, 40)), max_size=3),
 )
-def test_whatever_happens_the_books_are_balanced(times: list[DeviceTimes], drops: Any, cuts: Any) -> None:
+def test_whatever_happens_the_books_are_balanced(times: list[DeviceTimes], drops: Any, cuts: Any, crashes: Any) -> None:
     scenario = {
         "drop_out": [{"devices": 1, "at_s": at, "for_s": length} for at, length in drops],
         "outage": [{"devices": 1, "at_s": at, "for_s": length} for at, length in cuts],
+        "crash": [{"process": process, "at_s": at, "for_s": 2.0} for process, at in crashes],
     }
     fleet = clock(times, scenario=scenario, rounds=3, deadline_s=60, logging=True)
     outcomes = run(fleet)

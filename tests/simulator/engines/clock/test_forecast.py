@@ -187,15 +187,15 @@ def invoke(app: typer.Typer, *arguments: str) -> str:
     return result.stdout
 
 
-def test_the_command_compares_policies(app: typer.Typer, tmp_path: Path) -> None:
-    mix = tmp_path / "mix.toml"
+def test_the_command_compares_policies_and_draws_them(app: typer.Typer, tmp_path: Path) -> None:
+    mix, plot = tmp_path / "mix.toml", tmp_path / "plots" / "policies.svg"
     mix.write_text(
         f'[[board]]\nprofile = "{ZERO}"\ncount = 12\nnetwork = {{ up_mbit_s = 1, latency_ms = 50 }}\n'
         f'[[board]]\nprofile = "{ORIN}"\ncount = 8\n'
     )
     arguments = (str(TASK), "--boards", str(mix), "--rounds", "4", "--samples", "160", "--step-ms", "50")
     policies = ("--policy", "quorum=1.0", "--policy", "quorum=0.4")
-    plain = json.loads(invoke(app, *arguments, *policies, "--json"))
+    plain = json.loads(invoke(app, *arguments, *policies, "--json", "--plot", str(plot)))
     one, other = plain["policies"]
     assert [each["policy"] for each in (one, other)] == ["quorum=1.0", "quorum=0.4"]
     assert (one["devices"], one["rounds"]) == (20, 4), "the counts say how many devices there are"
@@ -204,6 +204,7 @@ def test_the_command_compares_policies(app: typer.Typer, tmp_path: Path) -> None
     assert 2 < other["round_median_s"] < 3.5
     assert other["boards"][0]["board"] == ZERO
     assert other["boards"][0]["used"] == 0
+    assert plot.read_text().lstrip().startswith("<?xml")
 
 
 def test_people_see_a_row_a_policy_and_a_row_a_board(prepared: PreparedTask) -> None:
@@ -221,6 +222,7 @@ def test_people_see_a_row_a_policy_and_a_row_a_board(prepared: PreparedTask) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--plot", "x.txt"], r"--plot x\.txt: the name must end in \.png"),
         (["--boards", "pi"], "there is no board 'pi'"),
         (["--policy", "speed=1"], "'speed=1' is not KEY=VALUE"),
     ],

@@ -182,15 +182,18 @@ def test_a_scenario_is_logged_so_that_the_timeline_shows_it(make: MakeSimulation
     scenario = {
         "drop_out": [{"devices": ["device-1"], "at_round": 2, "for_s": 3.0}],
         "outage": [{"devices": ["device-3"], "at_round": 1, "for_s": 2.0}],
+        "crash": [{"process": "broker", "at_round": 3, "for_s": 1.0}],
         "out_of_memory": [{"devices": ["device-5"], "memory_mib": 10}],
     }
     simulation = make(scenario=scenario, round={"rounds": 3, "min_updates": 1, "deadline_s": 300})
     run(simulation)
     actions = [(each["action"], each["target"]) for each in read_events(simulation.folder.scenario)[0]]
     assert actions == [
-        ("cut", "device-3"), ("mend", "device-3"), ("kill", "device-1"), ("start", "device-1"),
+        ("cut", "device-3"), ("mend", "device-3"), ("kill", "device-1"), ("start", "device-1"), ("kill", "broker"),
+        ("start", "broker"),
     ]  # fmt: skip
     events = log(simulation)
+    assert [event["state"] for event in events if event["event"] == "link"] == ["down", "up"]
     declines = [(event["device"], event["code"]) for event in events if event["event"] == "decline"]
     assert declines == [("device-5", "memory")] * 3
     assert not simulation.folder.device("device-5").store.exists(), "it was never trained"
