@@ -19,7 +19,10 @@ from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgMConfig(TrainingConfig):
-    """:param momentum_server: beta of the server; 0 is FedAvg."""
+    """Settings of FedAvgM.
+
+    :param momentum_server: beta of the server; 0 is FedAvg.
+    """
 
     momentum_server: float = within("[0, 1)", 0.9)
 

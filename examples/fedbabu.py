@@ -19,7 +19,10 @@ from hushfleet.methods.personal import Head
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABUConfig(TrainingConfig):
-    """:param head_layers: how many layers at the end stay as they began."""
+    """Settings of FedBABU.
+
+    :param head_layers: how many layers at the end stay as they began.
+    """
 
     head_layers: int = within("[1, inf)", 1)
 

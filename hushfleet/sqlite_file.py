@@ -17,7 +17,8 @@ class SqliteFile:
     """One opener's connection; it may be used by one thread. Whatever is not in a `transaction` is one of its own.
 
     :param schema: the statements that make the file, in one text.
-    :param version: of `schema`; :param upgrades: older version -> the statements that make the next one of it.
+    :param version: of `schema`.
+    :param upgrades: older version -> the statements that make the next one of it.
     :param durable: False leaves syncing to the operating system: for simulations only.
     :param exclusive: locks the file for all others, until it is closed.
     :param timeout_s: how long another opener's lock is waited for.

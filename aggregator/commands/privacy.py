@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.config.spec import Unit
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.accounting.epsilon import Accountant, Step, check_delta, epsilon, noise_multiplier_for
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY, GaussianMechanism
@@ -41,10 +41,6 @@ Record-level noise, 3000 batches with each record drawn with probability 1/100:
 Epsilon is for adding or removing a unit, and beside it for exchanging one for another. `--accountant rdp` computes as
 the papers do, with Rényi's bound, which is larger.
 """
-
-
-Unit = StrEnum("Unit", ["device", "record"])
-AccountantName = StrEnum("AccountantName", ["exact", "rdp"])
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def _view(
 ) -> View:  # fmt: skip
     """Raises `PrivacyError` for values outside their range."""
     one, two = "is this update the device's, or nothing?", "updates"
-    if unit is Unit.record:
+    if unit == "record":
         one, two = "is this record in, or nothing?", "records"
     steps = [Step(multiplier, rate, rounds)]
     spent = epsilon(steps, delta=delta, accountant=accountant)
@@ -103,21 +99,20 @@ def register(app: typer.Typer) -> None:
         sample_rate: Annotated[float, typer.Option(help="Probability that a unit takes part in a round (Poisson).")] = 1.0,
         noise_split: Annotated[int, typer.Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")] = 1,
         participants: Annotated[int | None, typer.Option(help="Devices whose updates are added up; --noise-split if not given.")] = None,
-        unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.device,
+        unit: Annotated[Unit, typer.Option(help="What is protected.")] = "device",
         units: Annotated[int | None, typer.Option(help="How many of them there are, to judge delta by.")] = None,
         parameters: Annotated[int | None, typer.Option(help="Values sent, for the signal-to-noise ratio of one device's update.")] = None,
-        accountant: Annotated[AccountantName, typer.Option(help="How epsilon is found; rdp as in the papers.")] = AccountantName.exact,
+        accountant: Annotated[Accountant, typer.Option(help="How epsilon is found; rdp as in the papers.")] = "exact",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False,
     ) -> None:  # fmt: skip
         if (noise_multiplier is None) == (target is None):
             raise BadInput("give either --noise-multiplier or --epsilon, the other one is computed")
         if rounds < 1:
             raise BadInput(f"--rounds must be 1 or more, got {rounds}")
-        if unit is Unit.record and (noise_split != 1 or participants not in (None, 1)):
+        if unit == "record" and (noise_split != 1 or participants not in (None, 1)):
             raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
-        if unit is Unit.record and parameters is not None:
+        if unit == "record" and parameters is not None:
             raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
-        known: Accountant = "rdp" if accountant is AccountantName.rdp else "exact"
         summed = participants if participants is not None else noise_split
         try:
             if noise_multiplier is None:
@@ -126,14 +121,14 @@ def register(app: typer.Typer) -> None:
                     delta=delta,
                     steps=rounds,
                     sample_rate=sample_rate,
-                    accountant=known,
+                    accountant=accountant,
                 )
                 # `total` is the noise of the whole sum; the option speaks of the sum of noise_split devices.
                 noise_multiplier = total / GaussianMechanism(1.0, noise_split=noise_split).multiplier_release(summed)
-            mechanism, record = GaussianMechanism(noise_multiplier, noise_split=noise_split), unit is Unit.record
+            mechanism, record = GaussianMechanism(noise_multiplier, noise_split=noise_split), unit == "record"
             release = noise_multiplier if record else mechanism.multiplier_release(summed)
             own, rate = "its own updates: server, broker, wire", sample_rate if record else 1.0
-            view = partial(_view, unit=unit, rounds=rounds, delta=delta, accountant=known)
+            view = partial(_view, unit=unit, rounds=rounds, delta=delta, accountant=accountant)
             both = (
                 view("server", own, mechanism.multiplier_server, rate),
                 view("release", "released models only", release, sample_rate),
@@ -145,12 +140,12 @@ def register(app: typer.Typer) -> None:
                 notes.append(f"signal-to-noise ratio of one device's {parameters} values: {ratio:.1f} dB at most")
         except PrivacyError as error:
             raise BadInput(str(error)) from error
-        if sample_rate < 1 and unit is Unit.device:
+        if sample_rate < 1 and unit == "device":
             notes.append("the server sees who takes part: its number is for a device that is drawn in every round")
         facts = {
-            "unit": unit.value,
-            "adjacency": RECORD_ADJACENCY if unit is Unit.record else DEVICE_ADJACENCY,
-            "accountant": accountant.value,
+            "unit": unit,
+            "adjacency": RECORD_ADJACENCY if unit == "record" else DEVICE_ADJACENCY,
+            "accountant": accountant,
             "noise_multiplier": noise_multiplier,
             "rounds": rounds,
             "sample_rate": sample_rate,

@@ -56,7 +56,11 @@ class Changes(NamedTuple):
 
 
 class TokenBucket:
-    """:param rate: tokens a second; :param most: how many it holds, as it does at first."""
+    """Limits a rate: what comes takes a token, and is refused where there is none.
+
+    :param rate: tokens a second.
+    :param most: how many it holds, as it does at first.
+    """
 
     def __init__(self, rate: float, most: int, *, now: float) -> None:
         self._rate, self._most = rate, most
@@ -73,10 +77,13 @@ class TokenBucket:
 
 
 class Enrolment:
-    """:param store: of the run; devices of a run from before there were registers are known.
+    """Decides whose births count.
+
+    :param store: of the run; devices of a run from before there were registers are known.
     :param register: opened by the caller, who also closes it.
     :param closed: False accepts whoever comes.
-    :param clock: monotonic seconds; :param wall: unix seconds.
+    :param clock: monotonic seconds.
+    :param wall: unix seconds.
     """
 
     def __init__(

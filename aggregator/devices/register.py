@@ -61,7 +61,8 @@ class KnownDevice:
 class RefusedBirth:
     """A device that asked to take part and was not accepted.
 
-    :param count: how often with this key; :param last_seen: unix seconds.
+    :param count: how often with this key.
+    :param last_seen: unix seconds.
     """
 
     device: str

@@ -128,7 +128,10 @@ def check_bounded(
 
 
 def _check(header: UpdateHeader, what: str, norm: float, limits: Limits, *, rounded: int, std: float) -> None:
-    """:param norm: in units of the noise; :param rounded: how many values; :param std: the least noise among them."""
+    """:param norm: in units of the noise.
+    :param rounded: how many values.
+    :param std: the least noise among them.
+    """
     relative, absolute = _FLOAT32, _GRID
     if header.codec == "float16":
         relative, absolute = relative + _FLOAT16, absolute + _FLOAT16_LEAST * math.sqrt(rounded) / std

@@ -18,7 +18,10 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class RefusalCounter:
-    """:param now: monotonic seconds."""
+    """Counts refusals by device and code, and stores the counts now and then.
+
+    :param now: monotonic seconds.
+    """
 
     def __init__(self, store: AggregatorStore, *, now: float) -> None:
         self._store = store

@@ -30,12 +30,12 @@ from hushfleet.aggregator.results.report.verdict import (
     trade_answer,
 )
 from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, number, percent, points, size
-from hushfleet.aggregator.results.result import DeviceState, Result
+from hushfleet.aggregator.results.result import Activity, Result
 from hushfleet.privacy.accounting.epsilon import Accountant
 
 MOST_NAMES = 16
 SOFT, WARNING, BUSY, DONE = "bright_black", "#e0a33e", "#5aa9e6", "#4fb3a5"
-COLORS: dict[DeviceState, str] = {
+COLORS: dict[Activity, str] = {
     "accepted": DONE, "sending": DONE, "training": BUSY, "fetching": BUSY, "ready": "default", "sleeping": SOFT,
     "late": WARNING, "declined": WARNING, "refused": "#e07b5a", "lost": SOFT, "absent": SOFT,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from hushfleet.aggregator.results.result import DeviceState
+from hushfleet.aggregator.results.result import Activity
 from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
 
 KEPT_WARNINGS = 5
@@ -44,13 +44,13 @@ class SeenDevice:
 
     presence: Presence = "absent"
     part: Participation = "none"
-    state: DeviceState = "absent"
+    state: Activity = "absent"
     since_s: float = 0.0
     counted_s: float = 0.0
     answered_s: float = 0.0
     outcomes: str = ""
-    seconds: defaultdict[DeviceState, float] = field(default_factory=lambda: defaultdict(float))
-    spans: list[tuple[float, float, DeviceState]] = field(default_factory=list)
+    seconds: defaultdict[Activity, float] = field(default_factory=lambda: defaultdict(float))
+    spans: list[tuple[float, float, Activity]] = field(default_factory=list)
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +61,7 @@ class SeenDevice:
     def is_there(self) -> bool:
         return self.presence in ("ready", "training")
 
-    def derived(self) -> DeviceState:
+    def derived(self) -> Activity:
         if self.presence != "ready" and self.presence != "training":
             return self.presence
         if self.part in ("accepted", "declined", "refused", "late"):
@@ -217,7 +217,7 @@ class RunState(Fleet):
         self.metrics[device] = {**self.metrics.get(device, {}), **metrics}
         self._see_epsilon(metrics.get("epsilon_server"))
 
-    def states(self) -> dict[str, DeviceState]:
+    def states(self) -> dict[str, Activity]:
         """Every device's state, by id. Where the log does not tell who trains, all of the open round do."""
         states = {name: device.state for name, device in sorted(self.devices.items())}
         return {name: "training" if s == "fetching" and not self.is_timed else s for name, s in states.items()}

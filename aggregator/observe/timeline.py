@@ -17,8 +17,8 @@ from typing import Any
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.aggregator.observe.fleet_state import Event, Fleet, SeenDevice
 from hushfleet.aggregator.results.result import (
-    DEVICE_STATES,
-    DeviceState,
+    ACTIVITIES,
+    Activity,
     FleetRound,
     FleetTimeline,
     Seconds,
@@ -100,7 +100,7 @@ class _Recorder(Fleet):
         self._clock = _Clock()
         self._rounds: list[FleetRound] = []
         # device seconds since the newest round opened
-        self._window: defaultdict[DeviceState, float] = defaultdict(float)
+        self._window: defaultdict[Activity, float] = defaultdict(float)
         self._opened_s = self._window_end_s = 0.0
         self._first_open_s: float | None = None
         self._span_count = 0
@@ -232,7 +232,7 @@ class _Recorder(Fleet):
         for row, end_s in zip(self._rounds, ends, strict=True):
             seen = {state: value for state, value in row.device_seconds.items() if state != "absent"}
             rest = round(len(self.devices) * (end_s - row.opened_s) - sum(seen.values()), 3)
-            absent: dict[DeviceState, Seconds] = {"absent": rest} if rest > 0.001 * (1 + len(self.devices)) else {}
+            absent: dict[Activity, Seconds] = {"absent": rest} if rest > 0.001 * (1 + len(self.devices)) else {}
             rows.append(row.model_copy(update={"device_seconds": {**absent, **seen}}))
         return rows
 
@@ -249,8 +249,8 @@ def _untimed(row: FleetRound) -> FleetRound:
     return FleetRound(round=row.round, opened_s=row.opened_s, closed_s=row.closed_s)
 
 
-def _by_state(seconds: Mapping[DeviceState, float]) -> dict[DeviceState, float]:
-    return {state: total for state in DEVICE_STATES if (total := round(seconds.get(state, 0.0), 3)) > 0}
+def _by_state(seconds: Mapping[Activity, float]) -> dict[Activity, float]:
+    return {state: total for state in ACTIVITIES if (total := round(seconds.get(state, 0.0), 3)) > 0}
 
 
 def _mark(start_s: float, end_s: float, what: str, target: str) -> TimelineMark:

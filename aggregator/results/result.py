@@ -173,10 +173,10 @@ class TimelineRow(_Record):
     closed_s: float
 
 
-DeviceState = Literal[
+Activity = Literal[
     "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
 ]
-DEVICE_STATES: tuple[DeviceState, ...] = get_args(DeviceState)
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 OUTCOMES = {
     "a": "accepted",
     "l": "late",
@@ -202,7 +202,7 @@ class FleetRound(_Record):
     closed_s: Seconds
     median_s: Measured = None
     slowest_tenth_s: Measured = None
-    device_seconds: dict[DeviceState, Seconds] = {}
+    device_seconds: dict[Activity, Seconds] = {}
 
 
 class TimelineMark(_Record):
@@ -228,8 +228,8 @@ class FleetTimeline(_Record):
     devices: list[str]
     rounds: list[FleetRound]
     outcomes: list[str]
-    seconds: list[dict[DeviceState, Seconds]] = []
-    spans: list[list[tuple[Seconds, Seconds, DeviceState]]] = []
+    seconds: list[dict[Activity, Seconds]] = []
+    spans: list[list[tuple[Seconds, Seconds, Activity]]] = []
     spans_left_out: Count = 0
     marks: list[TimelineMark] = []
 

@@ -46,7 +46,8 @@ def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -
 class ClosingRule:
     """Who is still expected in the open round, and whether waiting for them is worth it.
 
-    :param rules: of the task; :param least_ready: how many devices a next round needs, see `least_devices`.
+    :param rules: of the task.
+    :param least_ready: how many devices a next round needs, see `least_devices`.
 
     Times are seconds of one monotonic clock. `begin` starts a round; who is lost is remembered between rounds.
     """
@@ -136,7 +137,8 @@ def least_devices(rules: RoundSection, *, devices: int) -> int:
 def may_open(rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float) -> bool:
     """All that are asked for; or, where the task asks for no number, some after a deadline's wait.
 
-    :param least: of `least_devices`; :param waited_s: since the last round closed.
+    :param least: of `least_devices`.
+    :param waited_s: since the last round closed.
     """
     if present >= least:
         return True

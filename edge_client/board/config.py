@@ -34,7 +34,10 @@ USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's Me
 
 @dataclass(frozen=True)
 class DeviceSection(Checked):
-    """:param state_dir: holds the store; one folder for each device, never shared or copied."""
+    """Who this device is, and where its store lies.
+
+    :param state_dir: holds the store; one folder for each device, never shared or copied.
+    """
 
     id: Name
     state_dir: str
@@ -44,7 +47,10 @@ class DeviceSection(Checked):
 
 @dataclass(frozen=True)
 class BrokerSection(Checked):
-    """:param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned."""
+    """Where the broker is, and how it is known.
+
+    :param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned.
+    """
 
     url: str
     ca_file: str | None = None
@@ -76,7 +82,10 @@ class BrokerSection(Checked):
 
 @dataclass(frozen=True)
 class DataSection(Checked):
-    """:param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels."""
+    """Where the device's own images are.
+
+    :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels.
+    """
 
     kind: Literal["folder", "arrays"]
     path: str

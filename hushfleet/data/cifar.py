@@ -38,7 +38,7 @@ _CACHED = ("train_images", "train_labels", "test_images", "test_labels")
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
-Part = tuple[Images, Labels]
+LabelledImages = tuple[Images, Labels]
 Arrays = tuple[Images, Labels, Images, Labels]
 """Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
 
@@ -84,7 +84,7 @@ class Cifar(NamedTuple):
 
     def _arrays(self, files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
         """Sorts named file contents into batches or class images, and decodes them."""
-        batches: dict[str, Part] = {}
+        batches: dict[str, LabelledImages] = {}
         images: dict[str, tuple[Images, int]] = {}
         for name, content in files:
             *folders, base = name.split("/")
@@ -105,7 +105,7 @@ class Cifar(NamedTuple):
         return (*train, *test)
 
 
-def _joined(parts: list[Part]) -> Part:
+def _joined(parts: list[LabelledImages]) -> LabelledImages:
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
@@ -159,7 +159,7 @@ def _write_cache(path: Path, arrays: Arrays) -> None:
         print(f"the decoded copy could not be kept in {path.parent}: {error}", file=sys.stderr)
 
 
-def _shuffled(images: dict[str, tuple[Images, int]], prefix: str, where: Path) -> Part:
+def _shuffled(images: dict[str, tuple[Images, int]], prefix: str, where: Path) -> LabelledImages:
     """Folders come sorted by class; a fixed shuffle makes any leading part of the set a fair sample."""
     names = sorted(name for name in images if name.startswith(prefix))
     if not names:
@@ -182,7 +182,7 @@ def _decode(content: bytes, what: str) -> Images:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _unpickle(content: bytes, what: str, *, labels_key: str = "labels") -> Part:
+def _unpickle(content: bytes, what: str, *, labels_key: str = "labels") -> LabelledImages:
     try:
         batch = read_batch(content)
         pixels, labels = bytes_of(batch["data"]), labels_of(batch[labels_key])

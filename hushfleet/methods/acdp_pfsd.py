@@ -66,7 +66,8 @@ class ACDPpFSDConfig(TrainingConfig):
     :param agent_buffer: |D_P|, rounds between two updates of the agent.
     :param loss_bound: what losses are clipped to in reports, nats.
     :param report_share: under `strict`, the share of 1/sigma^2 that accuracies and losses are noised for.
-    :param quantile: gamma of Andrew et al.; :param quantile_step: their eta_C.
+    :param quantile: gamma of Andrew et al..
+    :param quantile_step: their eta_C.
     """
 
     clipping: Clipping = "ppo"

@@ -56,7 +56,9 @@ _ACCURACIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class APDPFLConfig(TrainingConfig):
-    """:param decay: p, what sigma is multiplied by after a round whose score is above 50; 1 keeps it.
+    """Settings of APDP-FL.
+
+    :param decay: p, what sigma is multiplied by after a round whose score is above 50; 1 keeps it.
 
     :param mu: weight of a proximal term, for the paper's DP-FedProx.
     :param max_preference: a device may add up to so many times the standard noise; the aggregator refuses more, since

@@ -31,7 +31,9 @@ from hushfleet.methods.state import RoundContext
 
 @dataclass(frozen=True, kw_only=True)
 class BlurLusConfig(TrainingConfig):
-    """:param bound_weight: lambda of BLUR; 0 leaves it out.
+    """Settings of BLUR and LUS.
+
+    :param bound_weight: lambda of BLUR; 0 leaves it out.
     :param keep_share: the share of an update's entries that LUS keeps; 1 leaves it out.
     """
 

@@ -43,7 +43,10 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ClipAgent:
-    """:param clip_norm: C_0, the middle of the range. :param clip_range: k.
+    """The agent of ACDP-pFSD: PPO on one action, the clip norm of a round.
+
+    :param clip_norm: C_0, the middle of the range.
+    :param clip_range: k.
     :param buffer: experiences between two updates, |D_P|.
     :param passes: gradient steps of an update, M.
     """

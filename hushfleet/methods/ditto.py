@@ -21,7 +21,10 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 
 @dataclass(frozen=True, kw_only=True)
 class DittoConfig(TrainingConfig):
-    """:param lambda_: weight of the pull of the own model towards the global one; the paper's lambda."""
+    """Settings of Ditto.
+
+    :param lambda_: weight of the pull of the own model towards the global one; the paper's lambda.
+    """
 
     lambda_: float = within("[0, 1000]", 0.1)
 

@@ -32,7 +32,9 @@ from hushfleet.training.batch import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class DPFedSAMConfig(TrainingConfig):
-    """:param rho: how far from w the gradient is taken; 0 is DP-FedAvg's step, of one gradient.
+    """Settings of DP-FedSAM.
+
+    :param rho: how far from w the gradient is taken; 0 is DP-FedAvg's step, of one gradient.
     :param keep_share: the share of an update's entries that is kept; 1 leaves sparsification out.
     """
 

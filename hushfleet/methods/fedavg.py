@@ -27,7 +27,10 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 
 @dataclass(frozen=True, kw_only=True)
 class FedProxConfig(TrainingConfig):
-    """:param mu: weight of the proximal term; 0 is FedAvg."""
+    """Settings of FedProx.
+
+    :param mu: weight of the proximal term; 0 is FedAvg.
+    """
 
     mu: float = within("[0, 1000]", 0.01)
 

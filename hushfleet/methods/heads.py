@@ -35,7 +35,10 @@ from hushfleet.methods.personal import Backbone, Head
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(TrainingConfig):
-    """:param head_layers: how many layers at the end are the head; the others are the backbone."""
+    """Settings of methods that divide a network into backbone and head.
+
+    :param head_layers: how many layers at the end are the head; the others are the backbone.
+    """
 
     head_layers: int = within("[1, inf)", 1)
 
@@ -51,7 +54,10 @@ class HeadFirstConfig(HeadConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FedRepConfig(HeadFirstConfig):
-    """:param head_epochs: how many of the local epochs train the head; the others, the backbone."""
+    """Settings of FedRep.
+
+    :param head_epochs: how many of the local epochs train the head; the others, the backbone.
+    """
 
     head_epochs: int = within("[1, 1000)", 1)
     local_epochs: int = within("[2, 1000]", 2)

@@ -23,7 +23,9 @@ from hushfleet.model.objectives import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class PFedSDConfig(TrainingConfig):
-    """:param distillation_weight: lambda, of the distillation beside a cross-entropy of weight 1.
+    """Settings of pFedSD.
+
+    :param distillation_weight: lambda, of the distillation beside a cross-entropy of weight 1.
     :param temperature: T.
     """
 

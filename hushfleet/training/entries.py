@@ -13,7 +13,9 @@ BoundOf = Callable[[Array], Any]
 
 
 class Entries(NamedTuple):
-    """:param mask: bool `[..., d]`, True where entries are meant; None is the whole vector.
+    """Entries of the flat vector that train together.
+
+    :param mask: bool `[..., d]`, True where entries are meant; None is the whole vector.
     :param span: the smallest range that holds all of them, for every client.
     :param fills: whether they are all of that range.
     :param layers: whether they are whole layers, one after the other.

@@ -103,7 +103,8 @@ class OneClient:
     """The executor of a board, and of a worker process.
 
     :param rng: draws the order of the samples, or which are in a batch, the augmentation and the dropout masks.
-    :param record: of the unit `record`; :param noise: of its gradients.
+    :param record: of the unit `record`.
+    :param noise: of its gradients.
     :param distills: whether the objective takes a teacher.
     :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
     :param make_optimizer: for an implementation that gives the same bits faster.

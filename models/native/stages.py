@@ -32,8 +32,9 @@ class Target:
 
 @dataclass(frozen=True)
 class ConvTiles:
-    """:param rows: of outputs at a time; Winograd's way if they are more than `window`.
+    """How a convolution is cut into tiles.
 
+    :param rows: of outputs at a time; Winograd's way if they are more than `window`.
     :param pixels: of each row (with Winograd: its tiles), times `vectors` of outputs: the accumulators forward.
     :param run: accumulators of the weights' gradient, taps for the first layer and vectors for the others.
     :param band: pooled rows whose inputs stay in the first-level cache.
@@ -162,7 +163,10 @@ class ConvStage:
 
 @dataclass(frozen=True)
 class LinearStage:
-    """:param mask: which dropout mask its outputs are multiplied by."""
+    """A linear layer with what follows it.
+
+    :param mask: which dropout mask its outputs are multiplied by.
+    """
 
     name: str
     inputs: int
@@ -173,7 +177,10 @@ class LinearStage:
 
 @dataclass(frozen=True)
 class Stages:
-    """:param flat_mask: which dropout mask the last convolution's outputs are multiplied by."""
+    """A network as the C program sees it.
+
+    :param flat_mask: which dropout mask the last convolution's outputs are multiplied by.
+    """
 
     convs: tuple[ConvStage, ...]
     flat_mask: int | None

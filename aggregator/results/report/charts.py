@@ -13,7 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, Part, Plot, label, missing
+from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, PagePart, Plot, label, missing
 
 Values = Sequence[float | None]
 MOST_SYMBOLS = 24
@@ -77,7 +77,7 @@ def per_device(
 
 def over(
     title: str, series: Sequence[go.Scatter], otherwise: str, *, note: str = "", x: str = "round", **layout: Any
-) -> Part:
+) -> PagePart:
     """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
     solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
     if not solid:

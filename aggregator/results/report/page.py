@@ -92,7 +92,7 @@ class Prose:
     css: str = ""
 
 
-Part = Plot | Table | Facts | Prose
+PagePart = Plot | Table | Facts | Prose
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Section:
     anchor: str
     title: str
     lead: str
-    parts: Sequence[Part]
+    parts: Sequence[PagePart]
 
 
 def missing(words: str) -> Prose:

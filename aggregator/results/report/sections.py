@@ -15,7 +15,7 @@ from hushfleet.aggregator.results.report.page import (
     BLUE,
     SOFT,
     Facts,
-    Part,
+    PagePart,
     Plot,
     Prose,
     Section,
@@ -87,7 +87,7 @@ def _accuracies(
 
 def devices_against_alone(result: Result, headline: Headline) -> Section:
     detail = result.details
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     for tests, grid, alone in (
         ("the common test", detail.accuracy_own_common, detail.local_only_common),
         ("own data", detail.accuracy_own_local, detail.local_only_local),
@@ -231,7 +231,7 @@ def privacy(result: Result, headline: Headline) -> Section:
     return Section("privacy", "Privacy", lead, parts)
 
 
-def _spent(result: Result, headline: Headline) -> Part:
+def _spent(result: Result, headline: Headline) -> PagePart:
     detail, xs = result.details, rounds_of(result)
     spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
@@ -249,7 +249,7 @@ def _spent(result: Result, headline: Headline) -> Part:
     return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
 
 
-def _signal(result: Result) -> Part:
+def _signal(result: Result) -> PagePart:
     ratios = [row.snr_db for row in result.rounds]
     if math.inf in ratios:
         return missing("There is no noise in the updates, so no signal-to-noise ratio either.")
@@ -263,7 +263,7 @@ def _signal(result: Result) -> Part:
     return over("Signal to noise, dB", [line("signal to noise", rounds_of(result), ratios, 3)], why, note=note)
 
 
-def _privacy_facts(result: Result, headline: Headline) -> Part:
+def _privacy_facts(result: Result, headline: Headline) -> PagePart:
     rows = result.privacy
     if not rows:
         return missing("There is no privacy ledger in this result.")
@@ -296,7 +296,7 @@ def layers(result: Result) -> Section:
     return Section("layers", "Layers over rounds", lead, parts)
 
 
-def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> Part:
+def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> PagePart:
     xs, names = rounds_of(result), [name for name, _ in result.model.layers]
     columns = [[row[n] for row in grid] for n in range(len(names))] if grid else []
     if not any(value is not None for values in columns for value in values):
@@ -347,7 +347,7 @@ def fleet(result: Result) -> Section:
             )
         )
     folded = f"All {len(lines)} devices" if len(lines) > MOST_TABLE_ROWS else ""
-    parts: list[Part] = [
+    parts: list[PagePart] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
     others = sorted(detail.refusals.items())

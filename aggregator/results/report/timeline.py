@@ -20,11 +20,11 @@ import plotly.graph_objects as go
 
 from hushfleet.aggregator.observe.timeline import SERVERS
 from hushfleet.aggregator.results.report.charts import rows_of_names
-from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, Part, Plot, Section, label
+from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, PagePart, Plot, Section, label
 from hushfleet.aggregator.results.report.words import number
 from hushfleet.aggregator.results.result import (
-    DEVICE_STATES,
-    DeviceState,
+    ACTIVITIES,
+    Activity,
     FleetTimeline,
     Result,
     TimelineMark,
@@ -39,7 +39,7 @@ ZOOM_ROUNDS = 8
 MOST_BOARDS = 12
 _SMALL_FLEET = 20
 
-WORDS: dict[DeviceState, str] = {
+WORDS: dict[Activity, str] = {
     "absent": "not seen yet",
     "ready": "ready, nothing to do",
     "fetching": "waiting for the model",
@@ -52,7 +52,7 @@ WORDS: dict[DeviceState, str] = {
     "sleeping": "switched off",
     "lost": "lost",
 }
-OUTCOME_STATES: dict[str, tuple[DeviceState, str]] = {
+OUTCOME_STATES: dict[str, tuple[Activity, str]] = {
     "a": ("accepted", "accepted"),
     "l": ("late", "late"),
     "d": ("declined", "declined"),
@@ -63,7 +63,7 @@ OUTCOME_STATES: dict[str, tuple[DeviceState, str]] = {
 }
 """Letter of an outcome: whose colour it has, and its name in a legend."""
 _WORST_FIRST = "rxdl-.a"
-_STACK: tuple[DeviceState, ...] = (
+_STACK: tuple[Activity, ...] = (
     "fetching", "training", "sending", "accepted", "ready", "late", "declined", "refused", "sleeping", "lost",
 )  # fmt: skip
 """The states of a stack: work, waiting, what went wrong, who was away."""
@@ -84,7 +84,7 @@ def timeline_section(result: Result) -> Section | None:
     if timeline is None or not (timeline.timed or set("".join(timeline.outcomes)) - {"a"}):
         return None
     is_small = bool(timeline.spans) and len(timeline.devices) <= MOST_GANTT_DEVICES
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     if not (is_small and len(timeline.rounds) <= MOST_GANTT_ROUNDS):
         parts.append(matrix(timeline, boards))
     if is_small:
@@ -213,7 +213,7 @@ class Span(NamedTuple):
 
     start_s: float
     end_s: float
-    state: DeviceState
+    state: Activity
     device: int
 
 
@@ -241,7 +241,7 @@ def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
     draw = partial(_bars, timeline, rows, unit_s)
     traces = [
         draw(found, WORDS[state], width=_THICKNESS.get(state, 0.5))
-        for state in DEVICE_STATES
+        for state in ACTIVITIES
         if state != "absent" and (found := [span for span in spans if span.state == state])
     ]
     if late:
@@ -454,9 +454,7 @@ def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
     return replace(plot, wide=True)
 
 
-def mean_round(timeline: FleetTimeline, members: Sequence[int]) -> dict[DeviceState, float]:
+def mean_round(timeline: FleetTimeline, members: Sequence[int]) -> dict[Activity, float]:
     """Seconds that these devices spend in each state, mean over them and over the rounds."""
     rounds = len(timeline.rounds)
-    return {
-        state: fmean(timeline.seconds[index].get(state, 0.0) for index in members) / rounds for state in DEVICE_STATES
-    }
+    return {state: fmean(timeline.seconds[index].get(state, 0.0) for index in members) / rounds for state in ACTIVITIES}

@@ -55,7 +55,10 @@ def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
 
 @dataclass(frozen=True)
 class _Composition:
-    """:param reverse: what a unit's absence shows, instead of its presence."""
+    """The steps of one direction, to be composed.
+
+    :param reverse: what a unit's absence shows, instead of its presence.
+    """
 
     history: tuple[tuple[Pair, int], ...]
     delta: float

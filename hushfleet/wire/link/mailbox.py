@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hushfleet.errors import LinkLost
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 
-INBOX_CAP_BYTES = 64 << 20
+RECEIVED_CAP_BYTES = 64 << 20
 
 
 class Publish(NamedTuple):
@@ -51,8 +51,8 @@ class Mailbox:
         self._max_in_flight = max_in_flight
         self._changed = threading.Condition()
         self._filters: dict[str, None] = {}
-        self._inbox: deque[LinkEvent] = deque()
-        self._inbox_bytes = 0
+        self._received: deque[LinkEvent] = deque()
+        self._received_bytes = 0
         self._outbox: deque[Order] = deque()
         self._in_flight = 0
         self._accepted = False
@@ -97,12 +97,12 @@ class Mailbox:
 
     def receive(self, timeout_s: float) -> LinkEvent | None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._inbox, max(timeout_s, 0.0)):
+            if not self._changed.wait_for(lambda: self._received, max(timeout_s, 0.0)):
                 return None
-            event = self._inbox.popleft()
+            event = self._received.popleft()
             if isinstance(event, Delivery):
-                was_full = self._inbox_bytes >= INBOX_CAP_BYTES
-                self._inbox_bytes -= len(event.payload)
+                was_full = self._received_bytes >= RECEIVED_CAP_BYTES
+                self._received_bytes -= len(event.payload)
                 if was_full:
                     self.wake()
             return event
@@ -135,7 +135,7 @@ class Mailbox:
     def up(self) -> None:
         with self._changed:
             self._up = True
-            self._inbox.append(LinkUp())
+            self._received.append(LinkUp())
             self._changed.notify_all()
 
     def down(self, reason: str) -> None:
@@ -147,13 +147,13 @@ class Mailbox:
             self._outbox.clear()
             self._give_up_reason = ""
             if not self.closing:
-                self._inbox.append(LinkDown(reason))
+                self._received.append(LinkDown(reason))
             self._changed.notify_all()
 
     def put(self, delivery: Delivery) -> None:
         with self._changed:
-            self._inbox_bytes += len(delivery.payload)
-            self._inbox.append(delivery)
+            self._received_bytes += len(delivery.payload)
+            self._received.append(delivery)
             self._changed.notify_all()
 
     def acknowledged(self) -> None:
@@ -175,7 +175,7 @@ class Mailbox:
     def is_full(self) -> bool:
         """The owner is so far behind that nothing more should be read from the network."""
         with self._changed:
-            return self._inbox_bytes >= INBOX_CAP_BYTES
+            return self._received_bytes >= RECEIVED_CAP_BYTES
 
     def wait_closing(self, timeout_s: float) -> None:
         """Sleep, but not longer than until `close`."""

@@ -42,7 +42,11 @@ threading.Thread(target=lambda: print(json.dumps(
 
 
 class ClientMemory(NamedTuple):
-    """:param resident_mib: of a process that has loaded a client; :param overhead_mib: address space beyond that."""
+    """What a client process takes on this machine.
+
+    :param resident_mib: of a process that has loaded a client.
+    :param overhead_mib: address space beyond that.
+    """
 
     resident_mib: int
     overhead_mib: int

@@ -36,7 +36,8 @@ class KeptCell:
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
     :param seconds: of computing, all parts of an interrupted run together; on one core.
-    :param samples: that were trained on, epochs counted; :param tested: images that models were tested on.
+    :param samples: that were trained on, epochs counted.
+    :param tested: images that models were tested on.
     """
 
     cell: str

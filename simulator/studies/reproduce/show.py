@@ -157,7 +157,7 @@ def _section(table: PaperTable, block: Block, anchor: str) -> page.Section:
     repeated = block.places.row.duplicated()
     lines = [_words(line, named=not again) for line, again in zip(block.places.itertuples(), repeated, strict=True)]
     folded = "" if block.begun else "nothing of it was run here; the paper's numbers"
-    parts: list[page.Part] = [_plot(block)] if block.begun else []
+    parts: list[page.PagePart] = [_plot(block)] if block.begun else []
     parts.append(page.Table(_HEAD, lines, names=_NAMES, folded=folded))
     rows = [row for row in recipe.rows if row.id in set(block.places.row)]
     notes = [f"{row.title}: {row.note}." for row in rows if row.note]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.observe.timeline import make_timeline, read_timeline
-from hushfleet.aggregator.results.result import DEVICE_STATES, OUTCOMES, FleetTimeline, Result
+from hushfleet.aggregator.results.result import ACTIVITIES, OUTCOMES, FleetTimeline, Result
 from support.report_samples import sample
 from support.timeline_samples import fleet_log
 
@@ -285,7 +285,7 @@ def check_sums(timeline: FleetTimeline, *, may_end_open: bool = False) -> None:
             assert (spans[0][0], spans[-1][1]) == (0.0, timeline.end_s)
         assert all(one[1] == other[0] for one, other in pairwise(spans))
         assert all(start < end for start, end, _ in spans)
-        for state in DEVICE_STATES:
+        for state in ACTIVITIES:
             total = sum(max(0.0, end - max(start, first)) for start, end, own in spans if own == state)
             assert seconds.get(state, 0.0) == pytest.approx(total, abs=0.002 * (1 + len(spans)))
     for row, after in zip(timeline.rounds, [*timeline.rounds[1:], None], strict=True):
@@ -409,6 +409,6 @@ def test_states_and_outcomes_are_documented() -> None:
     events, scenario = fleet_log(3, 2)
     data = timeline_of(*events, scenario=scenario).model_dump()
     marks = {"start_s", "end_s", "what", "target"}
-    wanted = {*DEVICE_STATES, *OUTCOMES, *data, *data["rounds"][0], *marks}
+    wanted = {*ACTIVITIES, *OUTCOMES, *data, *data["rounds"][0], *marks}
     assert [name for name in sorted(wanted) if f"`{name}`" not in page] == []
     assert Counter(state[0] for state in OUTCOMES.values())["a"] == 1

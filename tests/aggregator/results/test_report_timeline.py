@@ -31,7 +31,7 @@ from hushfleet.aggregator.results.report.timeline import (
     timeline_section,
     worst_round,
 )
-from hushfleet.aggregator.results.result import DEVICE_STATES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
+from hushfleet.aggregator.results.result import ACTIVITIES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
 from support import timeline_samples
 from support.report_samples import sample
 
@@ -100,7 +100,7 @@ def test_a_small_fleet_is_a_gantt_chart_and_a_large_one_or_a_long_run_a_matrix()
 def test_bars_are_as_long_as_their_states_lasted() -> None:
     timeline, boards = made(30, 6, outage_round=3)
     drawn = bars(gantt(timeline, boards))
-    for state in DEVICE_STATES:
+    for state in ACTIVITIES:
         lasted = sum(end - start for spans in timeline.spans for start, end, own in spans if own == state)
         if state == "absent" or not lasted:
             assert WORDS[state] not in drawn
@@ -274,7 +274,7 @@ def test_names_from_outside_are_words_and_no_markup() -> None:
 
 
 def test_every_state_and_outcome_has_words_and_a_colour() -> None:
-    assert tuple(WORDS) == DEVICE_STATES
+    assert tuple(WORDS) == ACTIVITIES
     assert OUTCOME_STATES.keys() == OUTCOMES.keys()
     assert {state for state, _ in OUTCOME_STATES.values()} <= set(WORDS)
 

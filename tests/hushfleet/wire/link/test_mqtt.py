@@ -323,7 +323,7 @@ def test_a_frozen_broker_is_noticed_by_keep_alive(mosquitto: Broker, links: Link
 def test_a_slow_owner_slows_the_network_and_loses_nothing(
     mosquitto: Broker, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox_module, "INBOX_CAP_BYTES", 100_000)
+    monkeypatch.setattr(mailbox_module, "RECEIVED_CAP_BYTES", 100_000)
     receiver = links.opened(mosquitto, "receiver", "x")
     sender = links.opened(mosquitto, "sender", "y")
     for number in range(300):
