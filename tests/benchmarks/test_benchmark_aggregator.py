@@ -20,7 +20,7 @@ def test_every_row_is_measured(monkeypatch: pytest.MonkeyPatch, figures_of: Call
 
     def run_here(label: str, model: str, cohort: int, box_s: float, options: argparse.Namespace) -> dict[str, Any]:
         """Every cell is real, only its process is this one for most."""
-        work, codec, _ = aggregator.ROWS[label]
+        work, codec = aggregator.ROWS[label]
         if work in ("flower", "add"):
             return real_run(label, model, cohort, box_s, options)
         return aggregator.measure_cell(work, model, codec, cohort, box_s)
