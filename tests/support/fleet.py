@@ -16,7 +16,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import Activity, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise
@@ -129,7 +129,7 @@ class Devices:
         self.prepared = prepared
         self.names = [f"dev-{index}" for index in range(count)]
         self.identities = {name: Identity.from_bytes(bytes([index + 1]) * 32) for index, name in enumerate(self.names)}
-        self.states: dict[str, Activity] = {name: prepared.method.init_state() for name in self.names}
+        self.states: dict[str, DeviceState] = {name: prepared.method.init_state() for name in self.names}
         self.charged = dict.fromkeys(self.names, 0)
         self.measured: dict[str, Evaluation] = {}  # what a device would find of its own model
 

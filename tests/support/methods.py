@@ -11,7 +11,7 @@ import torch
 from hushfleet.data.samples import Samples
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.stages import Release
-from hushfleet.methods.state import Activity, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import Trained, train_round
@@ -43,7 +43,7 @@ class Fisher:
 
 def context_of(
     method: TaskMethod,
-    state: Activity | None = None,
+    state: DeviceState | None = None,
     global_params: np.ndarray | None = None,
     terms: RoundTerms | None = None,
     *,
@@ -62,8 +62,8 @@ def released(
 
 
 def advanced(
-    method: TaskMethod, state: Activity, *, update: np.ndarray, trained: np.ndarray, sent: np.ndarray, **context: Any
-) -> Activity:
+    method: TaskMethod, state: DeviceState, *, update: np.ndarray, trained: np.ndarray, sent: np.ndarray, **context: Any
+) -> DeviceState:
     return method.advance(context_of(method, state, **context), update=update, trained=trained, sent=sent)
 
 
@@ -86,7 +86,7 @@ def stacked(contexts: list[RoundContext]) -> RoundContext:
     private = {name: stack([state.private[name] for state in states]) for name in first.state.private}
     return replace(
         first,
-        state=Activity(PublicState(stack([state.public.mask for state in states]), 0), own, private),
+        state=DeviceState(PublicState(stack([state.public.mask for state in states]), 0), own, private),
         global_params=torch.from_numpy(first.global_params.copy()),
         start=stack([each.start for each in contexts]),
         chosen=None if first.chosen is None else stack([each.chosen for each in contexts]),
