@@ -9,9 +9,9 @@ The samples' distribution is within 2^-140 of the discrete Gaussian (statistical
 
 - Cut tails. Beyond K = ceil(14 s) lies, over the sum of all g (at least s sqrt(2 pi)), less than
   2 (s^2 / K) exp(-K^2 / 2 s^2) / (s sqrt(2 pi)) < exp(-98) / 17 < 2^-145.
-- Rounding. g(k + 1) = g(k) r(k) and r(k + 1) = r(k) q with q = exp(-1 / s^2), r(0) = exp(-1 / 2 s^2), each rounded down to
-  2^-256. Those two are off by less than 2^-249 (64 terms of a series), so r(k) by k 2^-248, g(k) by k^2 2^-248, and
-  with K < 2^18 all g together by less than K^3 2^-247 < 2^-193; each threshold is rounded once more, by 2^-256.
+- Rounding. g(k + 1) = g(k) r(k) and r(k + 1) = r(k) q with q = exp(-1 / s^2), r(0) = exp(-1 / 2 s^2), each rounded
+  down to 2^-256. Those two are off by less than 2^-249 (64 terms of a series), so r(k) by k 2^-248, g(k) by k^2 2^-248,
+  and with K < 2^18 all g together by less than K^3 2^-247 < 2^-193; each threshold is rounded once more, by 2^-256.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class DiscreteGaussian:
     def __init__(self, variance: float) -> None:
         if not 1 <= variance <= LARGEST_STD**2:
             raise PrivacyError(
-                f"discrete noise needs a standard deviation of 1 to {LARGEST_STD:g} steps, got {math.sqrt(variance):g}: "
-                f"take another scale"
+                f"discrete noise has a standard deviation of 1 to {LARGEST_STD:g} steps, not {math.sqrt(variance):g}"
             )
         self.variance = float(variance)
         self._leading = _leading(self.variance)

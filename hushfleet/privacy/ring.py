@@ -1,10 +1,10 @@
 """Noise that is exact: clipped updates as integers modulo a prime, with each device's part of the sum's noise.
 
 The distributed discrete Gaussian of Kairouz, Liu and Steinke ("The Distributed Discrete Gaussian Mechanism for
-Federated Learning with Secure Aggregation", ICML 2021, Algorithm 1). A device rotates its update by a map that everybody
-knows, so that no value stands out; scales it; rounds it at random, again until the integers' norm is within Delta; adds
-discrete noise of variance S^2 / h, where h devices of a sum are honest for certain; and takes all modulo the prime. The
-sum's noise has the parameter S^2 at least. What follows is about the integers; the rest is post-processing.
+Federated Learning with Secure Aggregation", ICML 2021, Algorithm 1). A device rotates its update by a map that
+everybody knows, so that no value stands out; scales it; rounds it at random, again until the integers' norm is within
+Delta; adds discrete noise of variance S^2 / h, where h devices of a sum are honest for certain; takes all modulo the
+prime. The sum's noise has the parameter S^2 at least. What follows is about the integers; the rest is post-processing.
 
 Privacy. The sum's epsilon is that of a continuous Gaussian of multiplier sqrt(S^2 - s1^2) / Delta, s1 = 2, enlarged by
 less than 1e-19, and its delta by less than 1e-20, for epsilons up to 10, 10^5 devices, 10^8 values and 10^3 rounds. Let
