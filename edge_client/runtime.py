@@ -63,7 +63,7 @@ class TaskRuntime:
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
-        self.data = LocalData(config.data, spec.model, may_be_empty=spec.privacy.unit == "record")
+        self.data = LocalData(config.data, spec.model, may_be_empty=method.parts.takes_empty)
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
         threads = 1 if simulation else os.cpu_count() or 1
         self.gradient = GradientGraph(gradient, layout, threads=threads)
