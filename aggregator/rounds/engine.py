@@ -233,7 +233,7 @@ class RoundEngine:
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._rules.min_updates
-        following = self._next_model() if enough else NextModel(self.global_params, self.global_digest, None)
+        following = self._next_model(enough=enough)
         summary = summarise(
             plan,
             updates,
@@ -387,13 +387,17 @@ class RoundEngine:
         self._aggregate.add(sent, header, largest=decoded.largest)
         self.responses.accept(device)
 
-    def _next_model(self) -> NextModel:
+    def _next_model(self, *, enough: bool) -> NextModel:
+        """What devices get after the open round: at the end, what the method makes of all rounds."""
+        before, round = self.global_params, self._open_plan.round
+        after = self._aggregate.aggregated() if enough else before
+        if round == self.spec.rounds:
+            after = self.method.server.final(self._server, after)
+        if after is before:
+            return NextModel(before, self.global_digest, None)
+        noise_stds = self._aggregate.noise_stds if enough else [0.0] * len(self.layout.layers)
         return self.model.step(
-            self._aggregate.aggregated(),
-            task=self.spec.task,
-            round=self._open_plan.round,
-            noise_stds=self._aggregate.noise_stds,
-            wire=self.prepared.task.wire,
+            after, task=self.spec.task, round=round, noise_stds=noise_stds, wire=self.prepared.task.wire
         )
 
     def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerArrays:

@@ -35,9 +35,9 @@ from hushfleet.privacy.accounting.epsilon import Accountant
 
 SPEC_VERSION = 1
 Augment = Literal["none", "flip-crop"]
-Form = Literal["quantized", "one-bit", "float16", "float32"]
+Form = Literal["quantized", "one-bit", "float16", "float32", "masked"]
 Unit = Literal["device", "record"]
-Accounting = Literal["as-published", "strict"]
+Accounting = Literal["as-published", "strict", "secure"]
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000
@@ -132,12 +132,38 @@ class ModelSpec(Checked):
 
 
 @dataclass(frozen=True)
+class SecureSpec(Checked):
+    """How secure sums are made (`hushfleet.secure`).
+
+    :param bits: of a value on the wire; the sum is taken modulo the largest prime that fits.
+    :param min_devices: no sum of fewer is ever opened.
+    :param honest_devices: of how many devices of a sum the noise is counted on; each adds one such part.
+    :param honest_fraction: of the devices in the roster, at least; sizes the committee.
+    """
+
+    bits: Literal[16, 24, 32]
+    min_devices: Annotated[int, Meta(ge=2, le=100_000)]
+    honest_devices: Annotated[int, Meta(ge=1, le=100_000)]
+    honest_fraction: Share = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.honest_devices <= self.min_devices,
+            "honest_devices",
+            self.honest_devices,
+            f"at most min_devices = {self.min_devices}",
+        )
+
+
+@dataclass(frozen=True)
 class PrivacySpec(Checked):
     """How each round's update is protected.
 
     :param unit: what one unit of privacy is: `device`, the whole update of a device in a round, or `record`, each
         sample of the device's data, with noise on every gradient.
-    :param accounting: `as-published` runs the paper's mechanism; `strict` the variant whose ledger holds.
+    :param accounting: `as-published` runs the paper's mechanism; `strict` the variant whose ledger holds against
+        whoever sees a device's own update; `secure` divides the noise, and nobody sees a single update.
     :param clip_norm: L2 bound C on the whole update, or on each record's gradient.
     :param noise_multiplier: sigma; the noise's standard deviation is bound x multiplier, and
         `as-published` divides it by the square root of the round's `noise_split`. 0 means no noise.
@@ -147,6 +173,7 @@ class PrivacySpec(Checked):
     :param accountant: by which every epsilon of the task is printed: `exact`, or `rdp` as in the papers. What the owner
         of a device allows is always counted by `exact`.
     :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
+    :param secure: of `accounting = "secure"`: the server sees nothing but sums.
     """
 
     unit: Unit
@@ -158,9 +185,12 @@ class PrivacySpec(Checked):
     batches: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
     accountant: Accountant = later("exact")
     noise_split: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
+    secure: SecureSpec | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        secure = self.accounting == "secure"
+        require((self.secure is not None) == secure, "secure", self.secure, 'given where accounting = "secure"')
         bounded = self.noise_multiplier == 0 or math.isfinite(self.clip_norm)
         require(bounded, "clip_norm", self.clip_norm, "finite where noise is added, since the noise is scaled to it")
 
@@ -170,7 +200,7 @@ class WireSpec(Checked):
     """How updates travel.
 
     :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
-        `float32`; `hushfleet.wire.format.forms` says what each costs.
+        `float32`; `hushfleet.wire.format.forms` says what each costs. `masked` is that of secure sums, and only theirs.
     :param step: quantisation step in units of the noise's standard deviation.
     :param relative_step: step in units of a layer's root mean square where a method adds no noise.
     :param chunk_bytes: payload bytes of one MQTT message.

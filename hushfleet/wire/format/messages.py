@@ -16,8 +16,8 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, Finite, later, pack, require, unpack
-from hushfleet.config.spec import Digest, RoundNumber, Rounds, TaskId
+from hushfleet.config.schema import Checked, Count, Finite, Share, later, pack, require, unpack
+from hushfleet.config.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
@@ -32,11 +32,12 @@ MAX_CONTROLS = 16
 MAX_DIFFERENCES = 16
 BASE_BYTES = 8
 NONCE_BYTES = 16
+MAX_INCLUDED_BYTES = 100_000 // 8
 MAX_INT = (1 << 63) - 1
 
 _HEAD = struct.Struct("<2sBBI")
 
-Phase = Literal["open", "closed", "finished"]
+Phase = Literal["open", "unmask", "closed", "finished"]
 DeviceStatus = Literal["ready", "training", "sleeping", "lost"]
 RefusedCode = Literal[
     "late", "not-in-cohort", "unknown-device", "bad-signature", "malformed", "wrong-shape", "non-finite",
@@ -119,6 +120,22 @@ class DifferenceRef(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SecurePlan(Checked):
+    """How a round's secure sum is made: who takes part follows from these, whatever the size of the fleet.
+
+    :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
+    :param rate: with which probability a device of the roster is in the cohort; who is follows from the task, the round
+        and the roster, so that the aggregator has no choice.
+    :param included: in the phase `unmask`, a bit for each device of the cohort, in the roster's order (the first is the
+        highest bit of the first byte): whether its update is in the sum. Empty before.
+    """
+
+    roster: BlobRef
+    rate: Share
+    included: Annotated[bytes, Meta(max_length=MAX_INCLUDED_BYTES)] = b""
+
+
+@dataclass(frozen=True)
 class RoundPlan(Checked):
     """Retained: who takes part in which round, from which global model, until when.
 
@@ -131,6 +148,7 @@ class RoundPlan(Checked):
     :param differences: each applied to the model that the one before it gives; the last one gives the global model.
         Together they are smaller than it is.
     :param epoch: of the aggregator that announces it, as in `ServerState`; 0 in a simulation without a network.
+    :param secure: of a round with a secure sum, whose plan names nobody: `cohort` is empty.
     """
 
     task: TaskId
@@ -145,6 +163,7 @@ class RoundPlan(Checked):
     controls: Annotated[dict[ControlName, Finite], Meta(max_length=MAX_CONTROLS)] = later({})
     differences: Annotated[tuple[DifferenceRef, ...], Meta(max_length=MAX_DIFFERENCES)] = later(())
     epoch: Count = later(0)
+    secure: SecurePlan | None = later(None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "differences", tuple(map(tuple, self.differences)))  # so that their items are checked
@@ -153,6 +172,11 @@ class RoundPlan(Checked):
             require(is_name(device), "cohort device", device, NAME_RULE)
         require(self.round <= self.rounds, "round", self.round, f"at most rounds = {self.rounds}")
         together = sum(difference.size for difference in self.differences)
+        of_sum = self.secure is not None and bool(self.secure.included)
+        require(
+            of_sum == (self.phase == "unmask"), "secure.included", of_sum, "given in the phase 'unmask', and only there"
+        )
+        require(self.secure is None or not self.cohort, "cohort", len(self.cohort), "empty where `secure` is given")
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
 
     def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:

@@ -130,6 +130,21 @@ def encode_update(
     return EncodedUpdate(_assembled(pack(header), coded, public or b"", identity), sent)
 
 
+def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity) -> bytes:
+    """The signed blob of an update for a secure sum.
+
+    :param values: masked values and corrections, as `hushfleet.secure.field.to_bytes` gives them, one after the other.
+    """
+    return _assembled(pack(header), values, b"", identity)
+
+
+def decode_masked(data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, memoryview]:
+    """The inverse of `encode_masked`. Raises `BadSignature`, `Malformed` or `TooLarge`."""
+    sections = _sections(data)
+    verify(public_key, sections.signed, sections.signature)
+    return _header(sections.header), sections.values
+
+
 def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> bytes:
     """The same header and values with another public section (None: without one), signed anew."""
     sections = _sections(data)

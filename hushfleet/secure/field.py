@@ -1,0 +1,79 @@
+"""Arithmetic modulo a prime, on whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from hushfleet.errors import BadInput
+
+PRIMES = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
+"""The field of each width in bits: the largest prime that fits; of 32 bits 2^31 - 1, so that products stay in 63."""
+_BYTES = {16: 2, 24: 3, 32: 4}
+
+
+def to_bytes(values: np.ndarray, bits: int) -> bytes:
+    """Values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits."""
+    return values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, : _BYTES[bits]].tobytes()
+
+
+def from_bytes(data: bytes | memoryview, bits: int) -> np.ndarray:
+    """The inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
+    if len(data) % _BYTES[bits]:
+        raise BadInput(f"{len(data)} bytes are no whole number of values of {bits} bits")
+    wide = np.zeros((len(data) // _BYTES[bits], 4), np.uint8)
+    wide[:, : _BYTES[bits]] = np.frombuffer(data, np.uint8).reshape(-1, _BYTES[bits])
+    values: np.ndarray = wide.reshape(-1).view("<u4").astype(np.uint32)
+    if values.size and int(values.max()) >= PRIMES[bits]:
+        raise BadInput(f"a value of {values.max()} is not below {PRIMES[bits]}")
+    return values
+
+
+def add_into(total: np.ndarray, values: np.ndarray, prime: int) -> None:
+    """total + values modulo the prime, in place; both uint32, below it."""
+    total += values  # below 2^32, since both are below 2^31 or narrower
+    np.subtract(total, np.uint32(prime), out=total, where=total >= prime)
+
+
+def product(matrix: np.ndarray, columns: np.ndarray, prime: int) -> np.ndarray:
+    """matrix [r, t] times columns [t, n] modulo the prime, uint32 `[r, n]`."""
+    total = np.zeros((len(matrix), columns.shape[1]), np.uint64)
+    modulus = np.uint64(prime)
+    for factors, row in zip(matrix.T.astype(np.uint64), columns.astype(np.uint64), strict=True):
+        total += factors[:, None] * row % modulus
+    # fewer than 2^32 summands, each below the prime
+    total %= modulus
+    return total.astype(np.uint32)
+
+
+@lru_cache(maxsize=64)
+def _interpolation(points: tuple[int, ...], targets: tuple[int, ...], prime: int) -> np.ndarray:
+    weights = []
+    for i, at in enumerate(points):
+        divisor = 1
+        for j, other in enumerate(points):
+            if i != j:
+                divisor = divisor * (at - other) % prime
+        weights.append(pow(divisor, -1, prime))
+    rows = []
+    for target in targets:
+        if target in points:
+            rows.append([int(target == at) for at in points])
+            continue
+        whole = 1
+        for at in points:
+            whole = whole * (target - at) % prime
+        rows.append([whole * pow(target - at, -1, prime) * w % prime for at, w in zip(points, weights, strict=True)])
+    matrix = np.array(rows, np.uint32).reshape(len(targets), len(points))
+    matrix.setflags(write=False)
+    return matrix
+
+
+def interpolation(points: Sequence[int], targets: Sequence[int], prime: int) -> np.ndarray:
+    """What gives a polynomial's values at `targets` from those at `points`: uint32 `[targets, points]` (Lagrange).
+
+    The polynomial has a degree below the number of points; all points are distinct modulo the prime.
+    """
+    return _interpolation(tuple(p % prime for p in points), tuple(p % prime for p in targets), prime)

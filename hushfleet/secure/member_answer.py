@@ -1,0 +1,75 @@
+"""A committee member's answer: the sum of its pseudorandom values over the devices of a sum, signed.
+
+"HM", version, 0 | u32 header length | header (msgpack) | values | Ed25519 signature over all before it
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from hushfleet.config.schema import Checked, pack, unpack
+from hushfleet.config.spec import Digest, RoundNumber, TaskId
+from hushfleet.errors import BadInput, Malformed
+from hushfleet.secure import field
+from hushfleet.wire.format.headed import HEAD_BYTES, cut_header, headed
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.topics import Name
+
+MAGIC = b"HM"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class AnswerHeader(Checked):
+    """:param included: SHA-256 of the bitmap of the devices in the sum."""
+
+    task: TaskId
+    round: RoundNumber
+    device: Name
+    included: Digest
+    bits: Literal[16, 24, 32]
+
+    @classmethod
+    def of(cls, task: str, round: int, device: str, included: bytes, bits: Literal[16, 24, 32]) -> AnswerHeader:
+        return cls(task, round, device, hashlib.sha256(included).digest(), bits)
+
+
+class MemberAnswer(NamedTuple):
+    """`values` uint32 `[w]`."""
+
+    header: AnswerHeader
+    values: np.ndarray
+
+
+def is_answer(data: bytes | memoryview) -> bool:
+    """Whether a blob claims to be one."""
+    return bytes(data[: len(MAGIC)]) == MAGIC
+
+
+def encode_answer(header: AnswerHeader, values: np.ndarray, *, identity: Identity) -> bytes:
+    signed = headed(MAGIC, VERSION, pack(header)) + field.to_bytes(values, header.bits)
+    return signed + identity.sign(signed)
+
+
+def read_answer_header(data: bytes) -> AnswerHeader:
+    """The header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
+    header, _ = cut_header(memoryview(data)[:-SIGNATURE_BYTES], MAGIC, VERSION)
+    return unpack(AnswerHeader, header, what="the header of a member's answer")
+
+
+def decode_answer(data: bytes, *, public_key: bytes) -> MemberAnswer:
+    """Raises `BadSignature`, `Malformed` or `TooLarge`, and nothing else."""
+    if len(data) < HEAD_BYTES + SIGNATURE_BYTES:
+        raise Malformed(f"a member's answer of {len(data)} bytes is too short")
+    signed, signature = memoryview(data)[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+    verify(public_key, signed, signature)
+    packed, rest = cut_header(signed, MAGIC, VERSION)
+    header: AnswerHeader = unpack(AnswerHeader, packed, what="the header of a member's answer")
+    try:
+        return MemberAnswer(header, field.from_bytes(rest, header.bits))
+    except BadInput as error:
+        raise Malformed(str(error)) from error

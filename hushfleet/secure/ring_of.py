@@ -1,0 +1,36 @@
+"""The ring of a round: between clipped values and the integers that are summed, the same for all who take part."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hushfleet.config.spec import TaskSpec
+from hushfleet.errors import BadInput
+from hushfleet.privacy.ring import Ring
+from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.messages import RoundPlan
+
+KEY_BYTES = 16
+
+
+def ring_of(
+    spec: TaskSpec, plan: RoundPlan, secure_round: SecureRound, clip_norm: float, noise_multiplier: float
+) -> Ring:
+    """A function of public numbers alone.
+
+    :param clip_norm: the L2 bound of a device's values in this round (`Cost.bound`).
+    :param noise_multiplier: of the sum (`Cost.noise_multiplier`).
+
+    Raises `BadInput` for a task without secure sums.
+    """
+    if spec.privacy.secure is None:
+        raise BadInput(f"the task {spec.task} has no secure sums")
+    return Ring(
+        prime=secure_round.prime,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        honest_devices=spec.privacy.secure.honest_devices,
+        devices=len(secure_round.cohort),
+        size=secure_round.size,
+        key=hashlib.sha256(f"ring|{plan.task}|{plan.round}".encode()).digest()[:KEY_BYTES],
+    )

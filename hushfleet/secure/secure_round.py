@@ -1,0 +1,118 @@
+"""One round's secure sum, as a device, a committee member and the aggregator see it: who takes part, and their keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from hushfleet.config.spec import SecureSpec
+from hushfleet.errors import BadInput, Malformed
+from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.committee import CommitteeRule, committee_rule
+from hushfleet.secure.field import PRIMES
+from hushfleet.secure.masking import Masked, mask, member_answer, unmask
+from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.messages import RoundPlan
+
+
+class SecureRound:
+    """The cohort and the committee of an open round.
+
+    :param spec: of the task.
+    :param plan: with `secure`.
+    :param roster: the one that the plan names.
+    :param size: how many values are summed.
+
+    Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, or a
+    cohort of which no committee can be made.
+    """
+
+    def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
+        if plan.secure is None:
+            raise BadInput(f"the plan of round {plan.round} has no secure sum")
+        self.spec, self.roster, self.size = spec, roster, size
+        self.prime = PRIMES[spec.bits]
+        seed = hashlib.sha256(f"{plan.task}|{plan.round}|".encode() + plan.secure.roster.digest).digest()
+        self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
+        if len(self.cohort) < spec.min_devices:
+            raise BadInput(
+                f"a cohort of {len(self.cohort)} devices; a sum of fewer than {spec.min_devices} is not opened"
+            )
+        self.rule: CommitteeRule = committee_rule(len(self.cohort), honest_fraction=spec.honest_fraction)
+        if self.rule.packed < 1:
+            raise BadInput(f"no committee of {self.rule.members} devices stands {self.rule.corrupt} corrupt members")
+        self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
+        self._places = {roster.devices[index]: index for index in self.cohort}
+        self._context = seed
+
+    @property
+    def devices(self) -> list[str]:
+        """The cohort's ids, rising."""
+        return [self.roster.devices[index] for index in self.cohort]
+
+    @property
+    def members(self) -> list[str]:
+        """The committee's ids, in its order."""
+        return [self.roster.devices[index] for index in self.committee]
+
+    @property
+    def width(self) -> int:
+        """Values in a member's answer."""
+        return self.rule.width(self.size)
+
+    def takes_part(self, device: str) -> bool:
+        return device in self._places
+
+    def key_of(self, device: str) -> bytes | None:
+        """The key that the roster names for a device of the cohort; None for another."""
+        place = self._places.get(device)
+        return None if place is None else self.roster.key(place)
+
+    # the device
+
+    def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
+        """What `device` sends for `values` uint32 `[size]`."""
+        keys = [agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee]
+        return mask(values, keys, self.rule, self.prime)
+
+    # the member
+
+    def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> np.ndarray:
+        """What `member` answers for a sum, uint32 `[width]`. Raises `Malformed` for one that must not be opened."""
+        place = self._places.get(member)
+        if place not in self.committee:
+            raise Malformed(f"{member} is no member of this round's committee")
+        keys = [agreement.key(self.roster.key(i), self._info(i, place)) for i in self.read_included(included)]
+        return member_answer(keys, self.width, self.prime)
+
+    # the aggregator
+
+    def pack_included(self, devices: Iterable[str]) -> bytes:
+        """The bitmap of a plan, for the devices in the sum."""
+        chosen = set(devices)
+        return np.packbits(np.array([device in chosen for device in self.devices], bool)).tobytes()
+
+    def read_included(self, included: bytes) -> list[int]:
+        """Indices in the roster. Raises `Malformed` for a bitmap that does not fit, or too small a sum."""
+        count = len(self.cohort)
+        bits = np.unpackbits(np.frombuffer(included, np.uint8))
+        if len(included) != (count + 7) // 8 or bits[count:].any():
+            raise Malformed(f"a bitmap of {len(included)} bytes does not fit a cohort of {count} devices")
+        chosen = [self.cohort[place] for place in np.flatnonzero(bits)]
+        if len(chosen) < self.spec.min_devices:
+            raise Malformed(f"a sum of {len(chosen)} devices; one of fewer than {self.spec.min_devices} is not opened")
+        return chosen
+
+    def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The sum of values, uint32 `[size]`.
+
+        :param sums: of what the included devices sent, modulo the prime.
+        :param answers: by member.
+        """
+        places = {member: place for place, member in enumerate(self.members)}
+        return unmask(sums, {places[member]: each for member, each in answers.items()}, self.rule, self.prime)
+
+    def _info(self, device: int, member: int) -> bytes:
+        return b"%s device %d member %d" % (self._context, device, member)
