@@ -42,9 +42,22 @@ _AtLeast1 = Annotated[int, Meta(ge=1)]
 
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks."""
+    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images.
+
+    `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
+    or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
+    relative path starts at the task file's folder (in an override: at the working directory).
+    """
 
     name: str
+    features: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features is not None and self.name != "linear":
+            raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
+        if self.features is not None and self.features.endswith(".onnx"):  # absolute, as DataSection.path
+            object.__setattr__(self, "features", str(Path(self.features).expanduser().absolute()))
 
 
 @dataclass(frozen=True)
@@ -244,6 +257,7 @@ class Task(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_augment()
         self._check_preferences()
         self._check_signs()
         self._check_aggregation()
@@ -253,6 +267,13 @@ class Task(Checked):
         """What `parse_task` reads, of dicts, lists and scalars; keys without a value are left out."""
         plain: dict[str, Any] = _without_none(to_plain(self))
         return plain
+
+    def _check_augment(self) -> None:
+        if self.data.augment != "none" and self.model.features is not None:
+            raise ValueError(
+                f"data.augment = {self.data.augment!r}: with model.features each image's features are computed once, "
+                "so images cannot be changed from step to step; leave one of them out"
+            )
 
     def _check_preferences(self) -> None:
         if self.privacy.preference_std > 0 and self.parts().max_preference is None:
@@ -395,9 +416,12 @@ class Task(Checked):
 def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
-    data = plain.get("data") if isinstance(plain, dict) else None
-    if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = str(path.absolute().parent / Path(data["path"]).expanduser())
+    folder = path.absolute().parent
+    for section, key in (("data", "path"), ("model", "features")):
+        table = plain.get(section) if isinstance(plain, dict) else None
+        named = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(named, str) and (key == "path" or named.endswith(".onnx")):
+            table[key] = str(folder / Path(named).expanduser())
     return parse_task(plain, overrides, where=str(path))
 
 

@@ -5,8 +5,8 @@ CIFAR-10 as float32 is 600 MB and as bytes 150; a device's share of it is taken 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +148,16 @@ class FeatureSamples:
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
         """The samples at `indices`, in that order."""
         return FeatureSamples(self.x[indices], self.labels[indices])
+
+
+S = TypeVar("S", Samples, FeatureSamples)
+
+
+def joined(first: S, second: S) -> S:
+    """Both, one after the other; `second` is normalised as `first` is."""
+    name = "x" if isinstance(first, FeatureSamples) else "images"
+    labels = np.concatenate((first.labels, second.labels))
+    return replace(first, **{name: np.concatenate((first.kept, second.kept)), "labels": labels})
 
 
 @dataclass(frozen=True, eq=False)

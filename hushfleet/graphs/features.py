@@ -25,14 +25,12 @@ FEATURES_BATCH = 16
 """Images that go through the graph together; more take memory and save no time."""
 
 
-def check_features(
-    graph: bytes, *, image_shape: tuple[int, int, int], count: int, memory_bytes: int = MEMORY_BYTES
-) -> None:
-    """Raises `GraphRefused` unless the graph may run here, and makes `count` features of images of that shape."""
+def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Raises `GraphRefused` unless the graph may run here, and makes such features."""
     facts = check_graph(graph, max_bytes=MAX_GRAPH_BYTES, max_initializer_bytes=MAX_GRAPH_BYTES)
     for which, found, name, shape in (
-        ("inputs", facts.inputs, "x", image_shape),
-        ("outputs", facts.outputs, "features", (count,)),
+        ("inputs", facts.inputs, "x", spec.image_shape),
+        ("outputs", facts.outputs, "features", (spec.count,)),
     ):
         value = found.get(name, ValueFacts("", ()))
         fits = value.dtype == "float32" and isinstance(value.shape[0], str) and value.shape[1:] == shape
@@ -43,6 +41,11 @@ def check_features(
             )
     # Constants in bytes become floats when the graph is loaded.
     check_cost(facts, batch=FEATURES_BATCH, memory_bytes=memory_bytes - 4 * facts.initializer_bytes)
+
+
+def features_folder(run: Path) -> Path:
+    """Where a simulation keeps features, in its run folder."""
+    return run / "features"
 
 
 class FeatureGraph:

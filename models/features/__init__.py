@@ -15,8 +15,9 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from hushfleet.config.spec import BlobRef, FeatureSpec
 from hushfleet.errors import BadInput, GraphRefused
-from hushfleet.graphs.features import FEATURES_BATCH, check_features
+from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
 from hushfleet.models.features import backbone, filters, graph, scattering, synthetic, whitening
@@ -78,7 +79,7 @@ def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None
         made, count = _kept(raw, folder / f"{_content_key(raw)}.features.onnx"), raw.kept + 1
     else:
         raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
-    check_features(made, image_shape=image_shape, count=count)
+    check_features(made, FeatureSpec(image_shape, count, BlobRef.of(made)))
     return FeatureExtractor(name, image_shape, count, made)
 
 

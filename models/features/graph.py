@@ -1,4 +1,4 @@
-"""A small ONNX graph, node by node: images `x` float32 `[batch, C, H, W]` in, `features` float32 `[batch, count]` out."""
+"""A small ONNX graph, node by node: images `x` float32 `[n, C, H, W]` in, `features` float32 `[n, count]` out."""
 
 from __future__ import annotations
 

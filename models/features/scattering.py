@@ -70,7 +70,7 @@ class Scattering:
         _, height, width = self.image_shape
         if height != width or height not in SIDES:
             raise BadInput(
-                f"model.features = 'scattering' takes square images with sides of {SIDES[0]} to {SIDES[-1]}, a multiple "
+                f"model.features = 'scattering' takes square images with sides of {SIDES[0]} to {SIDES[-1]}, multiples "
                 f"of 4, not {height} x {width}; for smaller ones take 'filters', for larger ones have them resized "
                 "(data.input_shape), or bring an ONNX file of your own"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 SEED = 20130221
@@ -14,7 +16,7 @@ def strokes(count: int, side: int, rng: np.random.Generator) -> np.ndarray:
     for image in images:
         for _ in range(rng.integers(1, 3)):
             points, width = rng.uniform(0.1, 0.9, (rng.integers(3, 6), 2)), rng.uniform(0.04, 0.09)
-            for start, end in zip(points[:-1], points[1:], strict=True):
+            for start, end in pairwise(points):
                 y, x = (start + np.linspace(0, 1, 12)[:, None] * (end - start)).T[:, :, None, None]
                 squared = ((row - y) ** 2 + (column - x) ** 2).min(0)
                 np.maximum(image, np.exp(-squared / (2 * width**2)), out=image)
