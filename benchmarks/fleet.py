@@ -3,9 +3,9 @@
     python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--tls] [--json F]
 
 Mosquitto, with the configuration that Hushfleet generates, and `hushfleet aggregator` with its durable store are the
-real ones, each a process. The devices are real, too, a thread each in a few processes (`benchmarks/many_devices.py`
-says what differs from boards). Each trains on a few handwritten digits. All of them are in each round's cohort, and a
-round closes when all were accepted.
+real ones, each a process. The devices are real, too, a thread each in a few processes
+(`simulator/engines/live/hosted.py` says what differs from boards). Each trains on a few handwritten digits. All of them
+are in each round's cohort, and a round closes when all were accepted.
 
 Then the files of all sides are read, and every promise is checked, last of all that the fast engine comes to the same
 global models, bit by bit. The exit status is 0 only if nothing was lost. Fleets in which something is killed are run by
@@ -15,7 +15,6 @@ global models, bit by bit. The exit status is 0 only if nothing was lost. Fleets
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,9 +30,8 @@ import psutil
 import trustme
 
 from benchmarks.common import Figures, console, cores, make_parser, table, write
-from benchmarks.processes import ROOT, environment
+from benchmarks.processes import ROOT
 from benchmarks.updates import train
-from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -109,52 +107,26 @@ def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[flo
     names, folder = [device.name for device in simulation.fleet.devices], simulation.folder.path
     allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // generators) + 100)
     certificates = make_certificates(folder / "certificates", names) if tls else None
-    fleet = LiveFleet(simulation, absent=names, tls=certificates)
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+    hosts = {f"generator-{number}": names[number::generators] for number in range(generators)}
+    fleet = LiveFleet(simulation, absent=hosts, tls=certificates, hosts=hosts, tested=False)
     usage: defaultdict[str, list[Sample]] = defaultdict(list)
-    try:
-        with fleet.running():
-            configs = [simulation.folder.device(name).path / "device.toml" for name in names]
-            for name, config in zip(names, configs, strict=True):
-                config.write_text(fleet.device_config(name))
-            while not any(event["event"] == "run" for event in iterate_events(simulation.folder.events)):
-                fleet.check()  # the time until all are present is the devices', not that of loading PyTorch
-                time.sleep(SAMPLE_S)
-            began_at = time.time()
-            for number in range(generators):
-                command = [sys.executable, "-m", "benchmarks.many_devices", *configs[number::generators]]
-                with (folder / f"generator-{number}.log").open("ab") as log:
-                    processes[f"generator {number}"] = subprocess.Popen(
-                        dies_with_parent(list(map(str, command))),
-                        env=environment(MALLOC_ARENA_MAX="2"),  # else hundreds of threads have a heap each
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                    )
-            while not fleet.finished:
-                pids = {name: process.pid for name, process in processes.items()}
-                pids |= {name: fleet.pid(name) for name in ("aggregator",) if fleet.is_running(name)}
-                if fleet.broker is not None:
-                    pids["broker"] = fleet.broker.pid
-                take_samples(usage, pids)
-                fleet.check()
-                _check(processes, simulation)
-                time.sleep(SAMPLE_S)
-            for process in processes.values():
-                process.wait(END_WITHIN_S)
-            _check(processes, simulation)
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
+    with fleet.running():
+        while not any(event["event"] == "run" for event in iterate_events(simulation.folder.events)):
+            fleet.check()  # the time until all are present is the devices', not that of loading PyTorch
+            time.sleep(SAMPLE_S)
+        began_at = time.time()
+        for host in hosts:
+            fleet.start_again(host)
+        while not fleet.finished:
+            pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
+            if fleet.broker is not None:
+                pids["broker"] = fleet.broker.pid
+            take_samples(usage, pids)
+            fleet.check()
+            time.sleep(SAMPLE_S)
+        fleet.wait(END_WITHIN_S)
+        fleet.check()
     return began_at, usage
-
-
-def _check(processes: Mapping[str, subprocess.Popen[bytes]], simulation: Simulation) -> None:
-    for name, process in processes.items():
-        if process.poll():
-            log = (simulation.folder.path / f"{name.replace(' ', '-')}.log").read_text()[-2000:]
-            raise HushfleetError(f"{name} ended with status {process.returncode}; the end of its log:\n{log}")
 
 
 def audit(simulation: Simulation) -> list[Figures]:

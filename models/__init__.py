@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hushfleet.errors import BadInput
 from hushfleet.models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
+from hushfleet.models.linear import linear
 from hushfleet.models.model import Model
 from hushfleet.models.resnet import resnet18_gn
 
@@ -16,6 +18,7 @@ _MODELS: dict[str, Callable[..., Model]] = {
     "digits-cnn": digits_cnn,
     "emnist-cnn": emnist_cnn,
     "fashion-mnist-cnn": fashion_mnist_cnn,
+    "linear": linear,
     "mnist-cnn": mnist_cnn,
     "resnet18-gn": resnet18_gn,
     "svhn-cnn": svhn_cnn,
@@ -27,10 +30,16 @@ def model_names() -> list[str]:
     return sorted(_MODELS)
 
 
-def get_model(name: str, *, classes: int | None = None) -> Model:
-    """The network called `name`, with the outputs of its own data set unless `classes` says. Raises `BadInput`."""
+def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, int, int] | None = None) -> Model:
+    """The network called `name`, with the outputs of its own data set unless `classes` says. Raises `BadInput`.
+
+    :param input_shape: of `linear`, which takes any; the other networks have theirs.
+    """
     if name not in _MODELS:
         raise BadInput(f"there is no model {name!r}; choose one of {', '.join(model_names())}")
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2")
-    return _MODELS[name]() if classes is None else _MODELS[name](classes)
+    given: dict[str, Any] = {} if classes is None else {"classes": classes}
+    if name == "linear" and input_shape is not None:
+        given["input_shape"] = input_shape
+    return _MODELS[name](**given)

@@ -28,6 +28,7 @@ class Model:
     :param input_shape: channels, height, width of one image.
     :param dropout: the masks that `forward` takes in training, in order; each mask is `[B, *shape]`.
     :param function: `(tensors, x, dropout) -> logits`; called through `forward`.
+    :param starts_at_zero: of a convex network, which needs no chance to begin with.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Model:
     layout: ParamLayout
     dropout: tuple[DropoutSpec, ...]
     function: Forward
+    starts_at_zero: bool = False
 
     def forward(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, dropout: Sequence[torch.Tensor] = ()
@@ -59,6 +61,8 @@ class Model:
         NumPy's, so that a seed gives the same vector under every PyTorch version.
         """
         rng = np.random.default_rng(seed)
+        if self.starts_at_zero:
+            return np.zeros(self.layout.size, np.float32)
         vector = np.empty(self.layout.size, np.float32)
         fan_in: dict[str, int] = {}
         for name, tensor in self.layout.unflatten(vector).items():

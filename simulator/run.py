@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -14,6 +15,7 @@ from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
+from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -40,6 +42,8 @@ LIVE_RESTARTS = 3
 class RunOptions:
     """How to run, as opposed to what.
 
+    :param own_processes: of the live engine: so many devices have a process of their own, and the others share one for
+        each core; 0: all have their own.
     :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
     :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
     :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
@@ -53,6 +57,7 @@ class RunOptions:
 
     engine: Engine = "fast"
     broker: BrokerKind = "auto"
+    own_processes: int = 0
     emulate: bool = False
     clocked: bool = False
     workers: int = 0
@@ -105,7 +110,9 @@ def _schedule(simulation: Simulation) -> Schedule:
 
 
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
-    schedule = _schedule(simulation)
+    schedule, hosts = _schedule(simulation), _hosts(simulation, options.own_processes)
+    if hosts and (options.emulate or not schedule.is_calm):
+        raise BadInput("--own-processes cannot be combined with --emulate or a scenario: they need a process a device")
     player = ScenarioPlayer(simulation, schedule)
     fleet = LiveFleet(
         simulation,
@@ -117,11 +124,19 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
         absent=player.absent,
         write_mb_s=schedule.write_mb_s,
         memory_mib=schedule.memory_mib,
+        hosts=hosts,
     )
     for line in fleet.shown():
         console.print(line, style="bright_black", highlight=False)
     with _watch(simulation, options, console), fleet.running():
         player.play(fleet)
+
+
+def _hosts(simulation: Simulation, own_processes: int) -> dict[str, list[str]]:
+    """The devices beyond the first `own_processes`, dealt to a process for each core."""
+    hosted = [device.name for device in simulation.fleet.devices][own_processes:] if own_processes else []
+    count = min(len(hosted), os.cpu_count() or 1)
+    return {f"host-{number}": hosted[number::count] for number in range(count)}
 
 
 def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:

@@ -60,12 +60,12 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     """
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.data.class_names
-    model = get_model(task.model.name, classes=len(class_names))
-    shape = tuple(dataset.input_shape if dataset else task.data.input_shape or ())
-    if shape != tuple(model.input_shape):
+    shape = dataset.input_shape if dataset else task.data.input_shape
+    model = get_model(task.model.name, classes=len(class_names), input_shape=shape)
+    if shape is None or tuple(shape) != model.input_shape:
         raise BadInput(
             f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
-            f"data.name = {task.data.name!r} has {_shown(shape)}; choose a model for that shape"
+            f"data.name = {task.data.name!r} has {_shown(shape or ())}; choose a model for that shape"
         )
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     privacy = task.privacy_spec(train_samples=train_samples or None)

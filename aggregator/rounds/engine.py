@@ -344,7 +344,7 @@ class RoundEngine:
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._least_updates and self._open_sum.open()
-        following = self._next_model() if enough else NextModel(self.global_params, self.global_digest, None)
+        following = self._next_model(enough=enough)
         summary = summarise(
             plan,
             updates,
@@ -502,13 +502,17 @@ class RoundEngine:
         sound.add()
         self.responses.accept(device)
 
-    def _next_model(self) -> NextModel:
+    def _next_model(self, *, enough: bool) -> NextModel:
+        """What devices get after the open round: at the end, what the method makes of all rounds."""
+        before, round = self.global_params, self._open_plan.round
+        after = self._open_sum.aggregated() if enough else before
+        if round == self.spec.rounds:
+            after = self.method.server.final(self._server, after)
+        if after is before:
+            return NextModel(before, self.global_digest, None)
+        noise_stds = self._open_sum.noise_stds if enough else [0.0] * len(self.layout.layers)
         return self.model.step(
-            self._open_sum.aggregated(),
-            task=self.spec.task,
-            round=self._open_plan.round,
-            noise_stds=self._open_sum.noise_stds,
-            wire=self.prepared.task.wire,
+            after, task=self.spec.task, round=round, noise_stds=noise_stds, wire=self.prepared.task.wire
         )
 
     def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerArrays:

@@ -29,6 +29,7 @@ from hushfleet.methods.fedavg import dp_fedavg, fedavg, fedprox
 from hushfleet.methods.feddpa import feddpa
 from hushfleet.methods.fedglp_adp import fedglp_adp
 from hushfleet.methods.heads import fedper, fedrep, lg_fedavg
+from hushfleet.methods.hush import hush
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
 from hushfleet.methods.perfreezeclip import perfreezeclip
 from hushfleet.methods.pfedsd import pfedsd
@@ -42,6 +43,7 @@ _OURS = (
     *(fedavg, dp_fedavg, fedprox, dp_fedsam, blur_lus, ditto),
     *(fedper, lg_fedavg, fedrep, perfreezeclip, fedglp_adp),
     *(feddpa, fedaddp, dp_fedsim, acdp_pfsd, pfedsd, apdp_fl),
+    hush,
 )
 METHODS: dict[str, Published] = {method.name: method for method in _OURS}
 

@@ -97,6 +97,7 @@ class Method:
     :param stages: what is done to the update before it leaves, in this order.
     :param server: the server half.
     :param own_training: of a second model, which stays on the device and is its own; None: the shared one is.
+    :param takes_empty: whether a device without samples takes part, with noise alone.
     """
 
     personal: Everything = Everything()
@@ -104,6 +105,7 @@ class Method:
     stages: tuple[Stage, ...] = ()
     server: Mean = Mean()
     own_training: Sgd | None = None
+    takes_empty: bool = False
 
     def __post_init__(self) -> None:
         check_stages(self.stages)
@@ -130,6 +132,7 @@ class Method:
             personal=self.personal.by_record(),
             training=self.training.by_record(),
             stages=tuple(stage for stage in transforms if stage is not None),
+            takes_empty=True,
         )
 
 
@@ -265,7 +268,7 @@ class TaskMethod:
         personal = self.parts.personal
         visible = HiddenSamples() if self.by_record else samples
         chosen = personal.choose(state, global_params, visible, self.layout)
-        start = personal.start(state, global_params, chosen)
+        start = personal.start(state, global_params, chosen, visible, self.layout)
         return RoundContext(self.setting(terms), state, global_params, start, chosen)
 
     def measured(self, context: RoundContext, own: Array, samples: OwnSamples) -> RoundContext:

@@ -45,7 +45,9 @@ class Everything:
         """
         return None
 
-    def start(self, state: DeviceState, global_params: Array, chosen: Array | None) -> Array:
+    def start(
+        self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
+    ) -> Array:
         """The vector that local training begins with, `[d]`, to be read only: `global_params` itself where nothing
         is personal, since a board has no room for two."""
         personal = state.public.mask if chosen is None else chosen

@@ -65,6 +65,13 @@ class Mean:
         mean = sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
         return global_params + xp.astype(mean, global_params.dtype)
 
+    def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
+        """The global vector float32 `[d]` that the task ends with.
+
+        :param last: what the last round made of the others.
+        """
+        return last
+
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
         """The state after a round; a function of its arguments alone, since a killed server starts over."""
         return state

@@ -6,8 +6,8 @@ The ledger, the owner's limits, the aggregator's check of headers, the audit and
 A method cannot be charged less than its list costs:
 
 - Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
-- The stages that lower a cost are `ClipWhole`, `ClipLayers`, `Gaussian` and `Report`, and no class derived from them.
-  Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
+- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `ClipLayers`, `Gaussian` and `Report`, and no class
+  derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
 - What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
   `ClipLayers` checks that the bounds are within the norm that they declare.
 - The functions of a `Report` may give any numbers: they are bounded here before they are noised.
@@ -28,7 +28,7 @@ from hushfleet.array_api import Array
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count, largest
 from hushfleet.model.params import ParamLayout
-from hushfleet.privacy.clipping import clip, clip_layers
+from hushfleet.privacy.clipping import clip, clip_layers, scale
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 
@@ -173,6 +173,19 @@ class ClipWhole:
         clip_norm = context.setting.clip_norm
         bounds = np.full(len(context.layout.layers), clip_norm)
         return replace(release, values=clip(release.values, clip_norm), clip_norms=bounds, by_layer=False)
+
+
+@dataclass(frozen=True)
+class ScaleWhole:
+    """Scales the shared part as a whole to the round's clip norm C, upwards too; zero stays zero."""
+
+    def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        return replace(cost, norm=1.0)
+
+    def apply(self, context: RoundContext, release: Release) -> Release:
+        clip_norm = context.setting.clip_norm
+        bounds = np.full(len(context.layout.layers), clip_norm)
+        return replace(release, values=scale(release.values, clip_norm), clip_norms=bounds, by_layer=False)
 
 
 class LayerBounds:
@@ -326,8 +339,9 @@ class Gaussian:
         return replace(release, values=values, noise_stds=stds)
 
 
-Stage = Transform | ClipWhole | ClipLayers | Gaussian | Report
-_PRICED = (ClipWhole, ClipLayers, Gaussian, Report)  # the classes that may lower a cost; no class derived from them
+Stage = Transform | ClipWhole | ScaleWhole | ClipLayers | Gaussian | Report
+# The classes that may lower a cost; no class derived from them.
+_PRICED = (ClipWhole, ScaleWhole, ClipLayers, Gaussian, Report)
 
 
 def check_stages(stages: Sequence[Stage]) -> None:

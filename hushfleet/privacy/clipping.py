@@ -52,6 +52,24 @@ def clip(x: Any, clip_norm: float) -> Any:
     return clipped
 
 
+def scale(x: Any, norm: float) -> Any:
+    """Scale each vector of `x [..., d]` to Euclidean norm `norm`, upwards too, but for rounding; same dtype.
+
+    The zero vector stays zero. Raises `PrivacyError` as `clip` does, and where `norm` is inf.
+    """
+    xp = array_api.array_namespace(x)
+    if not 0 < norm < math.inf:
+        raise PrivacyError(f"a norm to scale to must be above zero and finite, got {norm!r}")
+    norms = _finite(xp, xp.sqrt(_sum_of_squares(x, 0, x.shape[-1])))
+    # To about 1 first: a tiny vector's factor would overflow float32.
+    unit = x / xp.astype(xp.where(norms > 0, norms, xp.ones_like(norms)), x.dtype)[..., None]
+    norms = xp.sqrt(_sum_of_squares(unit, 0, x.shape[-1]))
+    factors = norm / xp.where(norms > 0, norms, xp.ones_like(norms)) * _ROUNDING_MARGIN
+    scaled = unit * xp.astype(factors, x.dtype)[..., None]
+    _check_bound(xp, xp.sqrt(_sum_of_squares(scaled, 0, x.shape[-1])), xp.full_like(norms, norm))
+    return scaled
+
+
 def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
     """Clip each layer of `x [..., d]` to its own bound (FedGLP-ADP, Eq. 13); same dtype.
 

@@ -35,6 +35,9 @@ class OwnSamples(Protocol):
 
     def evaluate(self, params: Array) -> Evaluation: ...
 
+    def label_counts(self, classes: int) -> np.ndarray:
+        """How many samples there are of each class, int64 `[classes]`."""
+
 
 class LoadedSamples:
     """The answers, from samples in memory."""
@@ -61,6 +64,9 @@ class LoadedSamples:
     def evaluate(self, params: Array) -> Evaluation:
         return evaluate(self._logits_of, params, self._samples)
 
+    def label_counts(self, classes: int) -> np.ndarray:
+        return np.bincount(self._samples.labels, minlength=classes)
+
 
 class HiddenSamples:
     """No answers: with the unit `record`, samples are met in noised gradients alone."""
@@ -72,6 +78,9 @@ class HiddenSamples:
         raise _hidden()
 
     def evaluate(self, params: Array) -> Evaluation:
+        raise _hidden()
+
+    def label_counts(self, classes: int) -> np.ndarray:
         raise _hidden()
 
 

@@ -47,7 +47,7 @@ def test_nothing_is_lost_and_the_figures_say_what_it_took(ran: Path) -> None:
     for each in shown["rounds"]:
         assert 0 < each["trained_s"] <= each["accepted_s"] <= each["closed_s"]
         assert each["updates"] == DEVICES
-    assert set(shown["usage"]) == {"broker", "aggregator", "generator 0"}
+    assert set(shown["usage"]) == {"broker", "aggregator", "generator-0"}
     assert all(usage["peak_mib"] > 1 for usage in shown["usage"].values())
     assert 0 < shown["latency_s"]["p50"] <= shown["latency_s"]["p99"] <= shown["latency_s"]["longest"]
 

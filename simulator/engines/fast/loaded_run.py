@@ -49,7 +49,8 @@ class LoadedRun:
     def gradient(self) -> GradientFunction:
         model = self.spec.model
         graph, objective = self._graph(model.gradient), self.method.objective
-        return make_gradient(self.runtime, model.name, len(model.class_names), model.layout, graph, objective)
+        names, shape = (model.name, len(model.class_names)), model.input_shape
+        return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
 
     @cached_property
     def inference(self) -> LogitsOf:

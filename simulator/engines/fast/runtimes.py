@@ -70,14 +70,19 @@ def make_gradient(
     layout: ParamLayout,
     graph: bytes,
     objective: Objective = CROSS_ENTROPY,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
 ) -> GradientFunction:
-    """:param graph: the model's gradient graph under `objective`, ONNX bytes."""
+    """:param graph: the model's gradient graph under `objective`, ONNX bytes.
+    :param input_shape: of a model that takes any, as `get_model`.
+    """
     if runtime == ON_DEVICES:
         return GradientGraph(graph, layout)
+    network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == "native":
-        return native.NativeGradient(get_model(model, classes=classes), objective=objective)
+        return native.NativeGradient(network, objective=objective)
     torch.set_num_threads(1)
-    return TorchGradient(get_model(model, classes=classes), objective=objective)
+    return TorchGradient(network, objective=objective)
 
 
 def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:

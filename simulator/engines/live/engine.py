@@ -58,6 +58,9 @@ class LiveFleet:
     :param write_mb_s: of devices with a slow disk, 10^6 bytes a second, with or without `emulate`.
     :param memory_mib: of devices short of memory: what the process may take, instead of the board's.
     :param tls: certificates of all; needs Mosquitto.
+    :param hosts: processes that hold many devices each (`hushfleet.simulator.engines.live.hosted`), by name; all other
+        devices have a process of their own.
+    :param tested: whether devices test their models on the simulation's test sets.
 
     A process whose name is in `expected_down` is meant to be down: `check` leaves it alone.
     """
@@ -78,6 +81,8 @@ class LiveFleet:
         write_mb_s: Mapping[str, float] | None = None,
         memory_mib: Mapping[str, int] | None = None,
         tls: FleetTls | None = None,
+        hosts: Mapping[str, Sequence[str]] | None = None,
+        tested: bool = True,
     ) -> None:
         self.simulation = simulation
         self.client = tuple(client)
@@ -88,6 +93,9 @@ class LiveFleet:
         self.network: EmulatedNetwork | None = None
         self.expected_down: set[str] = set(absent)
         self._tls = tls
+        self._tested = tested
+        self.hosts = {name: tuple(devices) for name, devices in (hosts or {}).items()}
+        self._hosted = {device for devices in self.hosts.values() for device in devices}
         self._proxied = emulate or proxied
         self.boards = {device.name: load_board(device.board) for device in self.devices} | dict(boards or {})
         self._links = dict(links or {})
@@ -111,9 +119,9 @@ class LiveFleet:
                 if self._proxied:
                     self._start_network(stack, self.broker)
                 self.start_aggregator()
-                for device in self.devices:
-                    if device.name not in self.expected_down:
-                        self.start_device(device.name)
+                for name in self.clients:
+                    if name not in self.expected_down:
+                        self.start_client(name)
                 stack.callback(self._stop_processes)  # before the broker
                 yield self
         finally:
@@ -137,6 +145,11 @@ class LiveFleet:
     @property
     def devices(self) -> tuple[SimulatedDevice, ...]:
         return self.simulation.fleet.devices
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of the processes of devices: a device's own, or its host's."""
+        return [device.name for device in self.devices if device.name not in self._hosted] + list(self.hosts)
 
     @property
     def identity(self) -> Path:
@@ -171,11 +184,15 @@ class LiveFleet:
         path.write_text("[devices]\n" + "".join(f'"{device.name}" = "certificate"\n' for device in self.devices))
         return path
 
-    def start_device(self, name: str) -> None:
+    def start_client(self, name: str) -> None:
+        """:param name: of a device, or of a host of many."""
+        if name in self.hosts:
+            configs = [str(self._write_config(device)) for device in self.hosts[name]]
+            command = [sys.executable, "-m", "hushfleet.simulator.engines.live.hosted", *configs]
+            self._start(name, command, self._log_of(name), **ARENAS)
+            return
         files = self.simulation.folder.device(name)
-        config = files.path / "device.toml"
-        config.write_text(self.device_config(name))
-        command = [*self.client, str(config)]
+        command = [*self.client, str(self._write_config(name))]
         emulation = self._emulations.get(name)
         memory_mib = self._memory_mib.get(name) or (emulation.memory_mib if emulation else 0)
         memory = client_memory() if memory_mib else None
@@ -183,6 +200,11 @@ class LiveFleet:
             self._start(name, command, files.log)
         else:
             self._start(name, limited(command, address_space_bytes(memory_mib, memory)), files.log, **ARENAS)
+
+    def _write_config(self, device: str) -> Path:
+        config = self.simulation.folder.device(device).path / "device.toml"
+        config.write_text(self.device_config(device))
+        return config
 
     def device_config(self, name: str) -> str:
         """The text of its DEVICE.toml.
@@ -196,6 +218,7 @@ class LiveFleet:
         if self.network:
             url = f"{'mqtts' if self._tls else 'mqtt'}://127.0.0.1:{self._ports[name]}"
         write_mb_s = self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None)
+        tests = {"common_test": simulation.folder.common_test, "local_test": files.local_test, "metrics": files.metrics}
         sections: dict[str, dict[str, object]] = {
             "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
             "broker": {"url": url, **(self._tls.files(name) if self._tls else {})},
@@ -210,9 +233,7 @@ class LiveFleet:
             "simulation": {
                 "seed": simulation.seed,
                 "index": device.index,
-                "common_test": simulation.folder.common_test,
-                "local_test": files.local_test,
-                "metrics": files.metrics,
+                **(tests if self._tested else {}),
                 "reconnect_s": RECONNECT_S,
                 "slowdown": emulation.slowdown if emulation else 1.0,
                 **({"write_mb_s": write_mb_s} if write_mb_s else {}),
@@ -254,7 +275,7 @@ class LiveFleet:
         elif name == "aggregator":
             self.start_aggregator()
         else:
-            self.start_device(name)
+            self.start_client(name)
 
     def is_running(self, name: str) -> bool:
         if name == "broker":
@@ -284,13 +305,13 @@ class LiveFleet:
         self._restarted[name] += 1
         self.start_again(name)
 
-    def wait(self) -> None:
+    def wait(self, end_within_s: float = STOP_TIMEOUT_S) -> None:
         """Returns when the task is finished and the clients have ended, restarting what dies meanwhile."""
         while not self.finished:
             self.check()
             time.sleep(_TICK_S)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < deadline and any(self.is_running(device.name) for device in self.devices):
+        deadline = time.monotonic() + end_within_s
+        while time.monotonic() < deadline and any(map(self.is_running, self.clients)):
             time.sleep(_TICK_S)
 
     @property
@@ -316,7 +337,7 @@ class LiveFleet:
         if name == "broker":
             return self._running_broker.log_path
         folder = self.simulation.folder
-        return folder.path / "aggregator.log" if name == "aggregator" else folder.device(name).log
+        return folder.path / f"{name}.log" if name == "aggregator" or name in self.hosts else folder.device(name).log
 
     def _start(self, name: str, command: list[str], log: Path, **variables: str) -> None:
         # One thread each: the processes share the machine's cores.

@@ -38,7 +38,8 @@ def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[Answer]:
 def cohort_trainer(path: Path) -> CohortTrainer:
     """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
     files = loaded_run(path, "onnx")
-    model = get_model(files.spec.model.name, classes=len(files.spec.model.class_names))
+    spec = files.spec.model
+    model = get_model(spec.name, classes=len(spec.class_names), input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
 

@@ -59,6 +59,9 @@ class WorstData:
     def evaluate(self, params: Any) -> Evaluation:
         return Evaluation(1.0, math.inf)
 
+    def label_counts(self, classes: int) -> np.ndarray:
+        return np.arange(classes)
+
 
 class CanaryGradient:
     """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.

@@ -81,6 +81,18 @@ def test_live_ends_in_the_model_of_fast(
     }
 
 
+def test_devices_that_share_a_process_end_in_the_same_model(
+    live: Simulation, two_rounds: Simulation, audit: Any, finish: Any
+) -> None:
+    names = [device.name for device in live.fleet.devices]
+    fleet = LiveFleet(live, hosts={"host-0": names[2:5], "host-1": names[5:]})
+    with fleet.running():
+        assert fleet.clients == [*names[:2], "host-0", "host-1"]
+        finish(fleet)
+    assert_same_models(live, two_rounds, audit)
+    audit.check(live)
+
+
 def test_the_whole_command_leaves_logs_models_result_and_report(
     live: Simulation, two_rounds: Simulation, audit: Any, quiet: Console
 ) -> None:

@@ -1,10 +1,10 @@
-"""One process of the load generator of `benchmarks/fleet.py`: many real devices, each with store, key, link and thread.
+"""Many real devices in one process, each with store, key, link and thread: for fleets larger than a machine's memory.
 
-    python -m benchmarks.many_devices DEVICE.toml...
+    python -m hushfleet.simulator.engines.live.hosted DEVICE.toml...
 
 Each device is `Agent`, unchanged, with its DEVICE.toml. What differs from as many boards: the devices share one
-interpreter and train in turns; they share one ONNX Runtime session a graph, which holds no state of a device; nothing
-is synced to the disk; and they do not test themselves on the simulation's test sets.
+interpreter and train in turns; they share one ONNX Runtime session a graph, which holds no state of a device; and
+nothing is synced to the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ SWITCH_S = 0.2
 """Each thread that waits for the interpreter wakes up this often to ask for it: with hundreds of them, the default of
 5 ms took more processor time than the devices' work."""
 
-log = logging.getLogger("hushfleet.benchmarks")
+_log = logging.getLogger("hushfleet.simulator")
 
 
 class Device(threading.Thread):
@@ -50,7 +49,7 @@ class Device(threading.Thread):
             with DeviceStore(config.store_path, device=config.device.id, durable=False) as store:
                 Agent(config, partial(self._connect, store), store).run(self._stop_asked)
         except BaseException:
-            log.exception("%s has ended", config.device.id)
+            _log.exception("%s has ended", config.device.id)
             self.failed = True
 
     def _connect(self, store: DeviceStore, will: Will) -> MqttLink:
@@ -99,11 +98,7 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for path in sys.argv[1:]:
-        config = load_config(Path(path))
-        if config.simulation:
-            untested = replace(config.simulation, common_test=None, local_test=None, metrics=None)
-            config = replace(config, simulation=untested)
-        devices.append(Device(config, stop))
+        devices.append(Device(load_config(Path(path)), stop))
         devices[-1].start()
     for device in devices:
         device.join()

@@ -1,0 +1,131 @@
+"""Hush: a small shared head on public features, one bounded and noised step a round; many devices with few images each.
+
+The features are fixed and need no private data (`models/features`), so all that is learned is one linear layer. Each
+device takes a few steps of plain gradient descent on all its images, from the global head and with the logarithm of its
+own label shares as bias, and sends the difference, scaled to norm exactly C, with noise. The server adds up; the task
+ends with the mean of the last third of the iterates.
+
+Fixed features and a linear head: Tramèr, Boneh: "Differentially Private Learning Needs Better Features (or Much More
+Data)", ICLR 2021. Noised sums: McMahan et al., ICLR 2018; of masked integers: Bell et al.: "Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead", CCS 2020, and Kairouz, Liu, Steinke: "The Distributed Discrete Gaussian
+Mechanism", ICML 2021. What a device makes of the head for itself costs no privacy: Jain et al.: "Differentially Private
+Model Personalization", NeurIPS 2021; Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated
+Learning", NeurIPS 2022.
+
+The steps, their rate, the scaling, the label prior and the rule for rounds and clip norm (`hush_rule`) are Hushfleet's
+own, measured by `benchmarks/private_gain.py`.
+
+With `privacy.unit = "record"` each image's gradient is clipped and noised instead, and no label counts are looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import Malformed
+from hushfleet.methods.local import Sgd, SharedOnly
+from hushfleet.methods.method import Method, TrainingConfig, published, within
+from hushfleet.methods.personal import Everything
+from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.stages import Gaussian, ScaleWhole
+from hushfleet.methods.state import DeviceState
+from hushfleet.model.params import ParamLayout
+from hushfleet.training.own_samples import OwnSamples
+
+SMOOTHING = 1.0  # samples that are added to each class before the logarithm is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class HushConfig(TrainingConfig):
+    """Settings of Hush: full-batch gradient descent on features of unit norm.
+
+    :param batch_size: above the number of a device's images, so that a step takes all of them.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "sgd"
+    learning_rate: float = within("(0, 100)", 16.0)
+    batch_size: int = within("[1, 65536]", 2048)
+    local_epochs: int = within("[1, 1000]", 5)
+
+
+@published(
+    "hush",
+    HushConfig,
+    source="Hushfleet; Tramèr and Boneh, ICLR 2021",
+    summary="a linear head on public features: own label prior, update scaled to the clip norm, mean of late iterates",
+)
+def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    return Method(
+        OwnPrior(),
+        Sgd(order=SharedOnly()),
+        (ScaleWhole(), Gaussian()),
+        TailMean(rounds),
+        takes_empty=True,
+    )
+
+
+@dataclass(frozen=True)
+class OwnPrior(Everything):
+    """The last tensor, the bias of the logits, is the device's own: the logarithm of its smoothed label shares."""
+
+    def mask(self, layout: ParamLayout) -> np.ndarray:
+        """Raises `Malformed` where the network does not end with a bias."""
+        if len(layout.shapes[-1]) != 1:
+            raise Malformed(
+                f'method.name = "hush" needs a network that ends with one bias a class, and {layout.names[-1]!r} has '
+                f'the shape {list(layout.shapes[-1])}; take model.name = "linear"'
+            )
+        return np.arange(layout.size) >= layout.slices[layout.names[-1]].start
+
+    def start(
+        self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
+    ) -> Array:
+        begin: np.ndarray = global_params.copy()
+        prior = begin[layout.slices[layout.names[-1]]]
+        shares = samples.label_counts(len(prior)) + SMOOTHING
+        prior[...] = np.log(shares / shares.sum())
+        return begin
+
+    def by_record(self) -> Everything:
+        return FirstPrior()
+
+
+class FirstPrior(OwnPrior):
+    """The last tensor stays as it is in the first model: label counts may not be looked at."""
+
+    def start(
+        self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
+    ) -> Array:
+        return global_params
+
+
+@dataclass(frozen=True)
+class TailMean(Mean):
+    """The mean of what was sent; at the end, the mean of the global vectors after the last third of the rounds.
+
+    :param rounds: of the task.
+    """
+
+    rounds: int
+
+    @property
+    def tail(self) -> int:
+        """How many iterates are averaged."""
+        return -(-self.rounds // 3)
+
+    def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
+        mean: np.ndarray = (state.get("sum", 0.0) + last.astype(np.float64)) / (state.get("count", 0) + 1)
+        return mean.astype(np.float32)
+
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        if closed.round <= self.rounds - self.tail:
+            return state
+        return {
+            "sum": state.get("sum", 0.0) + closed.after.astype(np.float64),
+            "count": np.asarray(state.get("count", 0) + 1),
+        }
