@@ -14,6 +14,7 @@ from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity,
 from hushfleet.wire.format.topics import Name
 
 MAX_DEVICES = 100_000
+MAX_ROSTER_BYTES = MAX_DEVICES * (KEY_BYTES + 65) + 1024
 _SIGNED = b"hushfleet roster\0"
 
 

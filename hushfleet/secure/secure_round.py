@@ -65,6 +65,11 @@ class SecureRound:
     def takes_part(self, device: str) -> bool:
         return device in self._places
 
+    def key_of(self, device: str) -> bytes | None:
+        """The key that the roster names for a device of the cohort; None for another."""
+        place = self._places.get(device)
+        return None if place is None else self.roster.key(place)
+
     # the device
 
     def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
