@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hushfleet.config.spec import TaskSpec
+from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed
@@ -169,7 +169,8 @@ class Trainer:
             if spec is None or roster is None:
                 raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
             shared = int(np.count_nonzero(~self.method.init_state().public.mask))
-            self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
+            terms = BlobRef.of(self.spec.to_bytes()).digest
+            self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared, terms=terms)
         return self._secure[1]
 
     def run_round(

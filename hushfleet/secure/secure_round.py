@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from hushfleet.config.schema import pack
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
@@ -24,12 +25,14 @@ class SecureRound:
     :param plan: with `secure`.
     :param roster: the one that the plan names.
     :param size: how many values are summed.
+    :param terms: what devices and members must agree on beside the plan (SHA-256 of the task package): it goes into
+        their keys, so that no sum opens whose devices were told of different noise. The aggregator needs none.
 
     Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, or a
     cohort of which no committee can be made.
     """
 
-    def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
+    def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int, terms: bytes = b"") -> None:
         if plan.secure is None:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
@@ -45,7 +48,8 @@ class SecureRound:
             raise BadInput(f"no committee of {self.rule.members} devices stands {self.rule.corrupt} corrupt members")
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
         self._places = {roster.devices[index]: index for index in self.cohort}
-        self._context = seed
+        told = (plan.secure.rate, sorted(plan.controls.items()), terms)
+        self._context = hashlib.sha256(seed + pack(told)).digest()
 
     @property
     def devices(self) -> list[str]:

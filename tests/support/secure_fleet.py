@@ -71,7 +71,8 @@ class SecureFleet:
 
     def of(self, plan: RoundPlan, roster: Roster | None = None) -> SecureRound:
         assert self.spec.privacy.secure is not None
-        return SecureRound(self.spec.privacy.secure, plan, roster or self.roster, size=self.shared)
+        terms = BlobRef.of(self.spec.to_bytes()).digest
+        return SecureRound(self.spec.privacy.secure, plan, roster or self.roster, size=self.shared, terms=terms)
 
     def sum(self, secure_round: SecureRound, update: bytes, included: list[str]) -> tuple[Masked, np.ndarray]:
         """Masked sums over `included`, and the sum of what the others of them have sent.
