@@ -27,10 +27,12 @@ MakeFleet = Callable[..., SecureFleet]
 
 
 @pytest.fixture
-def make_fleet(make_bench: MakeBench, package: Package) -> MakeFleet:
-    def make(**how: object) -> SecureFleet:
-        others = {name: how.pop(name) for name in ("others", "operator") if name in how}
-        return SecureFleet(make_bench(package=with_secure_sums(package), **how), **others)
+def make_fleet(make_bench: MakeBench, package: Package, config: DeviceConfig) -> MakeFleet:
+    def make(*, others: int = 11, chaos: Chaos | None = None, **of_device: object) -> SecureFleet:
+        trusting = replace(
+            config, limits=replace(config.limits, accounting="secure"), device=replace(config.device, **of_device)
+        )
+        return SecureFleet(make_bench(package=with_secure_sums(package), config=trusting, chaos=chaos), others)
 
     return make
 
@@ -147,10 +149,9 @@ def declined(fleet: SecureFleet, why: str) -> None:
     assert fleet.bench.store.ledger.entries() == []
 
 
-def test_a_roster_that_is_not_the_operators(make_fleet: MakeFleet, config: DeviceConfig) -> None:
+def test_a_roster_that_is_not_the_operators(make_fleet: MakeFleet) -> None:
     operator = Identity.generate()
-    asks = replace(config, device=replace(config.device, roster_key=operator.public_key.hex()))
-    fleet = make_fleet(config=asks)
+    fleet = make_fleet(roster_key=operator.public_key.hex())
     fleet.open_round(1)
     declined(fleet, "not signed by the operator")
     fleet.operator = Identity.generate()
