@@ -157,7 +157,7 @@ class Trainer:
 
     @cached_property
     def _agreement(self) -> KeyAgreement:
-        return KeyAgreement(self.store.identity)
+        return KeyAgreement(self.store.identity, task=BlobRef.of(self.spec.to_bytes()).digest)
 
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
@@ -170,8 +170,7 @@ class Trainer:
                 raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
             check_sum(spec, devices=len(roster.devices), rate=plan.secure.rate)
             shared = int(np.count_nonzero(~self.method.init_state().public.mask))
-            terms = BlobRef.of(self.spec.to_bytes()).digest
-            self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared, terms=terms)
+            self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
         return self._secure[1]
 
     def run_round(

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from hushfleet.config.schema import pack
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
@@ -25,14 +24,12 @@ class SecureRound:
     :param plan: with `secure`.
     :param roster: the one that the plan names.
     :param size: how many values are summed.
-    :param terms: what devices and members must agree on beside the plan (SHA-256 of the task package): it goes into
-        their keys, so that no sum opens whose devices were told of different noise. The aggregator needs none.
 
     Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, or a
     cohort of which no committee can be made.
     """
 
-    def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int, terms: bytes = b"") -> None:
+    def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
         if plan.secure is None:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
@@ -41,9 +38,11 @@ class SecureRound:
         # aggregator is free to choose, it could try until a committee suits it. The keys follow from all that the
         # device and the members must agree on.
         seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
-        agreed = f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|"
-        told = pack(sorted(plan.controls.items()))
-        self._context = hashlib.sha256(seed + agreed.encode() + told + terms).digest()
+        told = sorted(plan.controls.items())  # of the noise, too
+        agreed = (
+            f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
+        )
+        self._context = hashlib.sha256(seed + agreed.encode()).digest()
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(

@@ -233,7 +233,8 @@ def test_a_committed_update_is_for_one_roster(make_fleet: MakeFleet, encoded: li
     assert len(fleet.bench.store.ledger.entries()) == 1
 
 
-def test_devices_that_were_told_of_other_noise_share_no_sum(make_fleet: MakeFleet) -> None:
+@pytest.mark.parametrize("where", ["plan", "package"])
+def test_devices_that_were_told_of_other_noise_share_no_sum(make_fleet: MakeFleet, where: str) -> None:
     """Each counts on the noise of the others; a server may tell each something else."""
     fleet = make_fleet()
     plan = sent(fleet, 1)
@@ -242,8 +243,11 @@ def test_devices_that_were_told_of_other_noise_share_no_sum(make_fleet: MakeFlee
     fleet.unmask(plan, bitmap)
     fleet.bench.until(lambda: answer_of(fleet, 1) == "acked")
     update, answer = fleet.bench.server.updates
-    others = fleet.of(replace(plan, controls={"noise_multiplier": 0.01}))
-    sums, _ = fleet.sum(others, update, here.devices)
+    if where == "plan":
+        sums, _ = fleet.sum(fleet.of(replace(plan, controls={"noise_multiplier": 0.01})), update, here.devices)
+    else:
+        weaker = replace(fleet.spec, privacy=replace(fleet.spec.privacy, noise_multiplier=0.01))
+        sums, _ = fleet.sum(here, update, here.devices, told=weaker)
     with pytest.raises(BadInput, match="contradict"):
         here.opened(sums, fleet.answers(here, bitmap, answer))
 
