@@ -38,7 +38,10 @@ class SecureRound:
         # aggregator is free to choose, it could try until a committee suits it. The keys follow from all that the
         # device and the members must agree on.
         seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
-        agreed = f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}"
+        told = sorted(plan.controls.items())  # of the noise, too
+        agreed = (
+            f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
+        )
         self._context = hashlib.sha256(seed + agreed.encode()).digest()
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
