@@ -83,6 +83,7 @@ class RoundEngine:
         self._plan: RoundPlan | None = None
         self._sum: PlainSum | SecureSum | None = None
         self.roster: bytes | None = store.get("roster")
+        self.liars: dict[str, int] = {}
         self._excluded: set[str] = set()
         self._server: ServerArrays = {}
         self._trained_on: dict[str, bytes] = {}
@@ -133,6 +134,11 @@ class RoundEngine:
     def accepted(self) -> int:
         """How many updates of the open round were accepted."""
         return 0 if self._sum is None else self._sum.count
+
+    def find_roster(self, digest: bytes) -> bytes | None:
+        """That of the newest secure sum, if it is the one that is asked for."""
+        known = self.roster is not None and hashlib.sha256(self.roster).digest() == digest
+        return self.roster if known else None
 
     @property
     def cohort(self) -> Collection[str]:
