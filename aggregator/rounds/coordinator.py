@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
+from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.uploads import Answer, Uploads
 from hushfleet.aggregator.observe.events import EventLog, read_events
@@ -326,17 +327,15 @@ class Coordinator:
         if answer.counts and isinstance(message, Refused):
             self._refusals.add(device, message.code, message.reason)
         if verdict is not None:
-            self._judge(
-                device, verdict.faults, f"its updates were refused, the last as {verdict.code}: {verdict.reason}"
-            )
+            self._judge(device, verdict)
         self._say(device, message)
 
-    def _judge(self, device: str, faults: int, why: str) -> None:
+    def _judge(self, device: str, verdict: Verdict) -> None:
         """Blocks a device for the rest of the run after some faults. `hushfleet devices add` lifts it; after as many
         faults more it is blocked again."""
-        if not faults or faults % BLOCK_AFTER_FAULTS:
+        if not verdict.faults or verdict.faults % BLOCK_AFTER_FAULTS:
             return
-        reason = f"faults in {faults} rounds: {why}"
+        reason = f"its updates were refused in {verdict.faults} rounds, the last as {verdict.code}: {verdict.reason}"
         try:
             self.enrolment.block(device, reason)
         except StoreError as error:
@@ -402,8 +401,6 @@ class Coordinator:
         self._store_refusals(force=True)
         self._note("round_close", **summary.to_dict())
         self.enrolment.round_closed()
-        for device, faults in engine.liars.items():
-            self._judge(device, faults, "its answers for secure sums contradicted the others'")
         if engine.finished:
             self._note("finished")
         for digest in old - self._model_blobs():

@@ -83,7 +83,6 @@ class RoundEngine:
         self._plan: RoundPlan | None = None
         self._sum: PlainSum | SecureSum | None = None
         self.roster: bytes | None = store.get("roster")
-        self.liars: dict[str, int] = {}
         self._excluded: set[str] = set()
         self._server: ServerArrays = {}
         self._trained_on: dict[str, bytes] = {}

@@ -32,14 +32,15 @@ from support.fleet import LAYOUT, prepared_task
 
 def secure_task(devices: int, *, min_devices: int, **settings: Any) -> PreparedTask:
     """A task of secure sums, noise among all of `min_devices`."""
-    plain = prepared_task(method="dp-fedavg", devices=devices, accounting="strict", wire={"downlink": "full"},
-                          min_updates=min_devices, **settings)  # fmt: skip
+    base = prepared_task(
+        method="dp-fedavg", devices=devices, accounting="secure", wire={"downlink": "full"}, min_updates=min_devices,
+        **settings,
+    )  # fmt: skip
     secure = SecureSpec(16, min_devices, min_devices, honest_fraction=1.0)
-    privacy = replace(plain.spec.privacy, accounting="secure", secure=secure)
-    spec = replace(plain.spec, privacy=privacy, wire=replace(plain.spec.wire, codec="masked"))
+    spec = replace(base.spec, privacy=replace(base.spec.privacy, secure=secure))
     package = spec.to_bytes()
-    method = make_method(spec.method, spec.method_config, privacy, LAYOUT, rounds=spec.rounds)
-    return replace(plain, spec=spec, spec_ref=BlobRef.of(package), method=method)
+    method = make_method(spec.method, spec.method_config, spec.privacy, LAYOUT, rounds=spec.rounds)
+    return replace(base, spec=spec, spec_ref=BlobRef.of(package), method=method)
 
 
 class SecureFleet:
