@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import run_fields, update_fields
+from hushfleet.aggregator.observe.round_events import open_fields, run_fields, update_fields
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
@@ -52,7 +52,7 @@ def run_rounds(
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, roster=roster)
             cohort = sorted(engine.cohort)
-            events.write("round_open", round=plan.round, cohort=cohort)
+            events.write("round_open", **open_fields(engine))
             evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
             for answer in train_cohort(simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate):
                 deliver(answer, engine, plan, events)
