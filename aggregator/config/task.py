@@ -489,10 +489,25 @@ def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where:
             errors.append(str(error))
     if not errors:
         try:
-            return from_plain(Task, read, where="task")
+            return _with_steps(from_plain(Task, read, where="task"), plain)
         except Malformed as error:
             errors = [str(error).removeprefix("task: ").removeprefix("task.")]
     raise BadInput(f"{where}: {'; '.join(sorted(errors))}")
+
+
+def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
+    """With rounds and clip norm by the method's own rule, where it has one and the file leaves them out."""
+    privacy, rule = task.privacy, find_method(task.method.name).steps
+    if rule is None or privacy.epsilon is None or privacy.unit == "record":
+        return task
+    cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
+    devices = math.sqrt(cohort) if privacy.accounting == "strict" else cohort
+    steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta)
+    if "rounds" not in plain.get("round", {}):
+        task = replace(task, round=replace(task.round, rounds=steps.rounds))
+    if "clip_norm" not in plain.get("privacy", {}):
+        task = replace(task, privacy=replace(privacy, clip_norm=steps.clip_norm))
+    return task
 
 
 _SECTIONS: dict[str, type] = {

@@ -38,12 +38,15 @@ class DeviceSection(Checked):
     """Who this device is, and where its store lies.
 
     :param state_dir: holds the store; one folder for each device, never shared or copied.
+    :param roster_key: the operator's public key, 64 hex digits: a secure sum is joined only where this key has signed
+        who may be in it; without it the aggregator's word is taken.
     """
 
     id: Name
     state_dir: str
     federation: Name = "default"
     board: str = "generic-x86"
+    roster_key: PublicKeyText | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,10 @@ class DeviceConfig(Checked):
     @property
     def server_key(self) -> bytes | None:
         return bytes.fromhex(self.broker.server_key) if self.broker.server_key else None
+
+    @property
+    def roster_key(self) -> bytes | None:
+        return bytes.fromhex(self.device.roster_key) if self.device.roster_key else None
 
     @property
     def memory_mib(self) -> int:
