@@ -46,9 +46,8 @@ def test_without_noise_the_sum_is_that_of_the_values(size, devices, seed, bits):
     updates = [update(size, seed + device, norm=1.999) for device in range(devices)]
     total = summed(ring, [ring.encode(each, SeededNoise(seed, i, 0)) for i, each in enumerate(updates)])
     # each value is off by less than a step, so that the norm of the error is below devices x sqrt(size) of them
-    assert np.linalg.norm(ring.decode(total) - np.sum(updates, axis=0, dtype=float)) < ring.unit * devices * math.sqrt(
-        size
-    )
+    error = ring.decode(total) - np.sum(updates, axis=0, dtype=float)
+    assert np.linalg.norm(error) < ring.unit * devices * math.sqrt(size)
     assert ring.suspected_wraps(total) == 0
 
 
@@ -85,14 +84,14 @@ def test_after_rounding_the_norm_is_within_the_bound(size, seed):
 
 
 class Upwards:
-    """A source that rounds every value up, so many times."""
+    """A source that rounds every value up, so many times, and then down."""
 
     def __init__(self, times: int) -> None:
         self.times = times
 
     def words(self, count: int) -> np.ndarray:
         self.times -= 1
-        return np.full(count, 0 if self.times >= 0 else 1 << 63, np.uint64)
+        return np.full(count, 0 if self.times >= 0 else (1 << 64) - 1, np.uint64)
 
 
 def test_a_rounding_beyond_the_bound_is_drawn_again():
