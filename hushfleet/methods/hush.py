@@ -20,6 +20,7 @@ With `privacy.unit = "record"` each image's gradient is clipped and noised inste
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +28,8 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.errors import Malformed
+from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.methods.hush_rule import rule
 from hushfleet.methods.local import Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig, published, within
 from hushfleet.methods.personal import Everything
@@ -58,8 +60,11 @@ class HushConfig(TrainingConfig):
     HushConfig,
     source="Hushfleet; Tramèr and Boneh, ICLR 2021",
     summary="a linear head on public features: own label prior, update scaled to the clip norm, mean of late iterates",
+    steps=rule,
 )
 def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    if math.isinf(privacy.clip_norm):
+        raise PrivacyError('method.name = "hush" scales updates to privacy.clip_norm, which must be finite')
     return Method(
         OwnPrior(),
         Sgd(order=SharedOnly()),
