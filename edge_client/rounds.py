@@ -1,7 +1,8 @@
 """What a device does about the open round: decide, train, and send its update until it is acknowledged.
 
 One plan at a time. It is settled when there is nothing left to decide: the update is being sent or is
-acknowledged, the round was declined, or this device is not in the cohort.
+acknowledged, the round was declined, or this device is not in the cohort. In a round with a secure sum the updates are
+followed by the phase `unmask`, in which the members of the committee, and nobody else, send an answer in the same way.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.net.download import BlobSource, GlobalModel
+from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
-from hushfleet.errors import CopiedStore, Malformed, StoreError
+from hushfleet.errors import BadInput, CopiedStore, Malformed, StoreError, WireError
 from hushfleet.methods.state import PublicState
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
 
 MOST_RESENDS = 20
 """How many times over an update's chunks are sent again, in one process: enough for a link that loses 19 of 20."""
 
 _TRANSIENT = ("state-unknown", "store-full")
+_IN_PROGRESS = ("open", "unmask")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -70,6 +74,7 @@ class RoundHandler:
         self._store = store
         self._blobs = blobs
         self._model = GlobalModel(store, blobs)
+        self._rosters = RosterSource(blobs, operator=config.roster_key)
         self._tasks = tasks
         self._store_check = store_check
         self._announce = announce
@@ -114,12 +119,13 @@ class RoundHandler:
         if self._tasks.runtime is not None and (same is None or plan.differences != same.differences):
             # parts of the global model of a round that is over, or that a restarted aggregator has lost
             self._blobs.drop()
-        if same is not None and (plan.phase, plan.deadline_s) == (same.phase, same.deadline_s):
+        unchanged = ("phase", "deadline_s", "secure")
+        if same is not None and all(getattr(plan, name) == getattr(same, name) for name in unchanged):
             # The same plan again: the aggregator was away, and may not know what was answered. Where the broker was
             # restarted, an offer that came before the aggregator had subscribed is lost.
             self.resume()
             if self.decline is None and self.upload is None:
-                self._settled = plan.phase != "open"
+                self._settled = plan.phase not in _IN_PROGRESS
             return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         if same is None:
@@ -151,7 +157,7 @@ class RoundHandler:
                 self.upload = upload
         elif upload.entry.status == "acked" and answer.code not in _TRANSIENT:
             _log.warning("round %d: acknowledged, so a refusal (%s) is ignored", answer.round, answer.code)
-        elif answer.code == "state-unknown" and not upload.with_public:
+        elif answer.code == "state-unknown" and isinstance(upload.entry, OutboxEntry) and not upload.with_public:
             self.upload = self._noted(replace(upload, with_public=True, push=True, now=now))
         elif answer.code == "store-full":
             _log.warning("the aggregator has no room for the update; it is offered again later")
@@ -166,21 +172,23 @@ class RoundHandler:
     def _revived(self, answer: Ack | Missing | Refused) -> Upload | None:
         """For an answer about an update that is not being sent: the aggregator may have lost its own store."""
         plan, task = self.plan, self._tasks.runtime
-        if plan is None or task is None or plan.phase != "open" or not same_round(plan, answer):
+        if plan is None or task is None or plan.phase not in _IN_PROGRESS or not same_round(plan, answer):
             return None
-        entry = self._store.outbox(plan.task, plan.round)
+        stored = self._store.outbox if plan.phase == "open" else self._store.answers.of
+        entry = stored(plan.task, plan.round)
         if entry is None or entry.status.startswith("refused"):
             return None
         return self._make_upload(plan, task, entry, push=False)
 
-    def _conclude(self, entry: OutboxEntry, status: str) -> None:
+    def _conclude(self, entry: OutboxEntry | AnswerEntry, status: str) -> None:
         self.upload = None
         if entry.status != status:
-            _log.info("round %d: the update is %s", entry.round, status)
-            self._store.set_status(entry.task, entry.round, status)
+            is_update = isinstance(entry, OutboxEntry)
+            _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
+            (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
 
     def _reconsider(self) -> None:
-        self._settled = self.plan is None or self.plan.phase != "open" or self.upload is not None
+        self._settled = self.plan is None or self.plan.phase not in _IN_PROGRESS or self.upload is not None
         self.decline, self.decline_due = None, False
 
     # what is done about it
@@ -194,7 +202,7 @@ class RoundHandler:
             self._end_quiet()
         if plan is None or self._settled or plan.task != tasks.name:
             return  # without its task, a plan waits
-        if self._device not in plan.cohort:
+        if plan.secure is None and self._device not in plan.cohort:
             self._settled = True
         elif tasks.declined is not None:
             self.decline_round(tasks.declined)
@@ -207,18 +215,30 @@ class RoundHandler:
                 self.decline_round(decline_reason(error))
 
     def decline_round(self, reason: DeclineReason) -> None:
-        """Declines the open round, unless it is settled already, or committed and about to be announced."""
+        """Declines the open round, unless it is settled already, or committed and about to be announced.
+
+        A member that cannot or will not answer stays silent: enough others do.
+        """
         plan = self.plan
         if plan is None or self._settled or self.quiet_until is not None:
             return
-        _log.warning("round %d declined (%s): %s", plan.round, *reason)
+        _log.warning("round %d (%s) declined (%s): %s", plan.round, plan.phase, *reason)
         self._settled = True
+        if plan.phase == "unmask":
+            return
         self.decline = Decline(plan.task, plan.round, *reason)
         self.decline_due = True
 
     def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        held = plan.cohort[self._device]
-        if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
+        roster = None
+        if plan.secure is not None:
+            roster = self._roster(plan, task)
+            if roster is None:
+                return
+            if plan.phase == "unmask":
+                self._answer(plan, task, roster)
+                return
+        elif (held := plan.cohort[self._device]) != task.newcomer_digest and not self._store.has_been(plan.task, held):
             self._store_check.stop(
                 f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this device "
                 "that this store has never been in"
@@ -227,14 +247,47 @@ class RoundHandler:
         if entry is None:
             self._check(plan, task)
             params = self._global_params(plan, task)
-            entry = None if params is None else self._train(plan, task, params)
-        if entry is None or self.quiet_until is not None:
-            return
+            entry = None if params is None else self._train(plan, task, params, roster)
+        elif entry.roster != (plan.secure.roster.digest if plan.secure else None):
+            raise Declined("error", "this device has committed its update of the round for another roster")
+        if entry is not None and self.quiet_until is None:
+            self._send(plan, task, entry)
+
+    def _roster(self, plan: RoundPlan, task: TaskRuntime) -> Roster | None:
+        """Who may be in the plan's secure sum; None while it is being fetched, or where this device is not in it.
+
+        Raises `Declined` for a cohort that this device must not be in.
+        """
+        assert plan.secure is not None
+        try:
+            roster = self._rosters.need(plan.secure.roster)
+            if roster is None:
+                return None
+            secure_round = task.trainer.secure_round(plan, roster)
+        except (WireError, BadInput) as error:
+            raise Declined("no-privacy", f"round {plan.round}: {error}") from error
+        key = secure_round.key_of(self._device)
+        if key is None:
+            self._settled = True
+            return None
+        if key != self._store.identity.public_key:
+            raise Declined("no-privacy", f"the roster of round {plan.round} names another key for this device")
+        return roster
+
+    def _answer(self, plan: RoundPlan, task: TaskRuntime, roster: Roster) -> None:
+        """As a member of the committee, once it is known that this store is the newest one."""
+        if self._store_check.may_train():
+            entry = task.trainer.answer(plan, roster)
+            self._settled = True
+            if entry is not None:
+                self._send(plan, task, entry)
+
+    def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry) -> None:
         self._settled = True
         if entry.pending:
             self.upload = self._make_upload(plan, task, entry, push=True)
         elif entry.status == "acked" and entry.data:
-            # The plan came again. An aggregator that has the update says so in one small message.
+            # The plan came again. An aggregator that has the bytes says so in one small message.
             self.upload = self._make_upload(plan, task, entry, push=False)
 
     def _check(self, plan: RoundPlan, task: TaskRuntime) -> None:
@@ -255,7 +308,9 @@ class RoundHandler:
         model = self._model.need(plan, task.spec)
         return np.frombuffer(model, "<f4") if model is not None and self._store_check.may_train() else None
 
-    def _train(self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray) -> OutboxEntry | None:
+    def _train(
+        self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray, roster: Roster | None
+    ) -> OutboxEntry | None:
         """The committed update; None if a newer plan came meanwhile."""
         if self._store.count_attempt("round", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
@@ -264,7 +319,7 @@ class RoundHandler:
         began = self._clock()
         try:
             with self._pacer.checked_by(lambda: self._between_batches(plan)):
-                entry = task.run_round(plan, params, on_batch=lambda done, total: self._pacer.step())
+                entry = task.run_round(plan, params, roster, on_batch=lambda done, total: self._pacer.step())
             if nominal_s is not None:
                 self.quiet_until = announced_at(
                     began=began,
@@ -281,7 +336,7 @@ class RoundHandler:
             return None
         finally:
             self._pacer.begin()  # a simulation has just evaluated the model, which is no work of the board's
-            self._tidy(task, plan.global_digest)
+            self._tidy(plan, task)
             if self.quiet_until is None:
                 self._announce("ready")
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
@@ -292,27 +347,33 @@ class RoundHandler:
             self.quiet_until = None
             self._announce("ready")
 
-    def _tidy(self, task: TaskRuntime, global_digest: bytes) -> None:
+    def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
         """Must not spoil a round that is committed: a full disk shows up at the next one."""
         try:
             self._store.end_attempt("round")
-            self._store.set_current(task_digest=task.digest, global_digest=global_digest)
-            self._store.drop_blobs(keep=task.blobs() | {global_digest})
+            self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
+            roster = set() if plan.secure is None else {plan.secure.roster.digest}
+            self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
         except StoreError as error:
             _log.error("%s", error)
 
-    def _make_upload(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry, *, push: bool) -> Upload:
-        before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
-        with_public = plan.cohort.get(self._device) != before.digest()
+    def _make_upload(
+        self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry, *, push: bool
+    ) -> Upload:
+        with_public = False
+        if plan.secure is None and isinstance(entry, OutboxEntry):
+            before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
+            with_public = plan.cohort.get(self._device) != before.digest()
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 
     def _noted(self, upload: Upload) -> Upload:
         """The other digest is stored before a byte leaves under it, so that the store knows it as its own."""
-        if upload.with_public and upload.entry.attached_digest != upload.offer.digest:
-            self._store.note_attached(upload.entry.task, upload.entry.round, upload.offer.digest)
+        entry, digest = upload.entry, upload.offer.digest
+        if upload.with_public and isinstance(entry, OutboxEntry) and entry.attached_digest != digest:
+            self._store.note_attached(entry.task, entry.round, digest)
         return upload
 
 
-def same_round(plan: RoundPlan, other: RoundPlan | OutboxEntry | Ack | Missing | Refused) -> bool:
+def same_round(plan: RoundPlan, other: RoundPlan | OutboxEntry | AnswerEntry | Ack | Missing | Refused) -> bool:
     return (plan.task, plan.round) == (other.task, other.round)

@@ -25,6 +25,7 @@ from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import make_method
 from hushfleet.model.evaluation import EVALUATION_BATCH
+from hushfleet.secure.roster import Roster
 from hushfleet.training.local_round import OnBatch
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -98,10 +99,12 @@ class TaskRuntime:
             self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
         return self._nominal_s
 
-    def run_round(self, plan: RoundPlan, params: np.ndarray, *, on_batch: OnBatch) -> OutboxEntry:
+    def run_round(
+        self, plan: RoundPlan, params: np.ndarray, roster: Roster | None, *, on_batch: OnBatch
+    ) -> OutboxEntry:
         """Trains and commits, as `Trainer.run_round` does."""
         self._began_training = self._clock()
-        return self.trainer.run_round(plan, params, on_batch=on_batch)
+        return self.trainer.run_round(plan, params, roster, on_batch=on_batch)
 
     def _write_metrics(self, trained: TrainedRound) -> None:
         if self._metrics is None:

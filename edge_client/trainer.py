@@ -6,7 +6,8 @@ The simulator's fast engine runs this same class, with a seeded `Randomness` in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,21 +16,28 @@ from hushfleet.config.spec import TaskSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed
+from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
-from hushfleet.errors import Malformed
+from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods import make_method
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from hushfleet.secure import field
+from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.member_answer import AnswerHeader, encode_answer
+from hushfleet.secure.ring_of import ring_of
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import MakeOptimizer, OnBatch, Trained, train_round
 from hushfleet.training.optim import make_optimizer
 from hushfleet.wire.format.forms import CARRIED, steps_for
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update
 
 _ORDER_STREAM = 0x4F524452
 
@@ -93,6 +101,7 @@ class Trainer:
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: is shown each trained round, for metrics that stay on the device.
     :param make_optimizer: of the local training.
+    :param make_secure_round: of a round with a secure sum; a simulation of sums alone may leave the masks out.
     """
 
     def __init__(
@@ -108,6 +117,7 @@ class Trainer:
         limits: LimitsSection,
         observer: Callable[[TrainedRound], None] | None = None,
         make_optimizer: MakeOptimizer = make_optimizer,
+        make_secure_round: Callable[..., SecureRound] = SecureRound,
     ) -> None:
         self.device = device
         self.store = store
@@ -119,7 +129,9 @@ class Trainer:
         self.limits = limits
         self.observer = observer
         self.make_optimizer = make_optimizer
+        self.make_secure_round = make_secure_round
         self._checked: RoundPlan | None = None
+        self._secure: tuple[RoundPlan, SecureRound] | None = None
         self.method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 
     @property
@@ -137,19 +149,69 @@ class Trainer:
             return
         if plan.task != self.spec.task or plan.rounds != self.spec.rounds:
             raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {self.spec.task!r}")
+        if (plan.secure is None) != (self.spec.privacy.secure is None):
+            raise Malformed(f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum")
         terms = self.terms_of(plan)
         check_allowed(plan, self.spec, self.method, terms, limits=self.limits, ledger=self.store.ledger)
         self._checked = plan
 
-    def run_round(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> OutboxEntry:
+    @cached_property
+    def _agreement(self) -> KeyAgreement:
+        return KeyAgreement(self.store.identity)
+
+    def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
+        """Cohort and committee of a round with a secure sum; kept until the next plan.
+
+        Raises `BadInput` for a task, plan or roster that give none.
+        """
+        if self._secure is None or self._secure[0] is not plan:
+            spec = self.spec.privacy.secure
+            if spec is None or roster is None:
+                raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
+            shared = int(np.count_nonzero(~self.method.init_state().public.mask))
+            self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
+        return self._secure[1]
+
+    def run_round(
+        self,
+        plan: RoundPlan,
+        global_params: np.ndarray,
+        roster: Roster | None = None,
+        *,
+        on_batch: OnBatch | None = None,
+    ) -> OutboxEntry:
         """Trains and commits the update of a round; a round that was committed before is returned as it is.
 
         :param global_params: float32 `[d]`, read-only.
+        :param roster: that the plan names, where it has a secure sum.
         """
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        return self.commit(plan, self.train(plan, global_params, on_batch=on_batch))
+        return self.commit(plan, self.train(plan, global_params, on_batch=on_batch), roster)
+
+    def answer(self, plan: RoundPlan, roster: Roster) -> AnswerEntry | None:
+        """What this device answers as a committee member, once a round; None where it is none.
+
+        The same set of devices again gives the same bytes. Raises `PrivacyError` for another set, and `Malformed` for
+        one that does not fit the cohort or is too small.
+        """
+        secure_round = self.secure_round(plan, roster)
+        if self.device not in secure_round.members or plan.secure is None:
+            return None
+        included = plan.secure.included
+        header = AnswerHeader.of(plan.task, plan.round, self.device, included, secure_round.spec.bits)
+        stored = self.store.answers.of(plan.task, plan.round)
+        if stored is None:
+            values = secure_round.answer(self._agreement, self.device, included)
+            data = encode_answer(header, values, identity=self.store.identity)
+            return self.store.answers.commit(plan.task, plan.round, included=header.included, data=data)
+        if stored.included != header.included:
+            raise PrivacyError(
+                f"the aggregator asks for a second sum of round {plan.round} of {plan.task}, over another set of "
+                "devices. Two such sums would tell what single devices sent, so nothing more is answered"
+            )
+        return stored
 
     def train(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> Trained:
         """The local training alone; nothing is stored and nothing may leave."""
@@ -176,20 +238,63 @@ class Trainer:
         self.check_round(plan)
         return self.store.load_state(plan.task) or self.method.init_state()
 
-    def commit(self, plan: RoundPlan, trained: Trained) -> OutboxEntry:
+    def commit(self, plan: RoundPlan, trained: Trained, roster: Roster | None = None) -> OutboxEntry:
         """Clips, noises, encodes and stores the update of a round that was trained, once."""
         method, layout, state, update = self.method, self.spec.model.layout, trained.context.state, trained.update
         # With the unit `record` this stream has served the gradients, and nothing more is drawn from it.
-        release = method.release(trained.context, update, self.randomness.noise(plan.round))
+        noise = self.randomness.noise(plan.round)
+        release = method.release(trained.context, update, noise)
         shared = ~state.public.mask
+        everything = bool(shared.all())  # then nothing is copied: a board's memory is small
+        values, residual = release.values if everything else release.values[shared], None
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
-        epsilon_after = self.store.ledger.epsilon_server(
-            delta=self.spec.privacy.delta,
+        header = self._header(plan, release, state, counts)
+        if self.spec.privacy.secure is not None:
+            data, seen = self._masked(plan, header, values, noise, roster), np.zeros(len(values), np.float32)
+        else:
+            if self.spec.wire.codec in CARRIED:
+                residual = self.store.load_residual(plan.task, size=layout.size)
+                values = values + residual[shared]
+            data, seen = encode_update(header, values, counts=counts, identity=self.store.identity)
+        sent = seen
+        if not everything:
+            sent = np.zeros_like(update)
+            sent[shared] = seen
+        if residual is not None:
+            residual[shared] = values - seen
+        commit = RoundCommit(
             task=plan.task,
-            extra=release.charge,
-            accountant=self.spec.privacy.accountant,
+            round=plan.round,
+            charge=release.charge,
+            state=method.advance(trained.context, update=update, trained=trained.own, sent=sent),
+            update=data,
+            public_before=state.public.to_bytes(),
+            residual=residual,
+            roster=None if plan.secure is None else plan.secure.roster.digest,
         )
-        header = UpdateHeader(
+        entry = self.store.commit_round(commit)
+        if self.observer is not None:
+            self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
+        return entry
+
+    def _masked(
+        self, plan: RoundPlan, header: UpdateHeader, values: np.ndarray, noise: NoiseSource, roster: Roster | None
+    ) -> bytes:
+        """The blob of an update for a secure sum: integers with this device's part of the sum's noise, masked.
+
+        :param values: clipped, float32 `[k]`. Nobody is shown them, the aggregator no more than others.
+        """
+        secure_round, cost = self.secure_round(plan, roster), self.method.cost(self.terms_of(plan))
+        ring = ring_of(self.spec, plan, secure_round, cost.bound, cost.noise_multiplier)
+        masked = secure_round.masked(self._agreement, self.device, ring.encode(values, noise))
+        integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
+        header = replace(header, noise_stds=(cost.bound * cost.noise_multiplier,) * len(header.noise_stds))
+        return encode_masked(header, field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity)
+
+    def _header(self, plan: RoundPlan, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
+        """:param counts: how many values of each layer are sent."""
+        privacy, ledger = self.spec.privacy, self.store.ledger
+        return UpdateHeader(
             task=plan.task,
             round=plan.round,
             device=self.device,
@@ -199,37 +304,14 @@ class Trainer:
             noise_stds=tuple(release.noise_stds),
             clip_norms=tuple(release.clip_norms),
             public_digest=state.public.digest(),
-            rounds_charged=self.store.ledger.rounds_charged(plan.task) + 1,
-            epsilon_server=epsilon_after,
+            rounds_charged=ledger.rounds_charged(plan.task) + 1,
+            epsilon_server=ledger.epsilon_server(
+                delta=privacy.delta, task=self.spec.task, extra=release.charge, accountant=privacy.accountant
+            ),
             multiplier_server=release.charge.noise_multiplier,
             noise_split=release.charge.noise_split,
             report=release.report,
         )
-        everything = bool(shared.all())  # then nothing is copied: a board's memory is small
-        values, residual = release.values if everything else release.values[shared], None
-        if self.spec.wire.codec in CARRIED:
-            residual = self.store.load_residual(plan.task, size=layout.size)
-            values = values + residual[shared]
-        encoded = encode_update(header, values, counts=counts, identity=self.store.identity)
-        sent = encoded.sent
-        if not everything:
-            sent = np.zeros_like(update)
-            sent[shared] = encoded.sent
-        if residual is not None:
-            residual[shared] = values - encoded.sent
-        commit = RoundCommit(
-            task=plan.task,
-            round=plan.round,
-            charge=release.charge,
-            state=method.advance(trained.context, update=update, trained=trained.own, sent=sent),
-            update=encoded.data,
-            public_before=state.public.to_bytes(),
-            residual=residual,
-        )
-        entry = self.store.commit_round(commit)
-        if self.observer is not None:
-            self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
-        return entry
 
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
         norms = layer_norms(release.values, self.spec.model.layout)

@@ -18,6 +18,7 @@ from hushfleet.config.schema import (
     Positive,
     PositiveOrInf,
     Probability,
+    Share,
     from_plain,
     read_file,
     require,
@@ -37,12 +38,15 @@ class DeviceSection(Checked):
     """Who this device is, and where its store lies.
 
     :param state_dir: holds the store; one folder for each device, never shared or copied.
+    :param roster_key: the operator's public key, 64 hex digits: a secure sum is joined only where this key has signed
+        who may be in it; without it the aggregator's word is taken.
     """
 
     id: Name
     state_dir: str
     federation: Name = "default"
     board: str = "generic-x86"
+    roster_key: PublicKeyText | None = None
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,13 @@ class LimitsSection(Checked):
     :param memory_mib: for training; 0 takes a share of the board's memory.
     :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
         (APDP-FL).
-    :param accounting: `strict` declines tasks that send functions of the data which no noise covers
-        (`Method.raw_values`); `as-published` takes them, and the ledger charges infinity.
+    :param accounting: whom this device trusts. `strict`: nobody; a task of secure sums is declined, since its noise is
+        divided. `secure`: enough of the other devices; such tasks are taken too. Both decline tasks that send functions
+        of the data which no noise covers (`Cost.raw`). `as-published` takes all, and the ledger charges infinity.
     :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
     :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
+    :param min_devices: the fewest devices of a secure sum; 0: as the task says, 2 or more.
+    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest.
     :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
         the unit `record`, outside of simulations.
     """
@@ -115,6 +122,8 @@ class LimitsSection(Checked):
     accounting: Accounting = "strict"
     min_noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     noise_split: Count = 0
+    min_devices: Count = 0
+    honest_fraction: Share = 1.0
     constant_time: bool | None = None
 
 
@@ -160,6 +169,10 @@ class DeviceConfig(Checked):
     @property
     def server_key(self) -> bytes | None:
         return bytes.fromhex(self.broker.server_key) if self.broker.server_key else None
+
+    @property
+    def roster_key(self) -> bytes | None:
+        return bytes.fromhex(self.device.roster_key) if self.device.roster_key else None
 
     @property
     def memory_mib(self) -> int:

@@ -1,4 +1,4 @@
-"""Content-addressed blobs from the aggregator, and the global model of a plan, which may come as differences.
+"""Content-addressed blobs from the aggregator; the global model of a plan, which may come as differences; its roster.
 
 A device subscribes to a blob's topic before it asks, so that chunks which another device asked for count too. One blob
 is fetched at a time, since memory is short.
@@ -14,7 +14,8 @@ import numpy as np
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import Malformed, WireError
+from hushfleet.errors import Malformed, TooLarge, WireError
+from hushfleet.secure.roster import MAX_ROSTER_BYTES, Roster
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.difference import apply_difference
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
@@ -195,3 +196,26 @@ class GlobalModel:
             if data is not None and len(data) == size:
                 return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
         raise Malformed("the model that the differences begin with is damaged in the store")
+
+
+class RosterSource:
+    """The roster of a plan with a secure sum: fetched once, checked, and kept in memory.
+
+    :param operator: the Ed25519 key that must have signed it; None: the aggregator's word is enough.
+    """
+
+    def __init__(self, blobs: BlobSource, *, operator: bytes | None) -> None:
+        self._blobs = blobs
+        self._operator = operator
+        self._latest: tuple[BlobRef, Roster] | None = None
+
+    def need(self, ref: BlobRef) -> Roster | None:
+        """None while it is being fetched. Raises `Malformed`, `TooLarge`, `BadSignature` or `StoreError`."""
+        if self._latest is None or self._latest[0] != ref:
+            if ref.size > MAX_ROSTER_BYTES:
+                raise TooLarge(f"a roster of {ref.size} bytes is above the cap of {MAX_ROSTER_BYTES}")
+            data = self._blobs.need(ref)
+            if data is None:
+                return None
+            self._latest = ref, Roster.from_bytes(data, operator=self._operator)
+        return self._latest[1]

@@ -92,7 +92,11 @@ class StoreCheck:
             )
         if known.last_round:
             entry = self._store.outbox(known.task, known.last_round)
-            if entry is None or not entry.may_be(known.last_digest):
+            answer = self._store.answers.of(known.task, known.last_round)  # that too it may have been offered
+            if not (
+                (entry is not None and entry.may_be(known.last_digest))
+                or (answer is not None and answer.digest == known.last_digest)
+            ):
                 self.stop(
                     f"the aggregator has an update of this device for round {known.last_round} of {known.task}, and "
                     f"this store {'has none' if entry is None else 'holds another one'}"

@@ -1,4 +1,4 @@
-"""Sending one stored update: offer, chunks, and then whatever the aggregator still lacks.
+"""Sending one stored update or member's answer: offer, chunks, and then whatever the aggregator still lacks.
 
 The bytes come from the store and never change. Chunks go out one at a time between looks at the link, so
 that an answer (`Ack`, `Refused`) or a new round ends a long upload at once.
@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import InitVar, dataclass
 
 from hushfleet.edge_client.net.rate_limits import Backoff
+from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import OutboxEntry
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.identity import Identity
@@ -23,16 +24,16 @@ LONGEST_WAIT_S = 60.0
 
 @dataclass(eq=False)
 class Upload:
-    """An update that is being sent.
+    """An update, or a member's answer, that is being sent.
 
-    :param entry: the stored update.
+    :param entry: as it is stored.
     :param chunk_bytes: payload of one chunk.
     :param with_public: attach the device's public state, because the aggregator holds another one.
     :param push: send all chunks at once after the offer; else wait for what the aggregator lacks.
     :param now: monotonic seconds.
     """
 
-    entry: OutboxEntry
+    entry: OutboxEntry | AnswerEntry
     identity: Identity
     chunk_bytes: int
     with_public: bool
@@ -42,7 +43,7 @@ class Upload:
     def __post_init__(self, push: bool, now: float) -> None:
         entry = self.entry
         self._data = entry.data
-        if self.with_public:
+        if self.with_public and isinstance(entry, OutboxEntry):
             self._data = attach_public(entry.data, entry.public_before, identity=self.identity)
         # The signature is deterministic, so both forms have one digest each, whatever crashes in between.
         self.offer = Offer(entry.task, entry.round, hashlib.sha256(self._data).digest(), len(self._data))

@@ -13,7 +13,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, Malformed, Replayed, StoreError
 from hushfleet.wire.format.messages import Known, Message, RoundPlan, ServerState, TaskNotice, decode_message
 
-_PHASES = {"open": 0, "closed": 1, "finished": 2}
+_PHASES = {"open": 0, "unmask": 1, "closed": 2, "finished": 3}
 
 _log = logging.getLogger("hushfleet.edge")
 

@@ -23,6 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from hushfleet.config.schema import pack, unpack
+from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store_file import (
@@ -53,6 +54,7 @@ class OutboxEntry:
     :param status: `pending`, `acked`, or `refused:<code>`.
     :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
         of a time when that was not noted.
+    :param roster: SHA-256 of the roster that it was masked for; None where it is not masked.
     """
 
     task: str
@@ -62,6 +64,7 @@ class OutboxEntry:
     public_before: bytes
     status: str
     attached_digest: bytes | None = None
+    roster: bytes | None = None
 
     @property
     def pending(self) -> bool:
@@ -79,6 +82,7 @@ class RoundCommit:
     :param update: the encoded update.
     :param public_before: `PublicState.to_bytes()` from before it.
     :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
+    :param roster: SHA-256 of the roster that the update was masked for; None where it is not masked.
     """
 
     task: str
@@ -88,6 +92,7 @@ class RoundCommit:
     update: bytes
     public_before: bytes
     residual: np.ndarray | None = None
+    roster: bytes | None = None
 
     @property
     def written_bytes(self) -> int:
@@ -123,6 +128,7 @@ class DeviceStore:
                 self.identity = self._check(inspect=inspect)
                 """The device's Ed25519 key, made when the store was created; it never leaves the store."""
                 self.ledger = Ledger(self._connection, device=device)
+                self.answers = Answers(self._connection, self._transaction)
                 if not inspect:
                     self._prepare_to_write(durable=durable)
                 self._opened = opened.pop_all()
@@ -306,8 +312,8 @@ class DeviceStore:
             self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
             run = self._connection.execute
             run(
-                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL)",
-                (task, round, digest, update, commit.public_before),
+                "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL, ?)",
+                (task, round, digest, update, commit.public_before, commit.roster),
             )
             run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
             run(
@@ -320,11 +326,11 @@ class DeviceStore:
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
                 (KEPT_TASKS,),
             )
-        return OutboxEntry(task, round, update, digest, commit.public_before, "pending")
+        return OutboxEntry(task, round, update, digest, commit.public_before, "pending", roster=commit.roster)
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
         """The stored update of a round, or None where none was made."""
-        columns = "data, digest, public_before, status, attached_digest"
+        columns = "data, digest, public_before, status, attached_digest, roster"
         row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
             return None

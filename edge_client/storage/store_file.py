@@ -14,11 +14,12 @@ import zlib
 from pathlib import Path
 
 from hushfleet.atomic_file import sync_folder
+from hushfleet.edge_client.storage import answers
 from hushfleet.errors import StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = b"2"
+SCHEMA_VERSION = b"3"
 ADVICE = (
     "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
     "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
@@ -41,8 +42,10 @@ CREATE TABLE states (
     public BLOB NOT NULL, own BLOB, private BLOB NOT NULL);
 CREATE TABLE outbox (
     task TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB,
-    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, PRIMARY KEY (task, round));
+    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, roster BLOB,
+    PRIMARY KEY (task, round));
 {_PUBLIC_DIGESTS}
+{answers.SCHEMA}
 """
 
 
@@ -100,11 +103,20 @@ def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
 
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
-    """The schema afterwards. Schema 1, which forgot the public states of earlier rounds, becomes 2."""
-    if schema != b"1":
-        return schema
+    """The schema afterwards. Each older one becomes the next in one transaction."""
+    for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers)):
+        if schema == older:
+            schema = str(int(older) + 1).encode()
+            connection.execute("BEGIN IMMEDIATE")
+            upgrade(connection)
+            connection.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (schema,))
+            connection.execute("COMMIT")
+    return schema
+
+
+def _keep_public_digests(connection: sqlite3.Connection) -> None:
+    """Schema 1 forgot the public states of earlier rounds."""
     run = connection.execute
-    run("BEGIN IMMEDIATE")
     run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
     run("UPDATE outbox SET attached_digest = x''")  # it may have been attached; nobody noted it
     run(_PUBLIC_DIGESTS)
@@ -116,9 +128,12 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
         except zlib.error as error:
             raise sqlite3.DatabaseError(f"a public state of task {task} does not unpack: {error}") from error
         run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, digest))
-    run("UPDATE facts SET value = ? WHERE name = 'schema'", (SCHEMA_VERSION,))
-    run("COMMIT")
-    return SCHEMA_VERSION
+
+
+def _keep_answers(connection: sqlite3.Connection) -> None:
+    """Schema 2 knew no secure sums."""
+    connection.execute("ALTER TABLE outbox ADD COLUMN roster BLOB")
+    connection.execute(answers.SCHEMA)
 
 
 def _beside(path: Path, suffix: str) -> Path:

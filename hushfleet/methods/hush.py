@@ -20,6 +20,7 @@ With `privacy.unit = "record"` each image's gradient is clipped and noised inste
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,10 +28,11 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.errors import Malformed
+from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.methods.hush_rule import rule
 from hushfleet.methods.local import Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig, published, within
-from hushfleet.methods.personal import Everything, Head
+from hushfleet.methods.personal import Everything
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 from hushfleet.methods.stages import Gaussian, ScaleWhole
 from hushfleet.methods.state import DeviceState
@@ -38,7 +40,6 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.training.own_samples import OwnSamples
 
 SMOOTHING = 1.0  # samples that are added to each class before the logarithm is taken
-PRIOR = "prior"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,11 @@ class HushConfig(TrainingConfig):
     HushConfig,
     source="Hushfleet; Tramèr and Boneh, ICLR 2021",
     summary="a linear head on public features: own label prior, update scaled to the clip norm, mean of late iterates",
+    steps=rule,
 )
 def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
+    if math.isinf(privacy.clip_norm):
+        raise PrivacyError('method.name = "hush" scales updates to privacy.clip_norm, which must be finite')
     return Method(
         OwnPrior(),
         Sgd(order=SharedOnly()),
@@ -71,33 +75,33 @@ def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 
 @dataclass(frozen=True)
-class OwnPrior(Head):
-    """The last tensor, `prior`, is the device's own for good: the logarithm of its smoothed label shares."""
+class OwnPrior(Everything):
+    """The last tensor, the bias of the logits, is the device's own: the logarithm of its smoothed label shares."""
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
-        if layout.names[-1] != PRIOR:
+        """Raises `Malformed` where the network does not end with a bias."""
+        if len(layout.shapes[-1]) != 1:
             raise Malformed(
-                f'method.name = "hush" needs a network whose last tensor is {PRIOR!r}, and this one ends with '
-                f'{layout.names[-1]!r}: take model.name = "linear"'
+                f'method.name = "hush" needs a network that ends with one bias a class, and {layout.names[-1]!r} has '
+                f'the shape {list(layout.shapes[-1])}; take model.name = "linear"'
             )
-        return super().mask(layout)
+        return np.arange(layout.size) >= layout.slices[layout.names[-1]].start
 
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
     ) -> Array:
         begin: np.ndarray = global_params.copy()
-        prior = begin[layout.slices[PRIOR]]
+        prior = begin[layout.slices[layout.names[-1]]]
         shares = samples.label_counts(len(prior)) + SMOOTHING
         prior[...] = np.log(shares / shares.sum())
         return begin
 
     def by_record(self) -> Everything:
-        """The prior stays at zero: counts may not be looked at."""
-        return FlatPrior()
+        return FirstPrior()
 
 
-class FlatPrior(OwnPrior):
-    """The last tensor, `prior`, is not sent and not trained."""
+class FirstPrior(OwnPrior):
+    """The last tensor stays as it is in the first model: label counts may not be looked at."""
 
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout

@@ -34,10 +34,14 @@ _SINE = (
 
 
 class NoiseSource(Protocol):
-    """Anything that hands out independent standard normal values."""
+    """Anything that hands out independent standard normal values, and uniform words for discrete noise."""
 
     def normal(self, size: int) -> np.ndarray:
         """Standard normal values, float64 `[size]`; each call continues the stream."""
+        ...
+
+    def words(self, count: int) -> np.ndarray:
+        """Uniform words, uint64 `[count]`; each call continues the stream."""
         ...
 
 
@@ -63,6 +67,11 @@ class SecureNoise:
             block[:pairs] = first[: len(block)]
             block[pairs:] = second[: max(0, len(block) - pairs)]
         return out
+
+    def words(self, count: int) -> np.ndarray:
+        """Uniform words, uint64 `[count]`, never the same twice."""
+        keystream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+        return np.frombuffer(keystream.update(bytes(_WORD_BYTES * count)), "<u8").astype(np.uint64)
 
 
 def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,3 +129,7 @@ class SeededNoise:
     def normal(self, size: int) -> np.ndarray:
         """Standard normal values, float64 `[size]`; two calls give the same values as one of both sizes."""
         return self._generator.standard_normal(size)
+
+    def words(self, count: int) -> np.ndarray:
+        """Uniform words, uint64 `[count]`."""
+        return self._generator.integers(0, 1 << 64, count, np.uint64)

@@ -1,15 +1,148 @@
-"""An update as integers modulo a prime, with this device's part of the sum's noise.
+"""Noise that is exact: clipped updates as integers modulo a prime, with each device's part of the sum's noise.
 
-STUB by the lead, for part `ring` to replace: the interface stays.
+The distributed discrete Gaussian of Kairouz, Liu and Steinke ("The Distributed Discrete Gaussian Mechanism for
+Federated Learning with Secure Aggregation", ICML 2021, Algorithm 1). A device rotates its update by a map that
+everybody knows, so that no value stands out; scales it; rounds it at random, again until the integers' norm is within
+Delta; adds discrete noise of variance S^2 / h, where h devices of a sum are honest for certain; takes all modulo the
+prime. The sum's noise has the parameter S^2 at least. What follows is about the integers; the rest is post-processing.
+
+Privacy. The sum's epsilon is that of a continuous Gaussian of multiplier sqrt(S^2 - s1^2) / Delta, s1 = 2, enlarged by
+less than 1e-19, and its delta by less than 1e-20, for epsilons up to 10, 10^5 devices, 10^8 values and 10^3 rounds. Let
+e(s) = 3 exp(-2 pi^2 s^2). By Poisson's summation formula, for each real y,
+
+    sum over integers j of exp(-(j - y)^2 / 2 s^2)  is within a factor of 1 +- e(s) of  s sqrt(2 pi).           (1)
+
+- Rounding a continuous Gaussian (Peikert, CRYPTO 2010, Theorem 3.1). Take y of N(0, s2^2) and then the integer x with a
+  probability proportional to exp(-(x - y)^2 / 2 s1^2). By (1) the probability of x is the integral of the densities
+  N(0, s2^2)(y) N(y, s1^2)(x) within 1 +- e(s1), hence N(0, s1^2 + s2^2)(x), hence (1 again) that of the discrete
+  Gaussian of S^2 = s1^2 + s2^2: all within a factor exp(+-3 e(s1)). The rounding moves with y by integers, so the
+  integers q plus discrete noise are, within that factor a value, a randomised function of q + N(0, S^2 - s1^2), the
+  Gaussian mechanism. Two such factors enlarge epsilon; e(2) < 2e-34.
+- A sum of discrete Gaussians (their Theorem 11). P(X + Y = z) is exp(-z^2 / 2 (a^2 + b^2)) times the sum in (1) with
+  1 / s^2 = 1 / a^2 + 1 / b^2: the discrete Gaussian of a^2 + b^2 within a factor exp(+-3 e(s)). Adding one part of
+  standard deviation a >= 3 to the others has s^2 >= a^2 / 2, and e(s) < 1e-38 each time.
+- The samples are within 2^-140 of the distribution (`discrete_gaussian`): that is the part in delta.
+
+Both hold whatever else devices have released (factors multiply), and for each of the roundings; so Delta, which is held
+to, is the sensitivity, and nothing that is computed in floating point needs to be right for the promise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from hushfleet.errors import PrivacyError
+from hushfleet.privacy.discrete_gaussian import LARGEST_STD, DiscreteGaussian
 from hushfleet.privacy.noise import NoiseSource
+
+ROUNDED_STD = 2.0
+"""s1 of the head: what the proof takes from the noise."""
+LEAST_STD = 3.0
+"""Of one device's part."""
+_DEVIATIONS = 6.5  # of a sum's coordinate that fit into half of the ring
+_SUSPECTED = 6.0
+_ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
+_MOST_EXTRA = 0.01
+_ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), and in truth hardly ever
+_ROOM = 1e-6
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How fine a ring is: a function of public numbers, none of them in units of the values.
+
+    :param steps: of the grid in a clip norm.
+    :param bound: Delta^2, a whole number: no rounded update has a larger square norm.
+    :param variance: S^2, of the noise of h devices; 0: no noise.
+    :param extra: by which part the noise with what rounding adds is above that of the plain Gaussian mechanism.
+    """
+
+    steps: float
+    bound: int
+    variance: float
+    extra: float
+
+    @property
+    def inflation(self) -> float:
+        """By which part rounding makes the sensitivity larger."""
+        return math.sqrt(self.bound) / self.steps - 1
+
+    @property
+    def multiplier(self) -> float:
+        """Of the Gaussian mechanism that the sum is at least as good as."""
+        return math.sqrt(max(0.0, self.variance - ROUNDED_STD**2) / self.bound)
+
+
+def scale_for(*, prime: int, noise_multiplier: float, honest_devices: int, devices: int, size: int) -> Scale:
+    """The finest scale whose sums do not wrap around, or a coarser one that is fine enough.
+
+    A value of a sum of `devices` rotated updates has a variance of at most (n Delta)^2 / k, if all updates are one and
+    the same, and its noise S^2 n / h; 6.5 deviations fit into half of the ring.
+
+    Raises `PrivacyError` where the ring is too small.
+    """
+    if not (0 <= noise_multiplier < math.inf and 1 <= honest_devices <= devices and size >= 1):
+        raise PrivacyError(
+            f"a sum needs a finite noise multiplier and as many devices as honest ones, 1 or more; got "
+            f"{noise_multiplier!r}, {devices!r} and {honest_devices!r}, and {size!r} values"
+        )
+    z2, parts = noise_multiplier**2, devices / honest_devices
+    rounded = ROUNDED_STD**2 if z2 else 0.0
+    # Delta^2 = c^2 + c + k/4 + sqrt(k)/2 for c steps in a clip norm: their Proposition 22 with beta = exp(-1/2)
+    added = size / 4 + math.sqrt(size) / 2
+    room = (prime / 2 / _DEVIATIONS) ** 2 - devices / 4 - rounded * parts
+    bound = room / (devices**2 / size + z2 * parts)
+    if z2:
+        fine = (1 + math.sqrt(1 + 8 * _ENOUGH * added)) / (4 * _ENOUGH)
+        enough = max(fine**2 + fine + added, devices / (8 * _ENOUGH * z2), LEAST_STD**2 * honest_devices / z2)
+        bound = min(bound, enough, (LARGEST_STD**2 * honest_devices - rounded) / z2 * (1 - _ROOM))
+    bound = math.floor(max(bound, 0.0))
+    if bound <= added:
+        raise PrivacyError(f"sums of {devices} devices and {size} values do not fit into integers modulo {prime}")
+    steps = (math.sqrt(1 + 4 * (bound - added)) - 1) / 2
+    variance = (z2 * bound + rounded) * (1 + 1e-12)  # floating point may not make it smaller
+    if z2 and variance < LEAST_STD**2 * honest_devices:
+        raise PrivacyError(
+            f"modulo {prime} the noise of {honest_devices} devices comes to {math.sqrt(variance / honest_devices):.3g} "
+            f"steps each, and {LEAST_STD:g} are needed: take more bits, or more noise"
+        )
+    extra = math.sqrt((variance + devices / 4) / z2) / steps - 1 if z2 else 0.0
+    return Scale(steps, bound, variance if z2 else 0.0, extra)
+
+
+Bits = TypeVar("Bits", bound=int)
+
+
+def least_bits(
+    primes: Mapping[Bits, int], *, noise_multiplier: float, honest_devices: int, devices: int, size: int
+) -> Bits:
+    """The fewest bits a value whose ring costs less than 1 % of extra noise. Raises `PrivacyError` if none does.
+
+    :param primes: of each width in bits.
+    """
+    reason = ""
+    for bits, prime in sorted(primes.items()):
+        try:
+            found = scale_for(
+                prime=prime,
+                noise_multiplier=noise_multiplier,
+                honest_devices=honest_devices,
+                devices=devices,
+                size=size,
+            )
+        except PrivacyError as error:
+            reason = str(error)
+            continue
+        if found.extra < _MOST_EXTRA:
+            return bits
+        reason = f"{bits} bits a value cost {100 * found.extra:.1f} % of extra noise"
+    raise PrivacyError(f"no ring is fine enough: {reason}")
 
 
 class Ring:
@@ -17,11 +150,13 @@ class Ring:
 
     :param prime: of the field.
     :param clip_norm: C.
-    :param noise_multiplier: of the sum, over the parts of `honest_devices`.
+    :param noise_multiplier: of the sum, over the parts of `honest_devices`; 0: no noise.
     :param honest_devices: among how many the noise is divided.
     :param devices: in a sum, at most: what must not wrap around.
     :param size: how many values.
     :param key: public, 16 bytes; of the round's rotation.
+
+    Raises `PrivacyError` for numbers that leave no room, or not the noise that the promise needs.
     """
 
     def __init__(
@@ -35,18 +170,72 @@ class Ring:
         size: int,
         key: bytes,
     ) -> None:
-        self.prime, self.honest_devices = prime, honest_devices
-        self.noise_units = prime / 2 / (devices / max(noise_multiplier, 1e-9) + 6)
-        self.unit = clip_norm * noise_multiplier / self.noise_units
+        if not 0 < clip_norm < math.inf:
+            raise PrivacyError(f"the clip norm of a sum of integers must be finite and above zero, got {clip_norm!r}")
+        self.prime, self.size = prime, size
+        self.scale = scale_for(
+            prime=prime,
+            noise_multiplier=noise_multiplier,
+            honest_devices=honest_devices,
+            devices=devices,
+            size=size,
+        )
+        self.unit = clip_norm / self.scale.steps
+        """Of a value, in one step of the grid."""
+        self._share = DiscreteGaussian(self.scale.variance / honest_devices) if noise_multiplier else None
+        bits = np.frombuffer(hashlib.shake_256(key).digest((size + 7) // 8), np.uint8)
+        self._signs = np.unpackbits(bits, count=size) * 2.0 - 1
+
+    @property
+    def multiplier(self) -> float:
+        """What the sum's noise is charged as."""
+        return self.scale.multiplier
 
     def encode(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """uint32 `[size]`, of clipped values `[size]`; noise is drawn, so once a round."""
-        std = self.noise_units / math.sqrt(self.honest_devices)
-        whole = np.rint(values / self.unit + noise.normal(len(values)) * std).astype(np.int64)
-        return (whole % self.prime).astype(np.uint32)
+        """uint32 `[size]`, of clipped values `[size]`; noise is drawn, so once a round.
+
+        Raises `PrivacyError` for values that are not finite, or were not clipped.
+        """
+        whole = self._rounded(values, noise)
+        if self._share is not None:
+            whole += self._share.sample(self.size, noise)
+        whole %= self.prime
+        return whole.astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """The sum of values, float64 `[size]`, of the sum modulo the prime, uint32 `[size]`."""
+        return self._signs * _hartley(self._centred(total) * self.unit)
+
+    def suspected_wraps(self, total: np.ndarray) -> int:
+        """How many values lie beyond 6 of the 6.5 deviations that fit: of honest sums, hardly ever one.
+
+        A normal value lies there with a probability of 2e-9, and wraps around with one of 8e-11.
+        """
+        return int(np.count_nonzero(np.abs(self._centred(total)) > self.prime / 2 * _SUSPECTED / _DEVIATIONS))
+
+    def _rounded(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
+        """int64 `[size]` of a square norm within the bound; each value is rounded up or down, on average right."""
+        if values.shape != (self.size,) or not np.isfinite(values).all():
+            raise PrivacyError(f"{self.size} finite values are encoded; got an array of {values.shape}, or others")
+        exact = _hartley(self._signs * values) / self.unit
+        if not np.linalg.norm(exact) <= self.scale.steps * (1 + _ROOM):
+            raise PrivacyError("values are above the clip norm, and nothing of them may be released")
+        lower = np.floor(exact)
+        fraction = exact - lower
+        for _ in range(_ATTEMPTS):
+            rounded = (lower + ((noise.words(self.size) >> np.uint64(11)) * 2.0**-53 < fraction)).astype(np.int64)
+            if int(rounded @ rounded) <= self.scale.bound:
+                return rounded
+        raise PrivacyError(f"in {_ATTEMPTS} attempts no rounding was within the bound")
+
+    def _centred(self, total: np.ndarray) -> np.ndarray:
         centred = total.astype(np.int64)
         centred -= self.prime * (centred > self.prime // 2)
-        return centred * self.unit
+        return centred
+
+
+def _hartley(values: np.ndarray) -> np.ndarray:
+    """The discrete Hartley transform, float64 `[n]`: orthonormal, and its own inverse, for any n."""
+    half = np.fft.rfft(values, norm="ortho")
+    mirrored = half[1 : (len(values) + 1) // 2]
+    return np.concatenate([half.real - half.imag, (mirrored.real + mirrored.imag)[::-1]])

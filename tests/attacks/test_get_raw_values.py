@@ -25,9 +25,8 @@ from hushfleet.training.local_round import train_round
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
-LAYOUT = ParamLayout(
-    ("one.weight", "one.bias", "two.weight", "two.bias", "three.weight"), ((6, 4), (6,), (5, 6), (5,), (3, 5))
-)
+_SHAPES = {"one.weight": (6, 4), "one.bias": (6,), "two.weight": (5, 6), "two.bias": (5,), "three.weight": (3, 5)}
+LAYOUT = ParamLayout((*_SHAPES, "three.bias"), (*_SHAPES.values(), (3,)))
 ROUNDS = 4
 _DIRECTIONS = np.random.default_rng(0).normal(size=(4, LAYOUT.size)).astype(np.float32)
 

@@ -61,8 +61,9 @@ def test_the_defaults_are_the_papers() -> None:
 def test_every_example_loads_and_its_model_fits_its_data(path: Path) -> None:
     example = load_task(path)
     assert example.name == path.stem
-    model = get_model(example.model.name, classes=len(example.data.class_names) or None)
-    assert model.input_shape == (example.data.input_shape or SHAPES[example.data.name])
+    shape = example.data.input_shape or SHAPES[example.data.name]
+    model = get_model(example.model.name, classes=len(example.data.class_names) or None, input_shape=shape)
+    assert model.input_shape == shape
     privacy = example.privacy_spec(train_samples=60_000)
     method = make_method(
         example.method.name, example.method.settings, privacy, model.layout, rounds=example.round.rounds

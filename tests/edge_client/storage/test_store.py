@@ -291,7 +291,7 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(path: Path, damage: str) -
     elif damage == "name":  # SQLite's message quotes it, and is no UTF-8 then; found by fuzzing
         data = data.replace(b"tablefacts", b"tablef\xc2cts")
     elif damage == "kind":  # of one byte of BLOB (14), a text (15)
-        at = data.index(b"schema2") - 1
+        at = data.index(b"schema3") - 1
         assert data[at] == 14
         data[at] = 15
     else:
@@ -377,6 +377,7 @@ def as_schema_1(path: Path) -> None:
     """What an earlier client has left."""
     connection = sqlite3.connect(path)
     connection.executescript(
+        "DROP TABLE answers; ALTER TABLE outbox DROP COLUMN roster;"
         "DROP TABLE public_digests; ALTER TABLE outbox DROP COLUMN attached_digest;"
         "UPDATE facts SET value = x'31' WHERE name = 'schema';"
     )

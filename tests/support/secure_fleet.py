@@ -1,0 +1,106 @@
+"""The other devices of a secure sum, and the sum itself, for a bench with one real device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec, WireSpec
+from hushfleet.secure import field
+from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.masking import Masked
+from hushfleet.secure.member_answer import decode_answer
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.update import UpdateHeader, decode_masked
+from support.edge import CHUNK_BYTES, DEVICE, Bench, Package
+
+BITS = 16
+
+
+def with_secure_sums(package: Package, *, min_devices: int = 8, **changes: object) -> Package:
+    secure = SecureSpec(BITS, min_devices, honest_devices=min_devices - 1, honest_fraction=0.9)
+    privacy = PrivacySpec("device", "secure", clip_norm=1.0, noise_multiplier=2.0, delta=1e-5, secure=secure)
+    fields: dict[str, object] = {"privacy": privacy, "wire": WireSpec(codec="masked", chunk_bytes=CHUNK_BYTES)}
+    return package.with_spec(**{**fields, **changes})
+
+
+@dataclass
+class SecureFleet:
+    """:param others: how many devices beside the real one."""
+
+    bench: Bench
+    others: int = 11
+    operator: Identity | None = None
+
+    def __post_init__(self) -> None:
+        self.identities = {f"other-{number:03}": Identity.generate() for number in range(self.others)}
+        self.roster = self.roster_of({DEVICE: self.bench.store.identity.public_key})
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self.bench.server.package.spec
+
+    @property
+    def shared(self) -> int:
+        return self.spec.model.layout.size
+
+    def roster_of(self, keys: dict[str, bytes]) -> Roster:
+        roster = Roster.of({**{name: each.public_key for name, each in self.identities.items()}, **keys})
+        return roster if self.operator is None else roster.signed(self.operator)
+
+    def serve(self, roster: Roster) -> BlobRef:
+        data = roster.to_bytes()
+        ref = BlobRef.of(data)
+        self.bench.server.package.blobs[ref.digest] = data
+        return ref
+
+    def open_round(self, round: int, **changes: object) -> RoundPlan:
+        """:param changes: of the plan."""
+        secure = SecurePlan(self.serve(self.roster), 1.0)
+        return self.bench.server.open_round(round, **{"cohort": {}, "secure": secure, **changes})
+
+    def unmask(self, plan: RoundPlan, included: bytes) -> RoundPlan:
+        assert plan.secure is not None
+        return self.bench.server.open_round(
+            plan.round, phase="unmask", cohort={}, secure=replace(plan.secure, included=included), epoch=plan.epoch
+        )
+
+    def of(self, plan: RoundPlan, roster: Roster | None = None) -> SecureRound:
+        assert self.spec.privacy.secure is not None
+        return SecureRound(self.spec.privacy.secure, plan, roster or self.roster, size=self.shared)
+
+    def sum(self, secure_round: SecureRound, update: bytes, included: list[str]) -> tuple[Masked, np.ndarray]:
+        """Masked sums over `included`, and the sum of what the others of them have sent.
+
+        :param update: of the real device.
+        """
+        rng = np.random.default_rng(0)
+        _, values = self.read(update)
+        width, rows = secure_round.width, secure_round.rule.members - secure_round.rule.threshold
+        sums = Masked(values[: self.shared].copy(), values[self.shared :].reshape(rows, width).copy())
+        plain = np.zeros(self.shared, np.uint32)
+        for name in included:
+            if name != DEVICE:
+                own = rng.integers(0, secure_round.prime, self.shared, dtype=np.uint32)
+                masked = secure_round.masked(KeyAgreement(self.identities[name]), name, own)
+                for total, each in ((sums.values, masked.values), (sums.corrections, masked.corrections), (plain, own)):
+                    field.add_into(total, each, secure_round.prime)
+        return sums, plain
+
+    def answers(self, secure_round: SecureRound, included: bytes, answer: bytes) -> dict[str, np.ndarray]:
+        """Of all members; the real device's is the blob `answer`."""
+        found = {
+            name: secure_round.answer(KeyAgreement(self.identities[name]), name, included)
+            for name in secure_round.members
+            if name != DEVICE
+        }
+        decoded = decode_answer(answer, public_key=self.bench.store.identity.public_key)
+        return {**found, DEVICE: decoded.values}
+
+    def read(self, update: bytes) -> tuple[UpdateHeader, np.ndarray]:
+        header, values = decode_masked(update, public_key=self.bench.store.identity.public_key)
+        return header, field.from_bytes(values, BITS)
