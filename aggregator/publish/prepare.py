@@ -68,7 +68,8 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
             f"data.name = {task.data.name!r} has {_shown(shape or ())}; choose a model for that shape"
         )
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
-    privacy = task.privacy_spec(train_samples=train_samples or None)
+    sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
+    privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
     graphs = export_graphs(model, objective=method.objective)
     channels = model.input_shape[0]

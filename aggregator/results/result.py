@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from hushfleet import atomic_file
+from hushfleet.config.spec import Accounting, Trust
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Accountant
 
@@ -295,7 +296,8 @@ class Result(_Record):
     seed: int | None
     engine: str
     model: ModelInfo
-    accounting: Literal["as-published", "strict"]
+    accounting: Accounting
+    trust: Trust | None = None  # files of earlier versions do not say it
     accountant: Accountant = "rdp"  # what files without it were made with
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]

@@ -5,12 +5,14 @@ All of it is known before any training. The reasons speak of the task and of the
 
 from __future__ import annotations
 
-from hushfleet.config.spec import TaskSpec
+from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
+from hushfleet.errors import BadInput
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.ledger import Ledger
+from hushfleet.secure.honest import honest_in_sum
 from hushfleet.wire.format.messages import RoundPlan
 
 
@@ -19,10 +21,12 @@ def check_allowed(
 ) -> None:
     """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)
-    if charge.raw and limits.accounting == "strict":
+    if spec.privacy.secure is not None:
+        _check_trust(spec.privacy.secure, limits)
+    if charge.raw and limits.accounting != "as-published":
         raise _no_privacy(
             f"{spec.method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
-            f'"strict": run the task with privacy.accounting = "strict", or let the device\'s owner set '
+            f'"{limits.accounting}": run the task with privacy.accounting = "strict", or let the device\'s owner set '
             f'limits.accounting = "as-published"'
         )
     _check_split(plan, spec, charge.noise_split, limits)
@@ -37,12 +41,55 @@ def check_allowed(
 def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:
     """:param split: what the mechanism divides the noise by; 1 where it does not divide, whatever the plan says."""
     asked = f"the plan divides the noise among {plan.noise_split} devices"
+    if spec.privacy.secure is not None:  # the plan names nobody, and divides nothing
+        if 0 < limits.noise_split < split:
+            raise _no_privacy(
+                f"the task divides the noise among {split} devices; this device's limits.noise_split "
+                f"is {limits.noise_split}"
+            )
+        return
     if split > spec.privacy.noise_split:
         raise _no_privacy(f"{asked}, but the task package names {spec.privacy.noise_split}")
     if plan.secure is None and plan.noise_split > len(plan.cohort):
         raise _no_privacy(f"{asked}, but only {len(plan.cohort)} take part")
     if 0 < limits.noise_split < split:
         raise _no_privacy(f"{asked}; this device's limits.noise_split is {limits.noise_split}")
+
+
+def _check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
+    if limits.accounting == "strict":
+        raise _no_privacy(
+            "the task counts on secure sums, in which this device's own update has a part of the noise only. This "
+            'device\'s limits.accounting is "strict", which trusts nobody: run the task with privacy.accounting = '
+            '"strict", or let the device\'s owner set limits.accounting = "secure"'
+        )
+    if secure.min_devices < limits.min_devices:
+        raise _no_privacy(
+            f"the task opens sums of {secure.min_devices} devices; this device's limits.min_devices is "
+            f"{limits.min_devices}"
+        )
+    if secure.honest_fraction > limits.honest_fraction:
+        raise _no_privacy(
+            f"the task takes a share of {secure.honest_fraction:g} of the devices to be honest; this device's "
+            f"limits.honest_fraction is {limits.honest_fraction:g}"
+        )
+
+
+def check_sum(secure: SecureSpec, *, devices: int, rate: float) -> None:
+    """Holds what a task counts on to the roster of a round. Raises `Declined` with the code `no-privacy`.
+
+    :param devices: in the roster.
+    :param rate: with which probability each of them takes part.
+    """
+    try:
+        honest = honest_in_sum(secure.min_devices, devices, honest_fraction=secure.honest_fraction, rate=rate)
+    except BadInput as error:
+        raise _no_privacy(str(error)) from error
+    if honest < secure.honest_devices:
+        raise _no_privacy(
+            f"the task counts on the noise of {secure.honest_devices} honest devices, but with {devices} in the roster "
+            f"a sum of {secure.min_devices} has only {honest} for certain"
+        )
 
 
 def _no_privacy(reason: str) -> Declined:

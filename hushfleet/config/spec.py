@@ -38,6 +38,9 @@ Augment = Literal["none", "flip-crop"]
 Form = Literal["quantized", "one-bit", "float16", "float32", "masked"]
 Unit = Literal["device", "record"]
 Accounting = Literal["as-published", "strict", "secure"]
+Trust = Literal["local", "secure-sum", "as-published"]
+TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
+"""Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000
@@ -165,6 +168,7 @@ class PrivacySpec(Checked):
         require((self.secure is not None) == secure, "secure", self.secure, 'given where accounting = "secure"')
         bounded = self.noise_multiplier == 0 or math.isfinite(self.clip_norm)
         require(bounded, "clip_norm", self.clip_norm, "finite where noise is added, since the noise is scaled to it")
+        require(not secure or math.isfinite(self.clip_norm), "clip_norm", self.clip_norm, "finite for sums of integers")
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,8 @@ class TaskSpec(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        masked, secure = self.wire.codec == "masked", self.privacy.accounting == "secure"
+        require(masked == secure, "wire.codec", self.wire.codec, '"masked" with accounting = "secure", and only there')
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
 
     def to_bytes(self) -> bytes:

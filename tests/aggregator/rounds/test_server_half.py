@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
+from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, server_state_to_bytes
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import StoreError
 from hushfleet.methods import METHODS
