@@ -531,8 +531,7 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
-    cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
-    devices = math.sqrt(cohort) if privacy.accounting == "strict" else cohort
+    devices = math.sqrt(task.cohort_size * task.noise_split)  # that as much noise would be divided among as is added
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta)
     if "rounds" not in plain.get("round", {}):
         task = replace(task, round=replace(task.round, rounds=steps.rounds))
