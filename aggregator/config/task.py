@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,26 +25,44 @@ from hushfleet.config.schema import (
     read_file,
     to_plain,
 )
-from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
+from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, SecureSpec, Step, Unit, WireSpec
 from hushfleet.errors import BadInput, HushfleetError, Malformed, PrivacyError
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.server import Mean
+from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
+from hushfleet.privacy.ring import least_bits
+from hushfleet.secure.committee import least_honest
+from hushfleet.secure.field import PRIMES
 from hushfleet.wire.format.topics import Name
 
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological"]
 RECORD_DELTA = 1e-5
+LEAST_SHARE = 0.9  # of a cohort, without which a secure sum is not opened
 _AtLeast1 = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks."""
+    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images.
+
+    `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
+    or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
+    relative path starts at the task file's folder (in an override: at the working directory).
+    """
 
     name: str
+    features: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features is not None and self.name != "linear":
+            raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
+        if self.features is not None and self.features.endswith(".onnx"):  # absolute, as DataSection.path
+            object.__setattr__(self, "features", str(Path(self.features).expanduser().absolute()))
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,10 @@ class PrivacySection(Checked):
     against whoever sees the aggregate only (epsilon_release); with `strict` it is against the server as well.
     `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
 
+    With `secure` the server sees nothing but sums (`hushfleet.secure`), and `epsilon` is against it. At least
+    `honest_fraction` of the devices are taken to be honest: the noise is divided among those that are left of the
+    fewest devices of a sum (`round.min_updates`) when all others are there. `delta` is 1e-5 by default.
+
     `accountant` turns noise into epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
 
     `reading` says what `epsilon` counts: `user-level` counts rounds with every device taking
@@ -113,6 +135,7 @@ class PrivacySection(Checked):
     noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] | None = None
     epsilon: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     delta: Probability | None = None
+    honest_fraction: Share = 0.9
     sample_rate: Share | None = None
     accountant: Accountant = "exact"
     reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
@@ -181,6 +204,9 @@ class RoundSection(Checked):
     A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
     `deadline_s` with at least `min_updates`; with fewer it is extended.
 
+    With `privacy.accounting = "secure"` no sum of fewer than `min_updates` is ever opened; left out, it is nine tenths
+    of the cohort.
+
     `aggregation` is what is made of the updates, parameter by parameter, of those that sent it: their `mean`; their
     `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
     not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
@@ -244,6 +270,8 @@ class Task(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._complete_sums()
+        self._check_augment()
         self._check_preferences()
         self._check_signs()
         self._check_aggregation()
@@ -253,6 +281,73 @@ class Task(Checked):
         """What `parse_task` reads, of dicts, lists and scalars; keys without a value are left out."""
         plain: dict[str, Any] = _without_none(to_plain(self))
         return plain
+
+    def _complete_sums(self) -> None:
+        """What secure sums ask of a task, and what follows from them where the file says nothing."""
+        secure, codec = self.privacy.accounting == "secure", self.wire.codec
+        if not secure:
+            if codec == "masked":
+                raise ValueError('wire.codec = "masked" belongs to privacy.accounting = "secure"')
+            return
+        if codec not in ("masked", WireSection().codec):
+            raise ValueError(f'wire.codec = {codec!r}: secure sums have their own, "masked"; leave it out')
+        if self.round.aggregation != "mean":
+            raise ValueError(f"round.aggregation = {self.round.aggregation!r}: of a secure sum there is only the mean")
+        if self.privacy.reading != "user-level":
+            raise ValueError(f"privacy.reading = {self.privacy.reading!r}: with secure sums every round counts in full")
+        if math.isinf(self.privacy.clip_norm):
+            raise ValueError("privacy.clip_norm = inf: must be finite for sums of whole numbers")
+        least = self.round.min_updates
+        if least == 1:
+            cohort, rate = self.cohort_size, self.sampling_rate
+            least = max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
+        if least > self.cohort_size:
+            raise ValueError(f"round.min_updates = {least}: a round has {self.cohort_size} devices")
+        object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
+        object.__setattr__(self, "round", replace(self.round, min_updates=least))
+        try:
+            check_sums(self.parts(), self._some_privacy())
+        except (PrivacyError, BadInput) as error:
+            raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
+
+    @property
+    def cohort_size(self) -> int:
+        """Devices in a round, on average where they are drawn."""
+        return min(self.round.cohort_size or self.data.devices, self.data.devices)
+
+    @property
+    def sampling_rate(self) -> float:
+        """With which probability a device takes part in a round."""
+        return self.cohort_size / self.data.devices
+
+    def secure_spec(self, *, noise_multiplier: float = 0.0, size: int | None = None) -> SecureSpec | None:
+        """None where the accounting is another.
+
+        :param size: values in an update, which say how many bits each takes; None: 32, whatever there are.
+
+        Raises `PrivacyError` where no honest devices are left, or no ring is fine enough.
+        """
+        if self.privacy.accounting != "secure":
+            return None
+        least, fraction = self.round.min_updates, self.privacy.honest_fraction
+        most = math.ceil(self.cohort_size + 6 * math.sqrt(self.cohort_size * (1 - self.sampling_rate)))
+        honest = least_honest(least, devices=self.data.devices, honest_fraction=fraction, drawn=most)
+        if honest == 0:
+            raise PrivacyError(
+                f"a sum of round.min_updates = {least} of {self.data.devices} devices, of which a share of "
+                f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: ask for larger sums"
+            )
+        bits: Literal[16, 24, 32] = 32
+        if size is not None:
+            bits = least_bits(PRIMES, noise_multiplier=noise_multiplier, honest_devices=honest, devices=most, size=size)
+        return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+
+    def _check_augment(self) -> None:
+        if self.data.augment != "none" and self.model.features is not None:
+            raise ValueError(
+                f"data.augment = {self.data.augment!r}: with model.features each image's features are computed once, "
+                "so images cannot be changed from step to step; leave one of them out"
+            )
 
     def _check_preferences(self) -> None:
         if self.privacy.preference_std > 0 and self.parts().max_preference is None:
@@ -295,10 +390,13 @@ class Task(Checked):
 
     def parts(self) -> Method:
         """The method's parts, as they are with some noise: how much there is may not be known yet."""
+        return self.method.parts(self._some_privacy(), self.round.rounds)
+
+    def _some_privacy(self) -> PrivacySpec:
         section = self.privacy
         noise = section.noise_multiplier if section.noise_multiplier is not None else float(bool(section.epsilon))
-        privacy = PrivacySpec(section.unit, section.accounting, section.clip_norm, noise, self.delta)
-        return self.method.parts(privacy, self.round.rounds)
+        secure = self.secure_spec()
+        return PrivacySpec(section.unit, section.accounting, section.clip_norm, noise, self.delta, secure=secure)
 
     @property
     def noises_updates(self) -> bool:
@@ -312,7 +410,7 @@ class Task(Checked):
         """What the file says, or else what `PrivacySection` promises."""
         if self.privacy.delta is not None:
             return self.privacy.delta
-        if self.privacy.unit == "record":
+        if self.privacy.unit == "record" or self.privacy.accounting == "secure":
             return RECORD_DELTA
         return (1.0 if self.privacy.accounting == "as-published" else 0.1) / max(self.data.devices, 2)
 
@@ -324,23 +422,26 @@ class Task(Checked):
             return f"{self.data.partition}({self.data.classes_per_device} classes)"
         return self.data.partition
 
-    def privacy_spec(self, *, train_samples: int | None = None) -> PrivacySpec:
+    def privacy_spec(self, *, train_samples: int | None = None, size: int | None = None) -> PrivacySpec:
         """The privacy section with its noise multiplier found.
 
         :param train_samples: records of all devices together; `reading = "pooled-sampling"` needs it.
+        :param size: values in an update; secure sums need it.
         """
         section = self.privacy
         rate, batches = self._record_batches(train_samples) if section.unit == "record" else (1.0, 1)
+        noise_multiplier = self._noise_multiplier(train_samples, rate, batches)
         return PrivacySpec(
             unit=section.unit,
             accounting=section.accounting,
             clip_norm=section.clip_norm,
-            noise_multiplier=self._noise_multiplier(train_samples, rate, batches),
+            noise_multiplier=noise_multiplier,
             delta=self.delta,
             sample_rate=rate,
             batches=batches,
             accountant=section.accountant,
             noise_split=self.noise_split,
+            secure=self.secure_spec(noise_multiplier=noise_multiplier, size=size),
         )
 
     @property
@@ -348,7 +449,8 @@ class Task(Checked):
         """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
         if self.privacy.unit == "record" or self.privacy.accounting == "strict":
             return 1
-        return min(self.round.cohort_size or self.data.devices, self.data.devices)
+        secure = self.secure_spec()
+        return self.cohort_size if secure is None else secure.honest_devices
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
         """Sample rate and batches of a round, the same for all devices whatever they hold."""
@@ -377,8 +479,7 @@ class Task(Checked):
         if section.reading == "user-level":
             return find(steps=self.round.rounds)
         if section.reading == "client-sampling":
-            cohort = min(self.round.cohort_size or self.data.devices, self.data.devices)
-            return find(steps=self.round.rounds, sample_rate=cohort / self.data.devices)
+            return find(steps=self.round.rounds, sample_rate=self.sampling_rate)
         if train_samples is None:
             raise BadInput(
                 "privacy.reading = 'pooled-sampling' needs to know how many records the devices have together; "
@@ -395,9 +496,12 @@ class Task(Checked):
 def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
-    data = plain.get("data") if isinstance(plain, dict) else None
-    if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = str(path.absolute().parent / Path(data["path"]).expanduser())
+    folder = path.absolute().parent
+    for section, key in (("data", "path"), ("model", "features")):
+        table = plain.get(section) if isinstance(plain, dict) else None
+        named = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(named, str) and (key == "path" or named.endswith(".onnx")):
+            table[key] = str(folder / Path(named).expanduser())
     return parse_task(plain, overrides, where=str(path))
 
 
@@ -416,10 +520,24 @@ def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where:
             errors.append(str(error))
     if not errors:
         try:
-            return from_plain(Task, read, where="task")
+            return _with_steps(from_plain(Task, read, where="task"), plain)
         except Malformed as error:
             errors = [str(error).removeprefix("task: ").removeprefix("task.")]
     raise BadInput(f"{where}: {'; '.join(sorted(errors))}")
+
+
+def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
+    """With rounds and clip norm by the method's own rule, where it has one and the file leaves them out."""
+    privacy, rule = task.privacy, find_method(task.method.name).steps
+    if rule is None or privacy.epsilon is None or privacy.unit == "record":
+        return task
+    devices = math.sqrt(task.cohort_size * task.noise_split)  # that as much noise would be divided among as is added
+    steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta)
+    if "rounds" not in plain.get("round", {}):
+        task = replace(task, round=replace(task.round, rounds=steps.rounds))
+    if "clip_norm" not in plain.get("privacy", {}):
+        task = replace(task, privacy=replace(privacy, clip_norm=steps.clip_norm))
+    return task
 
 
 _SECTIONS: dict[str, type] = {

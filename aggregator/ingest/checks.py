@@ -11,22 +11,26 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from hushfleet.aggregator.ingest.decoding import Decoded, Refusal
 from hushfleet.aggregator.ingest.norm_test import check_bounded, check_noised
-from hushfleet.aggregator.storage.store import UpdateRow
+from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import BadSignature, WireError
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.secure.committee import MOST_MEMBERS
 from hushfleet.wire.format.forms import added_variance, steps_for
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, max_update_bytes, payload_digest, read_header, read_public
 
 _TOLERANCE = 1e-6
+MOST_PARTS = 1 + MOST_MEMBERS // 8
+"""A masked update is so many times as long as its values, at most: each member that may be missing costs a part."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Verdict:
     :param faults: where this is the round's first refusal for which the device itself is to blame: in how many rounds
         that has happened.
     :param held: SHA-256 of the update that the store has of this device and round.
+    :param of: what the device had sent: its update, or its answer as a member of a committee.
     """
 
     code: str
@@ -69,6 +74,7 @@ class Verdict:
     snr_db: float | None = None
     faults: int = 0
     held: bytes | None = None
+    of: Literal["update", "answer"] = "update"
 
 
 class UpdateChecks:
@@ -78,7 +84,18 @@ class UpdateChecks:
         self.spec = spec
         self.method = method
         self.layout = spec.model.layout
-        self.max_bytes = max_update_bytes(self.layout.size)
+        values = self.layout.size * (MOST_PARTS if spec.privacy.secure is not None else 1)
+        self.max_bytes = max_update_bytes(values)
+        self.newcomer = method.init_state().public
+
+    def held(self, store: AggregatorStore, device: str) -> PublicState:
+        """The public state that the aggregator holds of a device."""
+        stored = store.public_state(device)
+        return self.newcomer if stored is None else PublicState.from_bytes(stored, size=self.layout.size)
+
+    def counts(self, shared: np.ndarray) -> tuple[int, ...]:
+        """How many entries of `shared`, bool `[d]`, are True in each layer."""
+        return tuple(int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers)
 
     def authenticate(self, device: str, data: bytes, *, public_key: bytes | None) -> tuple[UpdateHeader, bytes]:
         """The header, and the digest of the payload, of an update that `device` signed.
@@ -119,10 +136,38 @@ class UpdateChecks:
                     "malformed", f"{public.participations} participations are not possible before round {plan.round}"
                 )
         shared = ~public.mask
-        counts = tuple(int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers)
+        counts = self.counts(shared)
         if header.value_count != sum(counts):
             raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
         return Admitted(header, data, payload, shared, public, counts, reach)
+
+    def check_terms(self, header: UpdateHeader, plan: RoundPlan) -> None:
+        """What every header must say, whatever its values are: codec, layers, the round's noise multiplier, a report
+        within its bounds."""
+        layers = len(self.layout.layers)
+        if header.codec != self.spec.wire.codec:
+            raise Refusal("malformed", f"codec {header.codec}, but the task says {self.spec.wire.codec}")
+        if len(header.noise_stds) != layers or header.value_count > self.layout.size:
+            raise Refusal(
+                "wrong-shape",
+                f"{header.value_count} values in {len(header.noise_stds)} layers; the model has "
+                f"{self.layout.size} in {layers}",
+            )
+        terms = RoundTerms(plan.noise_split, plan.controls)
+        charge, multiplier = self.method.charge(terms), header.multiplier_server
+        fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
+        most = (self.method.max_preference or 0.0) * charge.noise_multiplier
+        chosen = 0 < multiplier <= most * (1 + _TOLERANCE)
+        if header.noise_split != charge.noise_split or not (fits or chosen):
+            above = f", and devices may choose up to {most:g}" if most else ""
+            raise Refusal(
+                "out-of-bounds",
+                f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
+                f"{charge.noise_multiplier:g} split by {charge.noise_split}{above}",
+            )
+        limit = self.method.cost(terms).report_limit
+        if any(abs(number) > limit * (1 + _TOLERANCE) for number in header.report):
+            raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
 
     def check_values(self, admitted: Admitted, decoded: Decoded) -> UpdateRow:
         """Holds the values to what the header declares of them; gives what the store keeps of the update."""
@@ -145,30 +190,9 @@ class UpdateChecks:
 
         Gives `Admitted.reach`.
         """
-        layers = len(self.layout.layers)
-        if header.codec != self.spec.wire.codec:
-            raise Refusal("malformed", f"codec {header.codec}, but the task says {self.spec.wire.codec}")
-        if len(header.noise_stds) != layers or header.value_count > self.layout.size:
-            raise Refusal(
-                "wrong-shape",
-                f"{header.value_count} values in {len(header.noise_stds)} layers; the model has "
-                f"{self.layout.size} in {layers}",
-            )
         terms = RoundTerms(plan.noise_split, plan.controls)
         charge, cost, multiplier = self.method.charge(terms), self.method.cost(terms), header.multiplier_server
-        fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
-        most = (self.method.max_preference or 0.0) * charge.noise_multiplier
-        chosen = 0 < multiplier <= most * (1 + _TOLERANCE)
-        if header.noise_split != charge.noise_split or not (fits or chosen):
-            above = f", and devices may choose up to {most:g}" if most else ""
-            raise Refusal(
-                "out-of-bounds",
-                f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
-                f"{charge.noise_multiplier:g} split by {charge.noise_split}{above}",
-            )
-        limit = cost.report_limit
-        if any(abs(number) > limit * (1 + _TOLERANCE) for number in header.report):
-            raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
+        self.check_terms(header, plan)
         if charge.unit == "record":
             if any(header.noise_stds):
                 raise Refusal("out-of-bounds", "noise on the update is declared, but the task noises gradients")

@@ -31,7 +31,7 @@ from hushfleet.aggregator.results.result import (
     WireInfo,
 )
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import WireSpec
+from hushfleet.config.spec import TRUST, WireSpec
 from hushfleet.methods.state import RoundTerms
 
 EVENTS_NAME = "events.jsonl"
@@ -91,6 +91,7 @@ def record(
             layers=[(layer.name, layer.size) for layer in spec.model.layout.layers],
         ),
         accounting=spec.privacy.accounting,
+        trust=TRUST[spec.privacy.accounting],
         accountant=accountant,
         clip_norm=spec.privacy.clip_norm,
         noise_multiplier=noise_multiplier,

@@ -1,38 +1,45 @@
 """The rounds of a run, without a network: open, accept updates, close. The simulator calls the same class.
 
 Every step that must survive is committed before its effect is visible: an update with the device's new public
-state and its privacy charge in one transaction, then it is added to the sums; a checkpoint, then the transaction that
-closes the round. A new engine on the same store goes on where the last one
-was killed: sums are exact, so re-adding the stored updates of an open round in any order gives the same bits.
+state and its privacy charge in one transaction, then it is added to the sums; of a secure sum the set of its devices,
+then a committee's answers for that set; a checkpoint, then the transaction that closes the round. A new engine on the
+same store goes on where the last one was killed: sums are exact, so re-adding the stored updates of an open round in
+any order gives the same bits.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from hushfleet.aggregator.ingest.checks import Admitted, UpdateChecks, Verdict
-from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
-from hushfleet.aggregator.ingest.robust import Sent
+from hushfleet.aggregator.ingest.checks import UpdateChecks, Verdict
+from hushfleet.aggregator.ingest.decoding import Refusal
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
 from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
-from hushfleet.aggregator.rounds.aggregate import RoundAggregate
-from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices
-from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
+from hushfleet.aggregator.rounds.admission import Opened, Sort, admission
+from hushfleet.aggregator.rounds.plain_sum import PlainSum
+from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
+from hushfleet.aggregator.rounds.round_sum import commit
+from hushfleet.aggregator.rounds.secure_sum import SecureSum
+from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
-from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound, UpdateRow
-from hushfleet.errors import BadInput, StoreError, StoreFull
+from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
+from hushfleet.config.schema import pack, unpack
+from hushfleet.config.spec import BlobRef
+from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
 from hushfleet.methods.server import ClosedRound, ServerArrays
-from hushfleet.methods.state import PublicState, RoundTerms
-from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import UpdateHeader, decode_update
+from hushfleet.methods.state import RoundTerms
+from hushfleet.secure.member_answer import is_answer, read_answer_header
+from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -46,6 +53,8 @@ class RoundEngine:
     :param device: the torch device for the sums.
     :param clock: unix seconds.
     :param monotonic: the clock of the deadline.
+    :param masked: False, FOR SIMULATION ONLY: devices send zeros for their masks, which cancel anyhow, and no committee
+        is asked.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class RoundEngine:
         device: str = "cpu",
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        masked: bool = True,
     ) -> None:
         self.store = store
         self.prepared = prepared
@@ -69,9 +79,11 @@ class RoundEngine:
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
-        self._newcomer = prepared.method.init_state().public
-        self._newcomer_digest = self._newcomer.digest()
+        self._masked = masked
+        self._newcomer_digest = self.checks.newcomer.digest()
         self._plan: RoundPlan | None = None
+        self._sum: PlainSum | SecureSum | None = None
+        self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
         self._server: ServerArrays = {}
         self._trained_on: dict[str, bytes] = {}
@@ -110,6 +122,11 @@ class RoundEngine:
         )
 
     @property
+    def collects_updates(self) -> bool:
+        """Whether a round is open, and the devices of its sum are not settled."""
+        return self._plan is not None and self._plan.phase == "open"
+
+    @property
     def finished(self) -> bool:
         return self.closed_rounds >= self.spec.rounds
 
@@ -121,15 +138,36 @@ class RoundEngine:
     @property
     def accepted(self) -> int:
         """How many updates of the open round were accepted."""
-        return self.responses.accepted
+        return 0 if self._sum is None else self._sum.count
+
+    def find_roster(self, digest: bytes) -> bytes | None:
+        """That of the newest secure sum, if it is the one that is asked for."""
+        known = self.roster is not None and hashlib.sha256(self.roster).digest() == digest
+        return self.roster if known else None
+
+    @property
+    def cohort(self) -> Collection[str]:
+        """Who takes part in the open round, whether its plan names them or not."""
+        return () if self._sum is None else self._sum.cohort
 
     # a round
 
-    def open_round(self, present: Iterable[str]) -> RoundPlan:
-        """Opens the next round with a cohort among `present`. Raises `BadInput` where none can be opened."""
+    def open_round(self, present: Iterable[str], *, roster: Roster | None = None) -> RoundPlan:
+        """Opens the next round. Raises `BadInput` where none can be opened.
+
+        :param present: a cohort is chosen among them; a secure sum's follows from the roster alone.
+        :param roster: of a secure sum; by default all devices that the store knows and that are not excluded.
+        """
         if self._plan is not None or self.finished:
             raise BadInput(f"no round can be opened: round {self.closed_rounds} of {self.spec.rounds}")
         number = self.closed_rounds + 1
+        if self.spec.privacy.secure is not None:
+            self._open_secure(number, roster or self._known_devices())
+        else:
+            self._open_plain(number, present)
+        return self.announcement
+
+    def _open_plain(self, number: int, present: Iterable[str]) -> None:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
@@ -139,51 +177,87 @@ class RoundEngine:
             cohort[device] = row.public_digest if row and row.public_digest else self._newcomer_digest
         self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
         self._begin(self._plan_of(number, cohort))
-        return self.announcement
+
+    def _open_secure(self, number: int, roster: Roster) -> None:
+        data, wanted = roster.to_bytes(), self._rules.cohort_size
+        secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
+        before, self.roster = self.roster, data
+        plan = self._plan_of(number, {}, secure)
+        self._sum_of(plan)  # whether one can be made at all
+        with self.store.transaction():
+            if data != before:
+                self.store.put("roster", data)
+            self.store.open_round(
+                number, cohort={}, global_digest=self.global_digest, at=self._clock(), secure=pack(secure)
+            )
+        self._begin(plan)
+
+    def _known_devices(self) -> Roster:
+        keys = {row.device: row.public_key for row in self.store.devices() if row.device not in self._excluded}
+        if not keys:
+            raise BadInput("no device is known, so a secure sum has no roster")
+        return Roster.of(keys)
 
     def accept(self, device: str, data: bytes) -> Verdict:
-        """Takes an update that came from `device`; whatever the bytes are, the answer is a verdict."""
+        """Takes an update, or a member's answer, that came from `device`; whatever the bytes are, the answer is a
+        verdict."""
         known = self.store.device(device)
         try:
+            if is_answer(data):
+                return self._accept_answer(device, data)
             header, payload = self.checks.authenticate(device, data, public_key=known.public_key if known else None)
-            verdict = self.admission(device, task=header.task, round=header.round, digest=payload)
+            verdict = self.admission(device, task=header.task, round=header.round, digest=payload, of="update")
             if verdict is not None:
                 return replace(verdict, header=header) if verdict.acknowledged else verdict
-            plan, held = self._open_plan, self._held(device)
-            admitted = self.checks.check_header(header, data, payload=payload, plan=plan, held=held)
-            decoded = decode(data, admitted.counts)
-            row = self.checks.check_values(admitted, decoded)
-            self._commit(admitted, decoded, row)
+            sound = self._open_sum.read(header, data, payload=payload)
+            commit(self.store, sound, self.method.charge(terms_of(self._open_plan)))
+            sound.add()
+            self.responses.accept(device)
         except Refusal as refusal:
             return self._refused(device, refusal)
         except StoreFull as error:
             return Verdict("store-full", str(error))
-        return Verdict("accepted", "", True, header, admitted.counts, snr_db([row]))
+        return Verdict("accepted", "", True, header, sound.counts, snr_db([sound.row]))
 
-    def admission(self, device: str, *, task: str, round: int, digest: bytes) -> Verdict | None:
-        """Whether an update may be taken at present: None, or what to answer instead.
+    def _accept_answer(self, device: str, data: bytes) -> Verdict:
+        try:
+            header, digest = read_answer_header(data), hashlib.sha256(data).digest()
+        except WireError as error:
+            return Verdict("malformed", str(error), of="answer")
+        verdict = self.admission(device, task=header.task, round=header.round, digest=digest, of="answer")
+        if verdict is not None:
+            return verdict
+        collected = self._open_sum
+        if not isinstance(collected, SecureSum):
+            return Verdict("malformed", "this task has no secure sums", of="answer")
+        answer = collected.read_answer(device, data)
+        self.store.put_answer(header.round, device, data, digest=digest)
+        collected.add_answer(device, answer)
+        self.responses.accept(device)
+        self._hasten(collected)
+        return Verdict("accepted", "", True, of="answer")
 
-        The one place of these rules: an offer is held to them, and then the update that came.
+    def _hasten(self, collected: SecureSum) -> None:
+        """Enough members have answered: the others' answers would only show who lies."""
+        if len(collected.answered) >= collected.round.rule.threshold:
+            self.responses.close_by(self._monotonic() + self.responses.answers_grace_s)
 
-        :param digest: SHA-256 of the update's bytes, or of its header and values alone.
+    def admission(self, device: str, *, task: str, round: int, digest: bytes, of: Sort = "any") -> Verdict | None:
+        """Whether an update, or a member's answer, may be taken at present: None, or what to answer instead.
+
+        The one place of these rules: an offer, of which nobody knows what it is, is held to them, and then what came.
+
+        :param digest: SHA-256 of its bytes, or of an update's header and values alone.
         """
-        plan = self._plan
+        if self._sum is None or self._plan is None:
+            opened = None
+        else:
+            opened = Opened(self._plan.round, self._plan.phase, self._sum.cohort, self.responses.expects)
         if task != self.spec.task:
             return Verdict("late", f"the update is of {task}; this is {self.spec.task}")
         if device in self._excluded:
             return Verdict("unknown-device", f"{device} is no accepted device any more")
-        known = self.store.update(round, device)
-        if known is not None and digest in (known.digest, known.payload_digest):
-            return Verdict("duplicate", acknowledged=True, held=known.digest)
-        if known is not None:
-            reason = f"another update of {device} was accepted in round {round}"
-            return Verdict("duplicate", reason, held=known.digest)
-        if plan is None or round != plan.round:
-            at = "no round is open" if plan is None else f"round {plan.round} is open"
-            return Verdict("late", f"the update is of round {round}, and {at}")
-        if device not in plan.cohort:
-            return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
-        return None
+        return admission(self.store, opened, device, round=round, digest=digest, of=of)
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -218,21 +292,47 @@ class RoundEngine:
         plan = self._plan
         if plan is None:
             return False
-        decision = self.responses.decide(self._monotonic() if now is None else now, ready=ready)
+        now = self._monotonic() if now is None else now
+        decision = self.responses.decide(now, ready=ready)
+        if decision == "close" and isinstance(self._sum, SecureSum):
+            decision = self._closing(self._sum, now)
         if decision == "extend":
             # another number than before, so that devices see that the plan has changed
-            self._plan = replace(plan, deadline_s=self.responses.announced_deadline_s)
+            self._plan = replace(self._open_plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
+
+    def _closing(self, collected: SecureSum, now: float) -> Decision:
+        """No update is waited for any more, or no answer: the set of devices is fixed, or the sum is tried."""
+        if not collected.asks_members:
+            contradicted = self._open_plan.phase == "unmask" and not collected.open()
+            return "extend" if contradicted and self.responses.wait_longer(now) else "close"
+        if collected.count < self._least_updates:
+            return "close"
+        plan = collected.fixed()
+        self.store.fix_sum(plan.round, secure=pack(plan.secure))
+        self._ask(collected, plan)
+        return "wait"
+
+    def _ask(self, collected: SecureSum, plan: RoundPlan) -> None:
+        """The committee, for the set of devices that is stored."""
+        now, least = self._monotonic(), collected.round.rule.threshold
+        collected.ask(plan)
+        self._plan = plan
+        self.responses.begin_answers(collected.round.members, least=least, now=now)
+        self.responses.answer(*self._excluded)
+        for member in collected.answered:
+            self.responses.accept(member)
+        self._hasten(collected)
 
     def close(self) -> RoundSummary:
         """Makes the next global model of what was accepted, and commits the round.
 
-        With fewer than `min_updates` the model stays as it is. Raises `StoreFull` if the disk is full; the
-        round is then still open, and `close` may be called again.
+        With fewer than `min_updates`, or where a secure sum cannot be opened, the model stays as it is. Raises
+        `StoreFull` if the disk is full; the round is then still open, and `close` may be called again.
         """
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
-        enough = len(updates) >= self._rules.min_updates
+        enough = len(updates) >= self._least_updates and self._open_sum.open()
         following = self._next_model(enough=enough)
         summary = summarise(
             plan,
@@ -254,7 +354,7 @@ class RoundEngine:
                 plan.round, result_digest=following.digest, metrics=summary.to_dict(), at=self._clock()
             )
         self.model.advance(plan.round, following)
-        self._plan, self.closed_rounds, self._server = None, plan.round, server
+        self._plan, self._sum, self.closed_rounds, self._server = None, None, plan.round, server
         self._trained_on |= dict.fromkeys((update.device for update in updates), plan.global_digest)
         return summary
 
@@ -266,17 +366,28 @@ class RoundEngine:
             raise BadInput("no round is open, so none can be closed")
         return self._plan
 
+    @property
+    def _open_sum(self) -> PlainSum | SecureSum:
+        if self._sum is None:
+            raise BadInput("no round is open, so it has no sum")
+        return self._sum
+
+    @property
+    def _least_updates(self) -> int:
+        secure = self.spec.privacy.secure
+        return max(self._rules.min_updates, secure.min_devices if secure is not None else 0)
+
     def _resume(self) -> None:
         stored = self.store.get("server_state")
         seed = self.prepared.task.seed
         self._server = self.method.server.initial(seed) if stored is None else server_state_from_bytes(stored)
         last = self.store.last_round()
-        self.closed_rounds = 0 if last is None else last.round - (last.phase == "open")
-        named = None if last is None else last.global_digest if last.phase == "open" else last.result_digest
+        self.closed_rounds = 0 if last is None else last.round - (last.phase != "closed")
+        named = None if last is None else last.global_digest if last.phase != "closed" else last.result_digest
         self.model.load(self.closed_rounds, named=named, initial=self.prepared.initial)
         # of each device, the model that it trained on when it was last accepted
         self._trained_on = self.store.held_models(until=self.closed_rounds)
-        if last is not None and last.phase == "open":
+        if last is not None and last.phase != "closed":
             self._resume_open(last)
 
     def _check_same_task(self) -> None:
@@ -294,53 +405,52 @@ class RoundEngine:
             )
 
     def _resume_open(self, row: StoredRound) -> None:
-        self._begin(self._plan_of(row.round, row.cohort))
-        for header, sent in self._stored_updates(row.round):
-            self._aggregate.add(sent, header)
-            self.responses.accept(header.device)
+        secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
+        plan = self._plan_of(row.round, row.cohort, secure)
+        collected = self._begin(plan)
+        added = collected.resume()
+        if isinstance(collected, SecureSum) and row.phase == "unmask":
+            self._ask(collected, plan)
+            return
+        for device in added:
+            self.responses.accept(device)
         self.responses.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
 
-    def _stored_updates(self, round: int) -> Iterator[tuple[UpdateHeader, Sent]]:
-        """What was accepted in a round that is open, from its bytes, in the order of the devices' names."""
-        for update in self.store.updates(round):
-            stored = self.store.update_data(round, update.device)
-            device = self.store.device(update.device)
-            if stored is None or device is None:
-                raise StoreError(f"the update of {update.device} in round {round} has lost its bytes")
-            data, public_before = stored
-            shared = ~PublicState.from_bytes(public_before, size=self.layout.size).mask
-            counts = [int(np.count_nonzero(shared[s.start : s.stop])) for s in self.layout.layers]
-            decoded = decode_update(data, public_key=device.public_key, counts=counts)
-            yield decoded.header, Sent.spread(decoded.values, shared)
-
-    def _plan_of(self, number: int, cohort: dict[str, bytes]) -> RoundPlan:
-        held = [self._trained_on[device] for device in cohort if device in self._trained_on]
+    def _plan_of(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
+        """:param cohort: of a plain sum; a secure one's plan names nobody."""
+        spec = self.spec.privacy.secure
+        held = [digest for device, digest in self._trained_on.items() if spec is not None or device in cohort]
         return RoundPlan(
             task=self.spec.task,
             round=number,
             rounds=self.spec.rounds,
-            phase="open",
+            phase="unmask" if secure is not None and secure.included else "open",
             global_digest=self.global_digest,
             global_bytes=4 * self.layout.size,
             cohort=cohort,
-            noise_split=min(self.spec.privacy.noise_split, len(cohort)),
+            noise_split=spec.honest_devices if spec else min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,
             controls=self.method.server.controls(self._server, number),
             differences=worth_offering(self.differences.refs, held),
+            secure=secure,
         )
 
-    def _begin(self, plan: RoundPlan) -> None:
-        self._plan = plan
-        self._aggregate = RoundAggregate(
-            self.method,
-            self.layout,
-            self.global_params,
-            self._server,
-            rules=self._rules,
-            stored=lambda: (sent for _, sent in self._stored_updates(plan.round)),
-            device=self._torch_device,
-        )
-        self.responses.begin(plan.cohort, now=self._monotonic())
+    def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
+        spec, half = self.spec.privacy.secure, ServerHalf(self.method, self.global_params, self._server)
+        if spec is None:
+            return PlainSum(
+                plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._torch_device
+            )
+        if self.roster is None:
+            raise StoreError(f"the roster of round {plan.round} is not in the store")
+        roster = Roster.from_bytes(self.roster)
+        return SecureSum(plan, half, spec, roster, checks=self.checks, store=self.store, masked=self._masked)
+
+    def _begin(self, plan: RoundPlan) -> PlainSum | SecureSum:
+        self._plan, self._sum = plan, self._sum_of(plan)
+        self.responses.begin(self._sum.cohort, now=self._monotonic())
+        self.responses.answer(*self._excluded)
+        return self._sum
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
@@ -353,49 +463,15 @@ class RoundEngine:
                 log.warning("a fault of %s could not be noted: %s", device, error)
         return Verdict(refusal.code, refusal.reason, faults=faults)
 
-    def _held(self, device: str) -> PublicState:
-        stored = self.store.public_state(device)
-        return self._newcomer if stored is None else PublicState.from_bytes(stored, size=self.layout.size)
-
-    def _commit(self, admitted: Admitted, decoded: Decoded, update: UpdateRow) -> None:
-        header = admitted.header
-        device, row = header.device, self.store.device(header.device)
-        known = row is not None and row.public_digest == header.public_digest
-        # packing a mask takes longer than reading it, so what is there is copied
-        before = (self.store.public_state(device) if known else None) or admitted.public.to_bytes()
-        sent = Sent.spread(decoded.values, admitted.shared)
-        after = self.method.advance_public(admitted.public, sent.values)
-        charge = self.method.charge(terms_of(self._open_plan))
-        with self.store.transaction():
-            self.store.put_update(header.round, update, data=admitted.data, public_before=before)
-            self.store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
-            self.store.put_charge(
-                ChargeRow(
-                    round=header.round,
-                    device=device,
-                    unit=charge.unit,
-                    adjacency=charge.adjacency,
-                    noise_multiplier=header.multiplier_server,
-                    noise_split=charge.noise_split,
-                    sample_rate=charge.sample_rate,
-                    steps=charge.steps,
-                    device_rounds=header.rounds_charged,
-                    device_epsilon=header.epsilon_server,
-                    raw="\n".join(charge.raw),
-                )
-            )
-        self._aggregate.add(sent, header, largest=decoded.largest)
-        self.responses.accept(device)
-
     def _next_model(self, *, enough: bool) -> NextModel:
         """What devices get after the open round: at the end, what the method makes of all rounds."""
         before, round = self.global_params, self._open_plan.round
-        after = self._aggregate.aggregated() if enough else before
+        after = self._open_sum.aggregated() if enough else before
         if round == self.spec.rounds:
             after = self.method.server.final(self._server, after)
         if after is before:
             return NextModel(before, self.global_digest, None)
-        noise_stds = self._aggregate.noise_stds if enough else [0.0] * len(self.layout.layers)
+        noise_stds = self._open_sum.noise_stds if enough else [0.0] * len(self.layout.layers)
         return self.model.step(
             after, task=self.spec.task, round=round, noise_stds=noise_stds, wire=self.prepared.task.wire
         )
@@ -405,7 +481,7 @@ class RoundEngine:
             round=summary.round,
             before=self.global_params,
             after=params,
-            reports=self._aggregate.reports,
+            reports=self._open_sum.reports,
             accuracy=summary.accuracy_global,
             loss=summary.loss,
         )

@@ -16,6 +16,9 @@ from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.wire.format.messages import MAX_COHORT, MAX_MESSAGE_BYTES
 
 LONGEST_GRACE_S = 60.0
+LONGEST_ANSWERS_GRACE_S = 10.0
+MOST_EXTENSIONS = 3
+"""For a committee's answers: a few members that stay silent must not hold up a fleet for ever."""
 _STREAM = 0x434F4852
 _PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
 _PLAN_ENTRY_BYTES = 20
@@ -57,18 +60,28 @@ class ClosingRule:
         self._least_ready = least_ready
         self._waiting: set[str] = set()
         self._gone: dict[str, float] = {}
-        self._quorum = 0
+        self._least = self._quorum = 0
+        self._most_extensions = math.inf
         self.accepted = 0
         self.extensions = 0
         self.deadline = 0.0
 
     def begin(self, cohort: Collection[str], *, now: float) -> None:
-        self._waiting = set(cohort)
+        """Waits for updates."""
+        wanted = math.ceil(self._rules.quorum * len(cohort) - 1e-9)
+        least = self._rules.min_updates
+        # never fewer than `min_updates` can close a round at once
+        self._begin(cohort, least, max(wanted, min(least, len(cohort))), math.inf, now)
+
+    def begin_answers(self, members: Collection[str], *, least: int, now: float) -> None:
+        """Waits for the answers of a committee, of which `least` are enough."""
+        self._begin(members, least, len(members), MOST_EXTENSIONS, now)
+
+    def _begin(self, names: Collection[str], least: int, quorum: int, most_extensions: float, now: float) -> None:
+        self._waiting = set(names)
         self.accepted = self.extensions = 0
         self.deadline = now + self._rules.deadline_s
-        wanted = math.ceil(self._rules.quorum * len(cohort) - 1e-9)
-        # never fewer than `min_updates` can close a round at once
-        self._quorum = max(wanted, min(self._rules.min_updates, len(cohort)))
+        self._least, self._quorum, self._most_extensions = least, quorum, most_extensions
 
     @property
     def grace_s(self) -> float:
@@ -76,9 +89,26 @@ class ClosingRule:
         return min(LONGEST_GRACE_S, self._rules.deadline_s / 4)
 
     @property
+    def answers_grace_s(self) -> float:
+        """How long other members are waited for once enough have answered."""
+        return min(LONGEST_ANSWERS_GRACE_S, self._rules.deadline_s / 20)
+
+    @property
     def announced_deadline_s(self) -> float:
         """Of the plan: another number after each extension, so that devices see that it has changed."""
         return self._rules.deadline_s * (1 + self.extensions)
+
+    def close_by(self, at: float) -> None:
+        """There is enough: nobody is waited for longer than until then."""
+        self.deadline = min(self.deadline, at)
+
+    def wait_longer(self, now: float) -> bool:
+        """Extends the deadline; False where that is of no use."""
+        if not self._waiting or self.extensions >= self._most_extensions:
+            return False
+        self.extensions += 1
+        self.deadline = now + self._rules.deadline_s
+        return True
 
     def expects(self, device: str) -> bool:
         """Whether this cohort member has neither been accepted nor given another final answer."""
@@ -111,17 +141,13 @@ class ClosingRule:
         A round with too few updates is given up only at a deadline, and only if waiting is pointless: all of the
         cohort has answered, or after one extension all that are present have, and others are ready.
         """
-        enough, silent = self.accepted >= self._rules.min_updates, self._is_silent(now)
+        enough, silent = self.accepted >= self._least, self._is_silent(now)
         if self.accepted >= self._quorum or (enough and silent):
             return "close"
         if now < self.deadline:
             return "wait"
-        given_up = not self._waiting or (silent and self.extensions > 0 and ready >= self._least_ready)
-        if enough or given_up:
-            return "close"
-        self.extensions += 1
-        self.deadline = now + self._rules.deadline_s
-        return "extend"
+        given_up = silent and self.extensions > 0 and ready >= self._least_ready
+        return "close" if enough or given_up or not self.wait_longer(now) else "extend"
 
     def _is_silent(self, now: float) -> bool:
         """Whether nobody who may still answer is left: all others have answered or are lost for good."""

@@ -17,7 +17,7 @@ from typing import Any
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "aggregator.sqlite"
 
 _SCHEMA = """
@@ -28,12 +28,16 @@ CREATE TABLE devices (
 );
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, phase TEXT NOT NULL, cohort TEXT NOT NULL, global_digest BLOB NOT NULL,
-    result_digest BLOB, opened_at REAL NOT NULL, closed_at REAL, metrics TEXT
+    result_digest BLOB, opened_at REAL NOT NULL, closed_at REAL, metrics TEXT, secure BLOB
 );
 CREATE TABLE updates (
     round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, payload_digest BLOB NOT NULL,
     bytes INTEGER NOT NULL, shared INTEGER NOT NULL, signal_square REAL NOT NULL, noise_square REAL NOT NULL,
     noise_variance REAL NOT NULL, data BLOB, public_before BLOB, PRIMARY KEY (round, device)
+);
+CREATE TABLE answers (
+    round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, bytes INTEGER NOT NULL, data BLOB,
+    PRIMARY KEY (round, device)
 );
 CREATE TABLE declines (
     round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, reason TEXT NOT NULL,
@@ -52,7 +56,14 @@ CREATE TABLE privacy (
     raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
 """
-_UPGRADES = {1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",)}
+_UPGRADES = {
+    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
+    2: (
+        "ALTER TABLE rounds ADD COLUMN secure BLOB",
+        "CREATE TABLE answers (round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, "
+        "bytes INTEGER NOT NULL, data BLOB, PRIMARY KEY (round, device))",
+    ),
+}
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
 _ADD_DEVICE = """
@@ -87,7 +98,12 @@ class DeviceRow:
 
 @dataclass(frozen=True)
 class StoredRound:
-    """One round: `cohort` maps device -> digest of the public state that was held when it opened."""
+    """One round.
+
+    :param phase: `open`, `unmask` or `closed`.
+    :param cohort: device -> digest of the public state that was held when it opened; empty with a secure sum.
+    :param secure: the plan's `SecurePlan`, packed; None where there is no secure sum.
+    """
 
     round: int
     phase: str
@@ -97,6 +113,7 @@ class StoredRound:
     opened_at: float
     closed_at: float | None
     metrics: dict[str, Any] | None
+    secure: bytes | None
 
 
 @dataclass(frozen=True)
@@ -205,11 +222,24 @@ class AggregatorStore(SqliteFile):
 
     # rounds
 
-    def open_round(self, round: int, *, cohort: Mapping[str, bytes], global_digest: bytes, at: float) -> None:
+    def open_round(
+        self,
+        round: int,
+        *,
+        cohort: Mapping[str, bytes],
+        global_digest: bytes,
+        at: float,
+        secure: bytes | None = None,
+    ) -> None:
         listed = json.dumps({device: digest.hex() for device, digest in cohort.items()})
         self.write(
-            "INSERT INTO rounds VALUES (?, 'open', ?, ?, NULL, ?, NULL, NULL)", (round, listed, global_digest, at)
+            "INSERT INTO rounds VALUES (?, 'open', ?, ?, NULL, ?, NULL, NULL, ?)",
+            (round, listed, global_digest, at, secure),
         )
+
+    def fix_sum(self, round: int, *, secure: bytes) -> None:
+        """No update is added any more: `secure` says which devices are in the sum."""
+        self.write("UPDATE rounds SET phase = 'unmask', secure = ? WHERE round = ?", (secure, round))
 
     def close_round(self, round: int, *, result_digest: bytes, metrics: Mapping[str, Any], at: float) -> None:
         """Marks a round closed and drops the bytes of its updates; call it inside `transaction`."""
@@ -218,6 +248,7 @@ class AggregatorStore(SqliteFile):
             (result_digest, json.dumps(metrics), at, round),
         )
         self.write("UPDATE updates SET data = NULL, public_before = NULL WHERE round = ?", (round,))
+        self.write("UPDATE answers SET data = NULL WHERE round = ?", (round,))
 
     def rounds(self) -> list[StoredRound]:
         """All rounds, oldest first."""
@@ -226,6 +257,12 @@ class AggregatorStore(SqliteFile):
     def last_round(self) -> StoredRound | None:
         row = self.row("SELECT * FROM rounds ORDER BY round DESC LIMIT 1")
         return None if row is None else _stored_round(row)
+
+    @property
+    def last_closed_round(self) -> int:
+        """0 before the first."""
+        ((last,),) = self.rows("SELECT MAX(round) FROM rounds WHERE phase = 'closed'")
+        return int(last or 0)
 
     # differences between global models
 
@@ -267,7 +304,7 @@ class AggregatorStore(SqliteFile):
 
     def has_open_update(self, device: str) -> bool:
         """Whether an update of the device was accepted in the open round."""
-        query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase = 'open' AND device = ?"
+        query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase != 'closed' AND device = ?"
         return self.row(query, (device,)) is not None
 
     def accepted_rounds(self) -> dict[str, int]:
@@ -286,6 +323,21 @@ class AggregatorStore(SqliteFile):
             "WHERE public_digest IS NOT NULL GROUP BY device"
         )
         return {device: (round, digest) for device, round, digest in rows}
+
+    # answers of a committee's members
+
+    def put_answer(self, round: int, device: str, data: bytes, *, digest: bytes) -> None:
+        """:param digest: SHA-256 of `data`, which is kept until the round is closed."""
+        self.write("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", (round, device, digest, len(data), data))
+
+    def answer_digest(self, round: int, device: str) -> bytes | None:
+        """Of the answer that was accepted, also after the round was closed."""
+        row = self.row("SELECT digest FROM answers WHERE round = ? AND device = ?", (round, device))
+        return None if row is None else row[0]
+
+    def answers(self, round: int) -> dict[str, bytes]:
+        """Member -> its answer, of a round that is not closed."""
+        return dict(self.rows("SELECT device, data FROM answers WHERE round = ? ORDER BY device", (round,)))
 
     # declines, refusals, privacy
 
@@ -331,10 +383,10 @@ class AggregatorStore(SqliteFile):
 
 
 def _stored_round(row: Row) -> StoredRound:
-    number, phase, cohort, global_digest, result_digest, opened_at, closed_at, metrics = row
+    number, phase, cohort, global_digest, result_digest, opened_at, closed_at, metrics, secure = row
     listed = {device: bytes.fromhex(digest) for device, digest in json.loads(cohort).items()}
     parsed = None if metrics is None else json.loads(metrics)
-    return StoredRound(number, phase, listed, global_digest, result_digest, opened_at, closed_at, parsed)
+    return StoredRound(number, phase, listed, global_digest, result_digest, opened_at, closed_at, parsed, secure)
 
 
 def refuse_used(folder: Path) -> None:

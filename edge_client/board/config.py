@@ -18,6 +18,7 @@ from hushfleet.config.schema import (
     Positive,
     PositiveOrInf,
     Probability,
+    Share,
     from_plain,
     read_file,
     require,
@@ -103,10 +104,13 @@ class LimitsSection(Checked):
     :param memory_mib: for training; 0 takes a share of the board's memory.
     :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
         (APDP-FL).
-    :param accounting: `strict` declines tasks that send functions of the data which no noise covers
-        (`Method.raw_values`); `as-published` takes them, and the ledger charges infinity.
+    :param accounting: whom this device trusts. `strict`: nobody; a task of secure sums is declined, since its noise is
+        divided. `secure`: enough of the other devices; such tasks are taken too. Both decline tasks that send functions
+        of the data which no noise covers (`Cost.raw`). `as-published` takes all, and the ledger charges infinity.
     :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
     :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
+    :param min_devices: the fewest devices of a secure sum; 0: as the task says, 2 or more.
+    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest.
     :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
         the unit `record`, outside of simulations.
     """
@@ -118,6 +122,8 @@ class LimitsSection(Checked):
     accounting: Accounting = "strict"
     min_noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     noise_split: Count = 0
+    min_devices: Count = 0
+    honest_fraction: Share = 1.0
     constant_time: bool | None = None
 
 

@@ -5,7 +5,7 @@ All of it is known before any training. The reasons speak of the task and of the
 
 from __future__ import annotations
 
-from hushfleet.config.spec import TaskSpec
+from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
 from hushfleet.methods.method import TaskMethod
@@ -19,10 +19,12 @@ def check_allowed(
 ) -> None:
     """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)
-    if charge.raw and limits.accounting == "strict":
+    if spec.privacy.secure is not None:
+        _check_trust(spec.privacy.secure, limits)
+    if charge.raw and limits.accounting != "as-published":
         raise _no_privacy(
             f"{spec.method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
-            f'"strict": run the task with privacy.accounting = "strict", or let the device\'s owner set '
+            f'"{limits.accounting}": run the task with privacy.accounting = "strict", or let the device\'s owner set '
             f'limits.accounting = "as-published"'
         )
     _check_split(plan, spec, charge.noise_split, limits)
@@ -37,12 +39,38 @@ def check_allowed(
 def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:
     """:param split: what the mechanism divides the noise by; 1 where it does not divide, whatever the plan says."""
     asked = f"the plan divides the noise among {plan.noise_split} devices"
+    if spec.privacy.secure is not None:  # the plan names nobody, and divides nothing
+        if 0 < limits.noise_split < split:
+            raise _no_privacy(
+                f"the task divides the noise among {split} devices; this device's limits.noise_split "
+                f"is {limits.noise_split}"
+            )
+        return
     if split > spec.privacy.noise_split:
         raise _no_privacy(f"{asked}, but the task package names {spec.privacy.noise_split}")
     if plan.secure is None and plan.noise_split > len(plan.cohort):
         raise _no_privacy(f"{asked}, but only {len(plan.cohort)} take part")
     if 0 < limits.noise_split < split:
         raise _no_privacy(f"{asked}; this device's limits.noise_split is {limits.noise_split}")
+
+
+def _check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
+    if limits.accounting == "strict":
+        raise _no_privacy(
+            "the task counts on secure sums, in which this device's own update has a part of the noise only. This "
+            'device\'s limits.accounting is "strict", which trusts nobody: run the task with privacy.accounting = '
+            '"strict", or let the device\'s owner set limits.accounting = "secure"'
+        )
+    if secure.min_devices < limits.min_devices:
+        raise _no_privacy(
+            f"the task opens sums of {secure.min_devices} devices; this device's limits.min_devices is "
+            f"{limits.min_devices}"
+        )
+    if secure.honest_fraction > limits.honest_fraction:
+        raise _no_privacy(
+            f"the task takes a share of {secure.honest_fraction:g} of the devices to be honest; this device's "
+            f"limits.honest_fraction is {limits.honest_fraction:g}"
+        )
 
 
 def _no_privacy(reason: str) -> Declined:

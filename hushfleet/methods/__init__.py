@@ -33,6 +33,7 @@ from hushfleet.methods.hush import hush
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
 from hushfleet.methods.perfreezeclip import perfreezeclip
 from hushfleet.methods.pfedsd import pfedsd
+from hushfleet.methods.sums import check_sums
 from hushfleet.model.params import ParamLayout
 
 GROUP = "hushfleet.methods"
@@ -122,13 +123,17 @@ def _published(found: object, where: str) -> Published:
 def make_method(
     name: str, config: dict[str, Any], privacy: PrivacySpec, layout: ParamLayout, *, rounds: int
 ) -> TaskMethod:
-    """A task's method from its plain configuration. Raises `Malformed` for a bad field, `BadInput` for a bad name.
+    """A task's method from its plain configuration. Raises `Malformed` for a bad field, `BadInput` for a bad name,
+    and `PrivacyError` for a method that does not go with the task's accounting.
 
     :param rounds: T, the length of the task.
     """
     published = find_method(name)
     settings = from_plain(published.config, config, where="method")
-    return TaskMethod(published.parts(settings, privacy, rounds), settings, privacy, layout, name=name)
+    parts = published.parts(settings, privacy, rounds)
+    if privacy.secure is not None:
+        check_sums(parts, privacy)
+    return TaskMethod(parts, settings, privacy, layout, name=name)
 
 
 __all__ = [

@@ -171,7 +171,7 @@ def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage,
     def multiplier(setting: RoundSetting) -> float:
         return setting.sigma() / math.sqrt(config.report_share)
 
-    noised = privacy.accounting == "strict"
+    noised = privacy.accounting != "as-published"
     report = Report(2, what, measure, multiplier=multiplier if noised else None, evaluates=True)
     agent = ClipAgent(privacy.clip_norm, config.clip_range, config.agent_buffer)
     return (ClipWhole(), Gaussian(beside=report), report), AgentClip(agent, config.loss_bound)

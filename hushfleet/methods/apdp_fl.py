@@ -77,7 +77,7 @@ class APDPFLConfig(TrainingConfig):
     summary="noise that falls as training goes on, and that each device scales by its own preference",
 )
 def apdp_fl(config: APDPFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    gradient = MeanGradient(record_clips="record" if privacy.accounting == "strict" else "batch")
+    gradient = MeanGradient(record_clips="batch" if privacy.accounting == "as-published" else "record")
     return Method(
         training=Sgd(gradient, (Pull(config.mu),)),
         stages=(ClipWhole(), Gaussian(max_preference=config.max_preference)),

@@ -83,7 +83,7 @@ class DPFedSimConfig(TrainingConfig):
     summary="start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity",
 )
 def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    strict = privacy.accounting == "strict"
+    strict = privacy.accounting != "as-published"
     stretch = config.strict_stretch if strict else config.max_stretch
     # What is declared is the cap, not T_s, which is a function of the data.
     adaptive = (ClipBySpread(stretch), ClipLayers(EvenBounds(stretch)), Gaussian(scaled_to_clip_norm=not strict))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from hushfleet.array_api import Array
 from hushfleet.config.schema import require
@@ -139,6 +139,13 @@ class Method:
 Parts = Callable[[Any, PrivacySpec, int], Method]
 
 
+class Steps(NamedTuple):
+    """The rounds of a task, and its clip norm."""
+
+    rounds: int
+    clip_norm: float
+
+
 @dataclass(frozen=True)
 class Published:
     """A method with a name, as task files and packages know it.
@@ -146,6 +153,7 @@ class Published:
     :param source: authors, venue, year.
     :param config: its settings in a task file, with their ranges in `__post_init__`.
     :param parts: lists the parts, from the configuration, what the task says of privacy, and the number of rounds.
+    :param steps: by `devices`, `epsilon` and `delta`, for a task that leaves them out; None: the method has no rule.
     """
 
     name: str
@@ -153,11 +161,19 @@ class Published:
     summary: str
     config: type[TrainingConfig]
     parts: Parts
+    steps: Callable[..., Steps] | None = None
 
 
-def published(name: str, config: type[TrainingConfig], *, source: str, summary: str) -> Callable[[Parts], Published]:
+def published(
+    name: str,
+    config: type[TrainingConfig],
+    *,
+    source: str,
+    summary: str,
+    steps: Callable[..., Steps] | None = None,
+) -> Callable[[Parts], Published]:
     """Makes a function that lists a method's parts a `Published`."""
-    return lambda parts: Published(name, source, summary, config, parts)
+    return lambda parts: Published(name, source, summary, config, parts, steps)
 
 
 class TaskMethod:

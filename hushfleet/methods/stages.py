@@ -42,6 +42,7 @@ class Cost:
     :param norm: bound of the values in units of the round's clip norm C; inf: they have none.
     :param clip_norm: C.
     :param noise_multiplier: noise over bound of the values, summed over `noise_split` devices.
+    :param summed: whether nobody sees values but added up, with the noise of `noise_split` honest devices at least.
     :param max_preference: of devices that choose their own noise multiplier, the most; None: they do not.
     :param reports: noise multiplier of each noised report, summed likewise, and whether the server only adds them up.
     :param report_limit: the most that a number of an honest report is in size, but for a probability below 1e-14.
@@ -52,6 +53,7 @@ class Cost:
     norm: float = math.inf
     noise_multiplier: float = 0.0
     noise_split: int = 1
+    summed: bool = False
     max_preference: float | None = None
     reports: tuple[tuple[float, bool], ...] = ()
     report_limit: float = 0.0
@@ -64,11 +66,15 @@ class Cost:
 
     @property
     def values_multiplier(self) -> float:
-        """Noise over bound in the device's own values."""
-        return self.noise_multiplier / math.sqrt(self.noise_split)
+        """Noise over bound in what can be seen of the device's own values."""
+        return self.noise_multiplier / math.sqrt(self._divided)
+
+    @property
+    def _divided(self) -> int:
+        return 1 if self.summed else self.noise_split
 
     def charge(self) -> Charge:
-        multiplier = together(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(self.noise_split)
+        multiplier = together(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(self._divided)
         return Charge(
             unit="device",
             adjacency=DEVICE_ADJACENCY,
@@ -81,8 +87,11 @@ class Cost:
     def multiplier_release(self, participants: int) -> float:
         """Against whoever sees only the aggregate, where it is a plain sum: noises add up.
 
-        A report that is more than added up protects by its own noise alone.
+        A report that is more than added up protects by its own noise alone. Of summed values no more is promised than
+        what the noise of the devices that are honest for certain gives.
         """
+        if self.summed:
+            return self.charge().noise_multiplier
         summed = math.sqrt(participants / self.noise_split)
         alone = 1 / math.sqrt(self.noise_split)
         reports = (each * (summed if adds_up else alone) for each, adds_up in self.reports)
@@ -108,7 +117,8 @@ class Release:
     :param values: `[d]`, zero where the parameter is personal.
     :param clip_norms: float64 `[L]`, the bound that each layer's noise was scaled to.
     :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 where the noise was added
-        during training.
+        during training. With secure sums it is that of the sum of the honest devices' parts, and the values have none
+        yet: it is added in the ring (`hushfleet.privacy.ring`).
     :param charge: what the ledger must record before the values and the report leave.
     :param report: a few numbers for the server's half beside the update, within the charge.
     :param by_layer: whether layers were clipped one by one.
@@ -321,7 +331,8 @@ class Gaussian:
     max_preference: float | None = None
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
-        cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split)
+        summed = setting.privacy.secure is not None
+        cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split, summed=summed)
         if not math.isfinite(cost.bound):
             return cost
         sigma = setting.sigma(self.max_preference)
@@ -333,6 +344,9 @@ class Gaussian:
         return replace(cost, noise_multiplier=sigma, max_preference=self.max_preference)
 
     def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
+        if cost.summed:  # the ring adds it
+            stds = GaussianMechanism(cost.noise_multiplier).vector_stds(release.clip_norms)
+            return replace(release, noise_stds=stds)
         mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
         stds = (mechanism.layer_stds if release.by_layer else mechanism.vector_stds)(release.clip_norms)
         values = mechanism.add_noise(release.values, stds, noise, where=~context.mask, layout=context.layout)

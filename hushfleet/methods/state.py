@@ -107,7 +107,12 @@ class RoundSetting:
 
     @property
     def noise_split(self) -> int:
-        """`strict` protects against the server, which sees each update by itself: then nothing is divided."""
+        """`strict` protects against the server, which sees each update by itself: then nothing is divided.
+
+        With `secure` the task says how many honest devices a sum has, whoever takes part.
+        """
+        if self.privacy.secure is not None:
+            return self.privacy.secure.honest_devices
         return self.terms.noise_split if self.privacy.accounting == "as-published" else 1
 
     def sigma(self, max_preference: float | None = None) -> float:

@@ -37,7 +37,8 @@ class Charge:
     :param unit: what is protected, `"device"` or `"record"`.
     :param adjacency: which two inputs are to look alike.
     :param mechanism: `"gaussian"`, or `"none"` where nothing is protected.
-    :param noise_multiplier: noise over sensitivity in this device's own bytes (the server's view).
+    :param noise_multiplier: noise over sensitivity in the server's view: in this device's own bytes, or in the sum
+        where that is all that the server sees.
     :param noise_split: among how many devices the noise of the sum was divided (1: not divided).
     :param sample_rate: secret Poisson sampling inside the device; 1 for device-level noise.
     :param steps: how many such releases this charge stands for.

@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-MOST_MEMBERS = 64
-_CHANCE = 1e-9  # of more corrupt members than a committee stands
+MOST_MEMBERS = 96
+DROP_OUT = 0.05
+"""The share of devices that are expected to be lost in a round."""
+_TOO_MANY_CORRUPT = 10**12  # one draw in so many; docs/privacy.md says how many draws there are
+_GIVEN_UP = 0.02  # of the rounds, for too few answers
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,8 @@ class CommitteeRule:
 
     :param members: m.
     :param corrupt: c, how many members the aggregator may have on its side.
-    :param secrecy: T: so many shares of a mask say nothing of it. 2 T >= m + c, so that of two different sets of
-        devices only one can ever be opened, as each honest member answers once.
+    :param secrecy: T: so many shares of a mask say nothing of it. 2 T >= m + c, and 3 T >= 2 m + c - 2: whatever sets
+        of devices the members are asked for, all that can be learned is the sum over one (docs/privacy.md).
     :param packed: L, secrets in one polynomial.
     """
 
@@ -42,24 +45,53 @@ class CommitteeRule:
 
 
 @lru_cache(maxsize=256)
-def committee_rule(cohort: int, *, honest_fraction: float, missing_fraction: float = 0.125) -> CommitteeRule:
-    """For a cohort of so many devices, of which at least `honest_fraction` are honest.
+def committee_rule(
+    cohort: int, *, honest_fraction: float, roster: int | None = None, drop_out: float = DROP_OUT
+) -> CommitteeRule:
+    """For a cohort of so many devices.
 
-    :param missing_fraction: of the members that may never answer.
+    :param honest_fraction: of the devices in the roster, at least.
+    :param roster: how many devices it has; None: as many as the cohort.
+    :param drop_out: the chance that a member never answers; a round then has enough answers in 98 of 100 cases, unless
+        that leaves no room for a secret.
+
+    `packed` is 0 where there is no such committee.
     """
     members = min(cohort, MOST_MEMBERS)
-    bad = math.floor((1 - honest_fraction) * cohort + 1e-9)
-    corrupt = _most_corrupt(cohort, bad, members)
-    secrecy = max(1, -(-(members + corrupt) // 2))
-    missing = min(math.floor(missing_fraction * members + 1e-9), max(0, members - secrecy - 1))
-    return CommitteeRule(members, corrupt, secrecy, max(0, members - secrecy - missing))
+    devices = max(cohort, roster or 0)
+    corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=members)
+    secrecy = max(1, -(-(members + corrupt) // 2), -(-(2 * members + corrupt - 2) // 3))
+    room = members - secrecy
+    may_miss = max(0, min(_most_missing(members, drop_out), room - 1))
+    return CommitteeRule(members, corrupt, secrecy, max(0, room - may_miss))
 
 
-def _most_corrupt(cohort: int, bad: int, members: int) -> int:
-    """The least c that a draw of `members` among `cohort` exceeds with a chance of at most 1e-9."""
-    whole, tail = math.comb(cohort, members), 0
-    for count in range(min(bad, members), -1, -1):
-        tail += math.comb(bad, count) * math.comb(cohort - bad, members - count)
-        if tail > _CHANCE * whole:
+@lru_cache(maxsize=256)
+def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
+    """The least c that the corrupt ones among `drawn` of `devices` exceed in at most one draw of 10^12."""
+    bad = math.floor((1 - honest_fraction) * devices + 1e-9)
+    whole, tail = math.comb(devices, drawn), 0
+    for count in range(min(bad, drawn), -1, -1):  # the upper tail of the hypergeometric distribution, exactly
+        tail += math.comb(bad, count) * math.comb(devices - bad, drawn - count)
+        if tail * _TOO_MANY_CORRUPT > whole:
+            return count
+    return 0
+
+
+def least_honest(min_devices: int, *, devices: int, honest_fraction: float, drawn: int) -> int:
+    """How many of the fewest devices in a sum are honest for certain, if no corrupt one is left out; 0: perhaps none.
+
+    :param devices: in the roster.
+    :param drawn: in the cohort.
+    """
+    corrupt = most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
+    return max(0, min_devices - corrupt)
+
+
+def _most_missing(members: int, drop_out: float) -> int:
+    tail = 0.0
+    for count in range(members, -1, -1):
+        tail += math.comb(members, count) * drop_out**count * (1 - drop_out) ** (members - count)
+        if tail > _GIVEN_UP:
             return count
     return 0

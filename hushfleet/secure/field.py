@@ -12,6 +12,8 @@ from hushfleet.errors import BadInput
 PRIMES = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
 """The field of each width in bits: the largest prime that fits; of 32 bits 2^31 - 1, so that products stay in 63."""
 _BYTES = {16: 2, 24: 3, 32: 4}
+_BLOCK = 8192  # columns at a time: what is taken of memory beside the result is a few MB
+_EXACT_TERMS = 64
 
 
 def to_bytes(values: np.ndarray, bits: int) -> bytes:
@@ -37,15 +39,51 @@ def add_into(total: np.ndarray, values: np.ndarray, prime: int) -> None:
     np.subtract(total, np.uint32(prime), out=total, where=total >= prime)
 
 
+def subtract_from(total: np.ndarray, values: np.ndarray, prime: int) -> None:
+    """total - values modulo the prime, in place; both uint32, below it."""
+    add_into(total, (np.uint32(prime) - values) % np.uint32(prime), prime)
+
+
 def product(matrix: np.ndarray, columns: np.ndarray, prime: int) -> np.ndarray:
-    """matrix [r, t] times columns [t, n] modulo the prime, uint32 `[r, n]`."""
+    """matrix [r, t] times columns [t, n] modulo the prime, uint32 `[r, n]`.
+
+    By floating point, and exact: the matrix is cut into halves of 16 bits, so a product of a half and a value is below
+    2^47, and any sum of 64 such products below 2^53.
+    """
     total = np.zeros((len(matrix), columns.shape[1]), np.uint64)
-    modulus = np.uint64(prime)
-    for factors, row in zip(matrix.T.astype(np.uint64), columns.astype(np.uint64), strict=True):
-        total += factors[:, None] * row % modulus
-    # fewer than 2^32 summands, each below the prime
-    total %= modulus
-    return total.astype(np.uint32)
+    halves = [(matrix & 0xFFFF).astype(np.float64), (matrix >> 16).astype(np.float64)]
+    for first in range(0, columns.shape[1], _BLOCK):
+        block = columns[:, first : first + _BLOCK].astype(np.float64)
+        out = total[:, first : first + _BLOCK]
+        for start in range(0, len(columns), _EXACT_TERMS):
+            terms = slice(start, start + _EXACT_TERMS)
+            for place, half in enumerate(halves[: 1 if prime < 1 << 16 else 2]):
+                part = (half[:, terms] @ block[terms]).astype(np.uint64) % np.uint64(prime)
+                out += part << np.uint64(16 * place)  # below 2^47 each, and there are few
+    return (total % np.uint64(prime)).astype(np.uint32)
+
+
+def null_vector(matrix: np.ndarray, prime: int) -> np.ndarray:
+    """x, int64 `[n]`, not zero, with matrix x = 0 modulo the prime; `matrix` int64 `[r, n]`, of a rank below n."""
+    rows, width = matrix % prime, matrix.shape[1]
+    pivots: list[int] = []
+    free = width - 1
+    for column in range(width):
+        rank = len(pivots)
+        candidates = np.flatnonzero(rows[rank:, column])
+        if not candidates.size:
+            free = column
+            break
+        chosen = rank + int(candidates[0])
+        rows[[rank, chosen]] = rows[[chosen, rank]]
+        rows[rank] = rows[rank] * pow(int(rows[rank, column]), -1, prime) % prime
+        others = np.arange(len(rows)) != rank
+        rows[others] = (rows[others] - rows[others, column, None] * rows[rank] % prime) % prime
+        pivots.append(column)
+    x = np.zeros(width, np.int64)
+    x[free] = 1
+    x[: len(pivots)] = -rows[: len(pivots), free] % prime  # the pivots are the first columns
+    return x
 
 
 @lru_cache(maxsize=64)

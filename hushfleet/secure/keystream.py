@@ -8,21 +8,34 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 _SLACK = 64
 
 
-def uniform(key: bytes, count: int, prime: int) -> np.ndarray:
-    """uint32 `[count]`, each uniform below `prime`, by ChaCha20 under `key` (32 bytes, used for nothing else).
+class Keystream:
+    """Values uniform below `prime`, by ChaCha20 under `key` (32 bytes, used for nothing else).
 
     Words of as many bits as the prime has, without those that are not below it: exact, and with primes just below a
-    power of two hardly any is left out.
+    power of two hardly any is left out. In which pieces the values are taken changes none of them.
     """
-    keystream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    wide, mask = prime.bit_length() > 16, np.uint32((1 << prime.bit_length()) - 1)
-    found: list[np.ndarray] = []
-    missing = count
-    while missing > 0:
-        words = missing + (missing >> 11) + _SLACK
-        drawn = np.frombuffer(keystream.update(bytes(words * (4 if wide else 2))), "<u4" if wide else "<u2")
-        values = drawn & mask if wide else drawn
-        kept = values[values < prime][:missing].astype(np.uint32)
-        found.append(kept)
-        missing -= len(kept)
-    return np.concatenate(found) if found else np.zeros(0, np.uint32)
+
+    def __init__(self, key: bytes, prime: int) -> None:
+        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._prime = prime
+        self._word = np.dtype("<u4" if prime.bit_length() > 16 else "<u2")
+        self._mask = self._word.type((1 << prime.bit_length()) - 1)
+        self._left = np.zeros(0, self._word)
+
+    def take(self, count: int) -> np.ndarray:
+        """The next `count` values, uint32."""
+        found = [self._left]
+        missing = count - len(self._left)
+        while missing > 0:
+            words = missing + (missing >> 11) + _SLACK
+            drawn = np.frombuffer(self._cipher.update(bytes(words * self._word.itemsize)), self._word) & self._mask
+            found.append(drawn[drawn < self._prime])
+            missing -= len(found[-1])
+        values = np.concatenate(found)
+        self._left = values[count:].copy()
+        return values[:count].astype(np.uint32)
+
+
+def uniform(key: bytes, count: int, prime: int) -> np.ndarray:
+    """The first `count` values, uint32."""
+    return Keystream(key, prime).take(count)

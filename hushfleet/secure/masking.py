@@ -14,8 +14,11 @@ import numpy as np
 
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import CommitteeRule
-from hushfleet.secure.field import add_into, interpolation, product
-from hushfleet.secure.keystream import uniform
+from hushfleet.secure.decoding import wrong_places
+from hushfleet.secure.field import add_into, interpolation, product, subtract_from
+from hushfleet.secure.keystream import Keystream, uniform
+
+_BLOCK = 8192  # columns
 
 
 class Masked(NamedTuple):
@@ -29,18 +32,37 @@ class Masked(NamedTuple):
     corrections: np.ndarray
 
 
+class Opened(NamedTuple):
+    """A sum.
+
+    :param values: uint32 `[k]`.
+    :param wrong: the places of members whose answers did not fit. It may as well be a device of the sum that masked by
+        another key than it shares with this member: nobody is convicted by it.
+    """
+
+    values: np.ndarray
+    wrong: list[int]
+
+
 def mask(values: np.ndarray, keys: Sequence[bytes], rule: CommitteeRule, prime: int) -> Masked:
     """Masks `values` uint32 `[k]`, each below the prime.
 
     :param keys: this round's key with each member, in the committee's order, 32 bytes each.
     """
     t, width = rule.threshold, rule.width(len(values))
-    shares = np.stack([uniform(key, width, prime) for key in keys])
-    made = product(interpolation(range(1, t + 1), _targets(rule), prime), shares[:t], prime)
-    masked = made[: rule.packed].reshape(-1)[: len(values)].copy()
+    targets = [*_secrets(rule), *range(t + 1, rule.members + 1)]
+    matrix = interpolation(range(1, t + 1), targets, prime)
+    masks = np.empty((rule.packed, width), np.uint32)
+    corrections = np.empty((rule.may_miss, width), np.uint32)
+    streams = [Keystream(key, prime) for key in keys]
+    for start in range(0, width, _BLOCK):  # a whole share of each member would be many times the update
+        shares = np.stack([stream.take(min(_BLOCK, width - start)) for stream in streams])
+        made = product(matrix, shares[:t], prime)
+        subtract_from(made[rule.packed :], shares[t:], prime)
+        masks[:, start : start + _BLOCK] = made[: rule.packed]
+        corrections[:, start : start + _BLOCK] = made[rule.packed :]
+    masked = masks.reshape(-1)[: len(values)]
     add_into(masked, values, prime)
-    corrections = made[rule.packed :].copy()
-    add_into(corrections, (prime - shares[t:]) % prime, prime)
     return Masked(masked, corrections)
 
 
@@ -55,32 +77,44 @@ def member_answer(keys: Sequence[bytes], width: int, prime: int) -> np.ndarray:
     return total
 
 
-def unmask(masked: Masked, answers: Mapping[int, np.ndarray], rule: CommitteeRule, prime: int) -> np.ndarray:
-    """The sum of values, uint32 `[k]`.
+def unmask(masked: Masked, answers: Mapping[int, np.ndarray], rule: CommitteeRule, prime: int) -> Opened:
+    """The sum of values, and whose answers did not fit.
 
     :param masked: sums over the devices, of values and of corrections.
-    :param answers: of members 0..m-1, at least t.
+    :param answers: of members 0..m-1, uint32 `[w]` each. With t + n of them, n // 2 wrong ones are found. Of t answers
+        nobody can tell whether one is wrong.
 
-    Raises `BadInput` where there are too few, or where they contradict each other.
+    Raises `BadInput` where there are too few, or where more are wrong than can be found.
     """
     t = rule.threshold
-    if len(answers) < t:
-        raise BadInput(f"{len(answers)} members have answered, and {t} are needed")
-    places = sorted(answers)
-    shares = np.stack([answers[place] for place in places])
-    for row, place in enumerate(places):
+    shares, wrong = {}, []
+    for place in sorted(answers):
+        if answers[place].shape != (masked.corrections.shape[1],):
+            wrong.append(place)
+            continue
+        shares[place] = answers[place].astype(np.uint32)
         if place >= t:
-            add_into(shares[row], masked.corrections[place - t], prime)
-    points, others = [place + 1 for place in places[:t]], [place + 1 for place in places[t:]]
-    secrets = [-(row + 1) for row in range(rule.packed)]
-    made = product(interpolation(points, [*secrets, *others], prime), shares[:t], prime)
-    if not np.array_equal(made[rule.packed :], shares[t:]):
-        raise BadInput("the members' answers contradict each other")
-    total = masked.values.copy()
-    mask_sum = made[: rule.packed].reshape(-1)[: len(total)]
-    add_into(total, (prime - mask_sum) % prime, prime)
-    return total
+            add_into(shares[place], masked.corrections[place - t], prime)
+    most = (len(shares) - t) // 2
+    while len(shares) >= t:
+        points = [place + 1 for place in shares]
+        known = np.stack(list(shares.values()))
+        made = product(interpolation(points[:t], [*_secrets(rule), *points[t:]], prime), known[:t], prime)
+        unlike = np.flatnonzero((made[rule.packed :] != known[t:]).any(axis=0))
+        if not unlike.size:
+            total = masked.values.copy()
+            subtract_from(total, made[: rule.packed].reshape(-1)[: len(total)], prime)
+            return Opened(total, sorted(wrong))
+        found = wrong_places(points, known[:, unlike[0]], t, prime)
+        most -= len(found or ())
+        if not found or most < 0:
+            raise BadInput(f"the answers of {len(answers)} members contradict each other, and {t} must agree")
+        for point in [points[place] for place in found]:
+            wrong.append(point - 1)
+            del shares[point - 1]
+    raise BadInput(f"{len(shares)} members have answered, and {t} are needed")
 
 
-def _targets(rule: CommitteeRule) -> list[int]:
-    return [*(-(row + 1) for row in range(rule.packed)), *range(rule.threshold + 1, rule.members + 1)]
+def _secrets(rule: CommitteeRule) -> list[int]:
+    """The points of the mask's values in a polynomial."""
+    return [-(row + 1) for row in range(rule.packed)]

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from hushfleet.config.schema import Checked, pack, require, unpack
-from hushfleet.errors import BadSignature
+from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name
 
@@ -50,19 +50,24 @@ class Roster(Checked):
 
         Raises `Malformed` or `BadSignature`.
         """
-        roster = unpack(cls, data, what="the roster")
+        roster: Roster = unpack(cls, data, what="the roster")
+        if roster.to_bytes() != bytes(data):
+            raise Malformed("the roster is not written as its `to_bytes` writes it")
         if operator is not None:
             if not roster.signature:
                 raise BadSignature("the roster is not signed by the operator, and this device asks for it")
-            verify(operator, _SIGNED + pack(replace(roster, signature=b"")), roster.signature)
+            verify(operator, roster._content(), roster.signature)
         return roster
 
     def to_bytes(self) -> bytes:
         return pack(self)
 
     def signed(self, operator: Identity) -> Roster:
-        plain = replace(self, signature=b"")
-        return replace(plain, signature=operator.sign(_SIGNED + pack(plain)))
+        return replace(self, signature=operator.sign(self._content()))
+
+    def digest(self) -> bytes:
+        """SHA-256 of the list, whether it is signed or not."""
+        return hashlib.sha256(self._content()).digest()
 
     def key(self, index: int) -> bytes:
         return self.keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
@@ -78,6 +83,9 @@ class Roster(Checked):
         """Indices of the `size` members among `cohort`, in the order in which the seed draws them."""
         drawn = sorted(cohort, key=lambda index: _draw(seed, b"committee", self.devices[index]))
         return drawn[:size]
+
+    def _content(self) -> bytes:
+        return _SIGNED + pack(replace(self, signature=b""))
 
     def _each_key(self) -> list[bytes]:
         return [self.key(index) for index in range(len(self.devices))]

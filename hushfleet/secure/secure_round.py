@@ -10,7 +10,7 @@ import numpy as np
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.committee import CommitteeRule, committee_rule
+from hushfleet.secure.committee import CommitteeRule, committee_rule, least_honest
 from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import Masked, mask, member_answer, unmask
 from hushfleet.secure.roster import Roster
@@ -25,8 +25,8 @@ class SecureRound:
     :param roster: the one that the plan names.
     :param size: how many values are summed.
 
-    Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, or a
-    cohort of which no committee can be made.
+    Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, too few
+    honest ones for the noise that the task counts on, or a cohort of which no committee can be made.
     """
 
     def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
@@ -34,18 +34,38 @@ class SecureRound:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
         self.prime = PRIMES[spec.bits]
-        seed = hashlib.sha256(f"{plan.task}|{plan.round}|".encode() + plan.secure.roster.digest).digest()
+        # Who is drawn follows from the roster and the round alone: with the task's id, or anything else that the
+        # aggregator is free to choose, it could try until a committee suits it. The keys follow from all that the
+        # device and the members must agree on.
+        seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
+        told = sorted(plan.controls.items())  # of the noise, too
+        agreed = (
+            f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
+        )
+        self._context = hashlib.sha256(seed + agreed.encode()).digest()
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(
                 f"a cohort of {len(self.cohort)} devices; a sum of fewer than {spec.min_devices} is not opened"
             )
-        self.rule: CommitteeRule = committee_rule(len(self.cohort), honest_fraction=spec.honest_fraction)
+        honest = least_honest(
+            spec.min_devices,
+            devices=len(roster.devices),
+            honest_fraction=spec.honest_fraction,
+            drawn=len(self.cohort),
+        )
+        if honest < spec.honest_devices:
+            raise BadInput(
+                f"the task counts on the noise of {spec.honest_devices} honest devices, but with {len(self.cohort)} "
+                f"drawn of {len(roster.devices)} a sum of {spec.min_devices} may have {honest}"
+            )
+        self.rule: CommitteeRule = committee_rule(
+            len(self.cohort), honest_fraction=spec.honest_fraction, roster=len(roster.devices)
+        )
         if self.rule.packed < 1:
             raise BadInput(f"no committee of {self.rule.members} devices stands {self.rule.corrupt} corrupt members")
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
         self._places = {roster.devices[index]: index for index in self.cohort}
-        self._context = seed
 
     @property
     def devices(self) -> list[str]:
@@ -106,13 +126,23 @@ class SecureRound:
         return chosen
 
     def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The sum of values, uint32 `[size]`.
+        """The sum of values, uint32 `[size]`; see `opened_by`."""
+        return self.opened_by(sums, answers)[0]
+
+    def opened_by(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
+        """The sum of values, uint32 `[size]`, and the members whose answers did not fit (see `Opened`).
 
         :param sums: of what the included devices sent, modulo the prime.
         :param answers: by member.
+
+        Raises `BadInput` where there are too few, where they contradict each other, or for one of no member.
         """
         places = {member: place for place, member in enumerate(self.members)}
-        return unmask(sums, {places[member]: each for member, each in answers.items()}, self.rule, self.prime)
+        strangers = answers.keys() - places.keys()
+        if strangers:
+            raise BadInput(f"{min(strangers)} is no member of this round's committee")
+        opened = unmask(sums, {places[member]: each for member, each in answers.items()}, self.rule, self.prime)
+        return opened.values, [self.members[place] for place in opened.wrong]
 
     def _info(self, device: int, member: int) -> bytes:
         return b"%s device %d member %d" % (self._context, device, member)

@@ -103,18 +103,18 @@ def does_not_sync() -> int:
 def adds_twice() -> int:
     """An aggregator that adds the first update of each round twice."""
     from hushfleet.aggregator.commands.main import main
-    from hushfleet.aggregator.rounds.aggregate import RoundAggregate
+    from hushfleet.aggregator.rounds.plain_sum import PlainSum
 
-    add = RoundAggregate.add
+    add = PlainSum._add
     seen: set[int] = set()
 
-    def twice(self: RoundAggregate, *arguments: Any, **more: Any) -> None:
+    def twice(self: PlainSum, *arguments: Any, **more: Any) -> None:
         add(self, *arguments, **more)
         if id(self) not in seen:
             seen.add(id(self))
             add(self, *arguments, **more)
 
-    RoundAggregate.add = twice
+    PlainSum._add = twice
     sys.argv[1:] = ["aggregator", *sys.argv[2:]]
     return main() or 0
 

@@ -151,6 +151,9 @@ class _Silence(NoiseSource):
     def normal(self, size: int) -> np.ndarray:
         return np.zeros(size)
 
+    def words(self, count: int) -> np.ndarray:
+        return np.zeros(count, np.uint64)
+
 
 def _about_noise(header: UpdateHeader) -> tuple[float, ...]:
     return (*header.steps, *header.noise_stds, *header.clip_norms, header.multiplier_server, float(header.noise_split))

@@ -62,7 +62,14 @@ class KeptCell:
         """What the cell's method sends without noise, in words; see `Cost.raw`."""
         task = parse_task(copy.deepcopy(self.task), where=self.cell)
         section = task.privacy
-        privacy = PrivacySpec(section.unit, section.accounting, section.clip_norm, self.noise_multiplier, task.delta)
+        privacy = PrivacySpec(
+            section.unit,
+            section.accounting,
+            section.clip_norm,
+            self.noise_multiplier,
+            task.delta,
+            secure=task.secure_spec(),
+        )
         layout = get_model(task.model.name).layout
         method = make_method(task.method.name, task.method.settings, privacy, layout, rounds=self.rounds)
         return method.cost(RoundTerms()).raw

@@ -39,7 +39,7 @@ def test_what_is_refused_counts_for_nobody_else(fleet: Any, uploads: Uploads) ->
         ("dev-0", good.data), ("dev-1", louder), ("stranger", good.data),
     )]  # fmt: skip
     assert codes == ["accepted", "out-of-bounds", "unknown-device"]
-    assert fleet.engine._aggregate._sums.updates == 1
+    assert fleet.engine.accepted == 1
 
 
 def test_two_updates_of_one_device_count_once(fleet: Any, uploads: Uploads) -> None:
@@ -48,7 +48,7 @@ def test_two_updates_of_one_device_count_once(fleet: Any, uploads: Uploads) -> N
     with_state = fleet.devices.sign("dev-0", first.header, first.values, first.counts, public=public)
     codes = [take(uploads, fleet, "dev-0", each.data).verdict.code for each in (first, second, with_state)]
     assert codes == ["accepted", "duplicate", "duplicate"]
-    assert fleet.engine._aggregate._sums.updates == len(fleet.store.updates(1)) == 1
+    assert fleet.engine.accepted == len(fleet.store.updates(1)) == 1
 
 
 def test_an_update_of_a_round_that_is_over_is_late(make_fleet: MakeFleet) -> None:
@@ -60,7 +60,7 @@ def test_an_update_of_a_round_that_is_over_is_late(make_fleet: MakeFleet) -> Non
     fleet.engine.close()
     fleet.open()
     assert take(uploads, fleet, "dev-1", late).verdict.code == "late"
-    assert fleet.engine._aggregate._sums.updates == 0
+    assert fleet.engine.accepted == 0
     assert fleet.engine.responses.expects("dev-1")
 
 
@@ -76,4 +76,4 @@ def test_a_store_that_fails_refuses_and_the_update_may_come_again(
         patch.setattr(fleet.store, "put_update", fail)
         assert take(uploads, fleet, "dev-0", data).verdict.code == "store-full"
     assert take(uploads, fleet, "dev-0", data).verdict.code == "accepted"
-    assert fleet.engine._aggregate._sums.updates == 1
+    assert fleet.engine.accepted == 1

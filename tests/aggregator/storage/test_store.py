@@ -169,6 +169,8 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         store.put_charge(charge("dev-0", 1))
     with closing(sqlite3.connect(tmp_path / "aggregator.sqlite")) as database:
         database.execute("ALTER TABLE privacy DROP COLUMN raw")
+        database.execute("ALTER TABLE rounds DROP COLUMN secure")
+        database.execute("DROP TABLE answers")
         database.execute("PRAGMA user_version = 1")
         database.commit()
     for _ in range(2):

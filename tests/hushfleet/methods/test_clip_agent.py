@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.aggregator.rounds.server_state import server_state_from_bytes, server_state_to_bytes
+from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, server_state_to_bytes
 from hushfleet.methods.clip_agent import ACTOR, CRITIC, HIDDEN, Arrays, ClipAgent, _network, trimmed_mean
 
 

@@ -23,6 +23,7 @@ from hushfleet.methods.stages import (
     LayerBounds,
     Release,
     Report,
+    ScaleWhole,
     Transform,
 )
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
@@ -109,7 +110,8 @@ def cost_by_oracle(method: TaskMethod, terms: RoundTerms, rng: np.random.Generat
 
 
 BIT = Report(2, "two numbers", loud, multiplier=lambda setting: 3 * setting.sigma(), adds_up=True)
-CHANGES = [KeepLargest(0.4), Louder(), ClipWhole(), ClipLayers(EvenBounds(2.0)), ClipLayers(Shares((1, 2, 3)))]
+LAYERS = [ClipLayers(EvenBounds(2.0)), ClipLayers(Shares((1, 2, 3)))]
+CHANGES = [KeepLargest(0.4), Louder(), ClipWhole(), ScaleWhole(), *LAYERS]
 NOISES = [(), (Gaussian(),), (Gaussian(scaled_to_clip_norm=True),), (Gaussian(beside=BIT), BIT), (Gaussian(), BIT)]
 
 
@@ -127,13 +129,13 @@ def test_no_list_is_charged_less_than_it_costs(
     method, terms = method_of((*changes, *noises), accounting=accounting), RoundTerms(split)
     charge = method.charge(terms)
     assert charge.noise_multiplier <= cost_by_oracle(method, terms, np.random.default_rng(seed)) * (1 + 1e-6)
-    bounded = bool(changes) and isinstance(changes[-1], (ClipWhole, ClipLayers))
+    bounded = bool(changes) and isinstance(changes[-1], (ClipWhole, ScaleWhole, ClipLayers))
     assert (charge.noise_multiplier > 0) == (bounded and bool(noises))
 
 
 def test_the_oracle_finds_what_is_charged_to_a_few_percent() -> None:
     """Or it could be blind."""
-    for stages in ((ClipWhole(), Gaussian()), (ClipLayers(Shares((1, 2, 3))), Gaussian())):
+    for stages in ((ClipWhole(), Gaussian()), (ScaleWhole(), Gaussian()), (ClipLayers(Shares((1, 2, 3))), Gaussian())):
         method = method_of(stages)
         found = cost_by_oracle(method, RoundTerms(4), np.random.default_rng(0))
         assert found == pytest.approx(method.charge(RoundTerms(4)).noise_multiplier, rel=0.05)
@@ -156,6 +158,13 @@ class Undone(Transform):
 
 class FreeClip(ClipWhole):
     """Says that it clips, and does not."""
+
+    def apply(self, context: Any, release: Release) -> Release:
+        return release
+
+
+class FreeScale(ScaleWhole):
+    """Says that it scales, and does not."""
 
     def apply(self, context: Any, release: Release) -> Release:
         return release
@@ -192,6 +201,7 @@ class Impostor:
         (ClipWhole(), Gaussian(), ClipWhole()),
         (ClipWhole(), Gaussian(), Gaussian()),
         (FreeClip(), Gaussian()),
+        (FreeScale(), Gaussian()),
         (ClipWhole(), FreeNoise()),
         (Impostor(),),
     ],

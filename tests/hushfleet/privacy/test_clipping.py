@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hushfleet.errors import PrivacyError
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy import clipping
-from hushfleet.privacy.clipping import clip, clip_layers, layer_norms
+from hushfleet.privacy.clipping import clip, clip_layers, layer_norms, scale
 from hushfleet.privacy.snr import snr_db
 
 LAYOUT = ParamLayout(("conv.weight", "conv.bias", "fc.weight"), ((2, 2), (1,), (3,)))  # 5 + 3 entries
@@ -177,3 +177,36 @@ def test_a_long_vectors_norm_has_the_bits_of_an_array_of_squares(size):
         total += np.sum(x[left : left + (1 << 20)].astype(np.float64) ** 2)
     layout = ParamLayout(("all.weight",), ((size,),))
     assert layer_norms(x, layout)[0] == np.sqrt(total)
+
+
+@KINDS
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    lead=st.sampled_from([(), (1,), (4,), (2, 3), (0,)]),
+    size=st.integers(1, 40),
+    magnitude=st.integers(-44, 36),
+    norm=st.floats(1e-4, 1e4),
+)
+def test_scale_against_the_obvious(make, seed, lead, size, magnitude, norm):
+    x = random_values(seed, *lead, size) * np.float32(10.0**magnitude)
+    scaled = np.asarray(scale(make(x), norm))
+    assert scaled.dtype == np.float32
+    assert scaled.shape == x.shape
+    for got, row in zip(scaled.reshape(-1, size).astype(float), x.reshape(-1, size).astype(float), strict=True):
+        before = np.linalg.norm(row)
+        assert np.linalg.norm(got) == pytest.approx(norm if before else 0, rel=1e-6)
+        assert np.linalg.norm(got) <= norm
+        # the smallest float32 are coarse, and dividing them by their norm rounds that
+        np.testing.assert_allclose(got, norm * row / max(before, 1e-300), rtol=1e-6 + 1e-44 / max(before, 1e-44))
+
+
+@KINDS
+def test_scale_refuses_what_clip_refuses(make):
+    x = np.ones(3, np.float32)
+    for norm in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(PrivacyError, match="above zero and finite"):
+            scale(make(x), norm)
+    for value in (math.nan, math.inf):
+        with pytest.raises(PrivacyError, match="not finite"):
+            scale(make(x * np.float32(value)), 1.0)

@@ -1,0 +1,234 @@
+"""The updates of a round of which the aggregator learns the sum and nothing else (`hushfleet.secure`).
+
+Masked values and corrections are added modulo a prime, in whatever order they come. Once the set of devices is fixed
+and stored, the committee answers for that set, and the answers open the sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from hushfleet.aggregator.ingest.checks import UpdateChecks
+from hushfleet.aggregator.ingest.decoding import Refusal
+from hushfleet.aggregator.rounds.round_sum import Sound
+from hushfleet.aggregator.rounds.server_half import ServerHalf
+from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
+from hushfleet.config.spec import SecureSpec
+from hushfleet.errors import BadInput, BadSignature, StoreError, WireError
+from hushfleet.methods.state import RoundTerms
+from hushfleet.secure.field import add_into, from_bytes
+from hushfleet.secure.masking import Masked
+from hushfleet.secure.member_answer import MemberAnswer, decode_answer
+from hushfleet.secure.ring_of import ring_of
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import UpdateHeader, decode_masked
+
+_ABSURD = 4.0  # times the most that honest updates and their noise come to
+
+log = logging.getLogger("hushfleet.aggregator")
+
+
+class SecureSum:
+    """The sums of one round, and the committee's answers.
+
+    :param plan: of the phase `open`, or of `unmask` with the set of devices.
+    :param masked: False, FOR SIMULATION ONLY: devices send zeros for masks, and no answers are needed.
+
+    Raises `BadInput` where no sum can be made of this roster in this round.
+    """
+
+    def __init__(
+        self,
+        plan: RoundPlan,
+        server: ServerHalf,
+        spec: SecureSpec,
+        roster: Roster,
+        *,
+        checks: UpdateChecks,
+        store: AggregatorStore,
+        masked: bool = True,
+    ) -> None:
+        self._plan, self._server, self._checks, self._store = plan, server, checks, store
+        self._shared = ~checks.newcomer.mask
+        self._counts = checks.counts(self._shared)
+        self.round = SecureRound(spec, plan, roster, size=sum(self._counts))
+        self.masked = masked
+        self.cohort: Collection[str] = frozenset(self.round.devices)
+        self._keys = {roster.devices[index]: roster.key(index) for index in self.round.cohort}
+        self._cost = server.method.cost(RoundTerms(plan.noise_split, plan.controls))
+        corrections = (self.round.rule.may_miss, self.round.width)
+        self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
+        self._included: set[str] = set()
+        self._answers: dict[str, np.ndarray] = {}
+        self._total: np.ndarray | None = None
+
+    # updates
+
+    @property
+    def count(self) -> int:
+        return len(self._included)
+
+    def read(self, header: UpdateHeader, data: bytes, *, payload: bytes) -> Sound:
+        device = header.device
+        self._checks.check_terms(header, self._plan)
+        values = self._values(header, data)
+        held = self._checks.held(self._store, device)
+        after = self._server.method.advance_public(held, np.zeros(self._checks.layout.size, np.float32))
+        row = UpdateRow(device, hashlib.sha256(data).digest(), payload, len(data), self.round.size, 0.0, 0.0, 0.0)
+        return Sound(header, data, row, self._counts, held, after, lambda: self._add(device, values))
+
+    def resume(self) -> list[str]:
+        for update in self._store.updates(self._plan.round):
+            stored = self._store.update_data(self._plan.round, update.device)
+            if stored is None:
+                raise StoreError(f"the update of {update.device} in round {self._plan.round} has lost its bytes")
+            header, _ = self._decoded(update.device, stored[0])
+            self._add(update.device, self._values(header, stored[0]))
+        for member, data in self._store.answers(self._plan.round).items():
+            self._answers[member] = self.read_answer(member, data).values
+        return sorted(self._included)
+
+    @property
+    def reports(self) -> list[tuple[float, ...]]:
+        return []
+
+    # the committee
+
+    @property
+    def asks_members(self) -> bool:
+        """Whether the set of devices must be fixed before the sum can be opened."""
+        return self.masked and self._plan.phase == "open"
+
+    @property
+    def answered(self) -> Collection[str]:
+        return self._answers.keys()
+
+    def fixed(self) -> RoundPlan:
+        """The plan that asks the committee for what was added so far."""
+        included = self.round.pack_included(self._included)
+        if self._plan.secure is None:
+            raise BadInput(f"the plan of round {self._plan.round} has no secure sum")
+        return replace(self._plan, phase="unmask", secure=replace(self._plan.secure, included=included))
+
+    def ask(self, plan: RoundPlan) -> None:
+        """The set of devices is stored."""
+        self._plan = plan
+
+    def read_answer(self, member: str, data: bytes) -> MemberAnswer:
+        """Checks a member's answer. Raises `Refusal`."""
+        secure = self._plan.secure
+        if member not in self.round.members or secure is None or not secure.included:
+            raise Refusal("not-in-cohort", f"no answer of {member} is expected in round {self._plan.round}")
+        try:
+            answer = decode_answer(data, public_key=self._keys[member])
+        except BadSignature as error:
+            raise Refusal("bad-signature", str(error), final=False) from error
+        except WireError as error:
+            raise Refusal("malformed", str(error), final=False) from error
+        header = answer.header
+        if (header.task, header.round, header.device) != (self._plan.task, self._plan.round, member):
+            raise Refusal("bad-signature", f"an answer of {header.device} for round {header.round} of {header.task}",
+                          final=False)  # fmt: skip
+        if header.included != hashlib.sha256(secure.included).digest() or header.bits != self.round.spec.bits:
+            raise Refusal("malformed", "the answer is for another set of devices, or of another width")
+        if answer.values.shape != (self.round.width,):
+            raise Refusal("wrong-shape", f"{answer.values.size} values, but {self.round.width} are needed")
+        return answer
+
+    def add_answer(self, member: str, answer: MemberAnswer) -> None:
+        self._answers[member] = answer.values
+
+    # the sum
+
+    def open(self) -> bool:
+        if self._total is None:
+            try:
+                summed = self._unmasked() if self.masked else self._sums.values
+            except BadInput as error:
+                log.warning("the sum of round %d is not opened: %s", self._plan.round, error)
+                return False
+            ring = ring_of(
+                self._checks.spec, self._plan, self.round, self._cost.bound, self._cost.noise_multiplier
+            )  # fmt: skip
+            total = ring.decode(summed)
+            if not self._is_plausible(total):
+                return False
+            self._total = total
+        return True
+
+    @property
+    def noise_stds(self) -> list[float]:
+        return [self._noise_std / self.count] * len(self._counts)
+
+    def aggregated(self) -> np.ndarray:
+        sums, weights = torch.zeros(2, self._checks.layout.size, dtype=torch.float64)
+        if self._total is not None:
+            shared = torch.from_numpy(self._shared)
+            sums[shared] = torch.from_numpy(self._total)
+            weights[shared] = float(self.count)
+        return self._server.aggregated(sums, weights)
+
+    @property
+    def _noise_std(self) -> float:
+        """Of a value of the sum."""
+        parts = self.count / self.round.spec.honest_devices
+        return self._cost.bound * self._cost.noise_multiplier * math.sqrt(parts)
+
+    def _unmasked(self) -> np.ndarray:
+        """Raises `BadInput`."""
+        summed, wrong = self.round.opened_by(self._sums, self._answers)
+        if wrong:  # or a device that has masked by another key than it shares with this member: no proof against either
+            log.warning(
+                "round %d: the answers of %s do not fit, and the sum is opened without them",
+                self._plan.round, ", ".join(wrong),
+            )  # fmt: skip
+        return summed
+
+    def _is_plausible(self, total: np.ndarray) -> bool:
+        """A wrong mask, or a member's wrong answer that nothing contradicts, makes uniform values of a sum."""
+        norm = float(np.linalg.norm(total))
+        most = self.count * self._cost.bound + self._noise_std * math.sqrt(self.round.size)
+        if norm <= _ABSURD * most:
+            return True
+        log.error(
+            "round %d: the sum has the norm %.3g, and %d honest updates with their noise come to %.3g at most: a "
+            "device or a member of the committee lied, and the model stays as it is",
+            self._plan.round, norm, self.count, most,
+        )  # fmt: skip
+        return False
+
+    def _add(self, device: str, values: Masked) -> None:
+        for total, each in zip(self._sums, values, strict=True):
+            add_into(total, each, self.round.prime)
+        self._included.add(device)
+
+    def _decoded(self, device: str, data: bytes) -> tuple[UpdateHeader, memoryview]:
+        """Raises `Refusal` for an update that the key of the roster did not sign: its masks are made of that key."""
+        try:
+            return decode_masked(data, public_key=self._keys[device])
+        except BadSignature as error:
+            raise Refusal("bad-signature", f"by the roster's key of {device}: {error}", final=False) from error
+
+    def _values(self, header: UpdateHeader, data: bytes) -> Masked:
+        _, section = self._decoded(header.device, data)
+        try:
+            values = from_bytes(section, self.round.spec.bits)
+        except BadInput as error:
+            raise Refusal("malformed", str(error)) from error
+        size, corrections = self.round.size, self._sums.corrections
+        if header.value_count != size or len(values) != size + corrections.size:
+            raise Refusal(
+                "wrong-shape",
+                f"{header.value_count} values and {len(values)} with corrections; {size} and {size + corrections.size} "
+                "are needed",
+            )
+        return Masked(values[:size], values[size:].reshape(corrections.shape))

@@ -1,0 +1,56 @@
+"""The method's server half in one round, and its state as bytes in the aggregator's store."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hushfleet.errors import HushfleetError, StoreError
+from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.server import ServerArrays
+
+
+@dataclass(frozen=True, eq=False)
+class ServerHalf:
+    """A method's server half in one round.
+
+    :param before: the global vector float32 `[d]` of the round.
+    :param state: that it has kept from the round before.
+    """
+
+    method: TaskMethod
+    before: np.ndarray
+    state: ServerArrays
+
+    def weight(self, sent: np.ndarray) -> float:
+        """Of an update `[d]` in the mean."""
+        return self.method.server.weight(self.before, sent, self.method.layout)
+
+    def aggregated(self, sums: torch.Tensor, weights: torch.Tensor) -> np.ndarray:
+        """In float64, as float32 `[d]`, of the weighted sum of values and the sum of weights, float64 `[d]`."""
+        before = torch.from_numpy(self.before.astype(np.float64)).to(sums.device)
+        after = self.method.server.aggregate(self.state, before, sums, weights)
+        params: np.ndarray = after.to(torch.float32).cpu().numpy()
+        if not np.isfinite(params).all():
+            raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
+        return params
+
+
+def server_state_to_bytes(state: ServerArrays) -> bytes:
+    out = io.BytesIO()
+    arrays: dict[str, Any] = dict(state)
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def server_state_from_bytes(data: bytes) -> ServerArrays:
+    """Raises `StoreError` if it is not what was written."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:  # NumPy and zipfile raise half a dozen kinds
+        raise StoreError(f"the store's state of the method's server half does not load: {error}") from error
