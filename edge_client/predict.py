@@ -1,6 +1,7 @@
 """Class probabilities of one image by the device's own model.
 
-The personalised model of the current task if this device has trained, else the last global model.
+The personalised model of the current task if this device has trained, else the last global model. Of a linear model,
+the head that the device has chosen by its own images (`hushfleet.model.own_head`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
+from hushfleet.model.own_head import is_linear
 
 
 class Prediction(NamedTuple):
     """What a model sees in an image.
 
     :param task: whose model it is.
-    :param model: `personalised` or `global`.
+    :param model: `personalised` or `global`, or the own head that was chosen, in words.
     :param classes: (name, probability), the likeliest first.
     """
 
@@ -66,9 +68,10 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
 
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
-    state = store.load_state(spec.task)
-    if state is not None and state.own is not None:
-        return state.own, "personalised"
+    """The flat vector, and how it is called."""
+    head, own = store.own_head(spec.task), store.own_params(spec.task)
+    if own is not None and (head is not None or not is_linear(spec.model.layout)):
+        return own, "personalised" if head is None else head.choice.words
     data = store.blob(store.global_digest) if store.global_digest else None
     return (None if data is None else np.frombuffer(data, "<f4").astype(np.float32)), "global"
 

@@ -36,14 +36,13 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     spec, folder = simulation.prepared.spec, simulation.folder
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
     with AggregatorStore(folder.aggregator, durable=False) as store:
-        closed = max(row.round for row in store.rounds() if row.phase == "closed")
-    yield "global", checkpoints.read(closed)
+        yield "global", checkpoints.read(store.last_closed_round)
     took_part = [device for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
     for device in took_part[:MOST_DEVICES]:
         with DeviceStore(folder.device(device.name).store, device=device.name, inspect=True) as store:
-            state = store.load_state(spec.task)
-        if state is not None and state.own is not None:
-            yield device.name, state.own
+            own = store.own_params(spec.task)
+        if own is not None:
+            yield device.name, own
 
 
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:

@@ -4,6 +4,7 @@ task.json, boards.json   what was asked for, for --resume
 clock.json               what the task's work costs, where the run has a virtual clock
 scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
+roster.bin               of secure sums in the fast engine: the devices and their keys
 runtime.txt              what computes gradients, where that was left to the simulator
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
 devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
@@ -50,6 +51,7 @@ class RunFolder:
         self.runtime = path / "runtime.txt"
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
+        self.roster = path / "roster.bin"
         self.scenario = path / "scenario.jsonl"
         self.clock = path / "clock.json"
         self.aggregator = path / "aggregator"

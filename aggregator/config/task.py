@@ -34,8 +34,8 @@ from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.privacy.ring import least_bits
+from hushfleet.secure.committee import least_honest
 from hushfleet.secure.field import PRIMES
-from hushfleet.secure.honest import honest_in_sum
 from hushfleet.wire.format.topics import Name
 
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
@@ -301,6 +301,8 @@ class Task(Checked):
         if least == 1:
             cohort, rate = self.cohort_size, self.sampling_rate
             least = max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
+        if least > self.cohort_size:
+            raise ValueError(f"round.min_updates = {least}: a round has {self.cohort_size} devices")
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
         object.__setattr__(self, "round", replace(self.round, min_updates=least))
         try:
@@ -323,13 +325,18 @@ class Task(Checked):
 
         :param size: values in an update, which say how many bits each takes; None: 32, whatever there are.
 
-        Raises `PrivacyError` or `BadInput` where no honest devices are left, or no ring is fine enough.
+        Raises `PrivacyError` where no honest devices are left, or no ring is fine enough.
         """
         if self.privacy.accounting != "secure":
             return None
         least, fraction = self.round.min_updates, self.privacy.honest_fraction
-        honest = honest_in_sum(least, self.data.devices, honest_fraction=fraction, rate=self.sampling_rate)
         most = math.ceil(self.cohort_size + 6 * math.sqrt(self.cohort_size * (1 - self.sampling_rate)))
+        honest = least_honest(least, devices=self.data.devices, honest_fraction=fraction, drawn=most)
+        if honest == 0:
+            raise PrivacyError(
+                f"a sum of round.min_updates = {least} of {self.data.devices} devices, of which a share of "
+                f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: ask for larger sums"
+            )
         bits: Literal[16, 24, 32] = 32
         if size is not None:
             bits = least_bits(PRIMES, noise_multiplier=noise_multiplier, honest_devices=honest, devices=most, size=size)
@@ -524,8 +531,7 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
-    cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
-    devices = math.sqrt(cohort) if privacy.accounting == "strict" else cohort
+    devices = math.sqrt(task.cohort_size * task.noise_split)  # that as much noise would be divided among as is added
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta)
     if "rounds" not in plain.get("round", {}):
         task = replace(task, round=replace(task.round, rounds=steps.rounds))

@@ -18,6 +18,7 @@ from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_
 from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
+from hushfleet.model.own_head import is_linear
 
 Number = float | str | None
 
@@ -51,7 +52,9 @@ class MetricsFile:
     ) -> None:
         """Appends one line: the device's own model after local training, before aggregation."""
         line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
-        for name, result in self._evaluate(trained, spec.model, logits_of).items():
+        # of a linear model the head that the device chooses counts, not what a round trains
+        tested = {} if is_linear(spec.model.layout) else self._evaluate(trained, spec.model, logits_of)
+        for name, result in tested.items():
             line[f"accuracy_own_{name}"] = _number(result.accuracy)
             line[f"loss_own_{name}"] = _number(result.loss)
         mask, layers = trained.state.public.mask, spec.model.layout.layers

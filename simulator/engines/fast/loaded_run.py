@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.config.spec import BlobRef, SecureSpec, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
 from hushfleet.graphs.features import FeatureGraph
@@ -16,7 +16,10 @@ from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
+from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
@@ -36,6 +39,7 @@ class LoadedRun:
         self._train: dict[str, LabelledSamples] = {}  # what was used last comes last
         self._train_bytes = 0
         self._global: tuple[bytes, np.ndarray] | None = None
+        self._secure: tuple[RoundPlan, SecureRound] | None = None
 
     @cached_property
     def spec(self) -> TaskSpec:
@@ -78,6 +82,20 @@ class LoadedRun:
             params.setflags(write=False)
             self._global = plan.global_digest, params
         return self._global[1]
+
+    def roster(self, plan: RoundPlan) -> Roster | None:
+        """That a round with a secure sum names."""
+        return None if plan.secure is None else self._roster
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster.from_bytes(self.folder.roster.read_bytes())
+
+    def secure_round(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> SecureRound:
+        """Without masks, and one for all devices."""
+        if self._secure is None or self._secure[0] != plan:
+            self._secure = plan, UnmaskedRound(spec, plan, roster, size=size)
+        return self._secure[1]
 
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
