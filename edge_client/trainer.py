@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from hushfleet.config.spec import BlobRef, TaskSpec
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed, check_sum
 from hushfleet.edge_client.storage.answers import AnswerEntry
@@ -112,7 +112,7 @@ class Trainer:
         spec: TaskSpec,
         gradient: GradientFunction,
         logits_of: LogitsOf,
-        samples: Callable[[], Samples],
+        samples: Callable[[], LabelledSamples],
         randomness: Randomness,
         limits: LimitsSection,
         observer: Callable[[TrainedRound], None] | None = None,
@@ -135,7 +135,7 @@ class Trainer:
         self.method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> LabelledSamples:
         """Raises `BadInput` where there are none and the task needs some, or where they do not fit it."""
         return self._samples()
 
