@@ -22,8 +22,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store_file import (
     ADVICE,
     SCHEMA_VERSION,
@@ -198,6 +200,18 @@ class DeviceStore:
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
+    def own_head(self, task: str) -> KeptHead | None:
+        """The head that was chosen last, if it is of this task. Raises `StoreError`."""
+        data = self._fact("own_head")
+        if data is None:
+            return None
+        with self._whole("own head"):
+            kept = unpack(KeptHead, data, what="the own head")
+        return kept if kept.task == task else None
+
+    def keep_own_head(self, head: KeptHead) -> None:
+        self._set_facts("keep the own head", own_head=pack(head))
+
     def count_attempt(self, kind: str, what: str) -> int:
         """How often `what` was begun since it last ended in any way but an abrupt one, this time included.
 
@@ -264,6 +278,14 @@ class DeviceStore:
             if residual.shape != (size,) or residual.dtype != np.float32:
                 raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
         return residual
+
+    def own_params(self, task: str) -> np.ndarray | None:
+        """The model that the device predicts with, float32 `[d]`: the head that it chose, else what it trained last."""
+        head = self.own_head(task)
+        if head is not None:
+            return head.params
+        state = self.load_state(task)
+        return None if state is None else state.own
 
     def has_been(self, task: str, public_digest: bytes) -> bool:
         """Whether the device once had the public state with this digest; a newcomer's is not noted."""
