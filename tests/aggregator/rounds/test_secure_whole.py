@@ -35,7 +35,7 @@ def prepared() -> PreparedTask:
 
 @pytest.fixture
 def whole(tmp_path: Path, prepared: PreparedTask) -> Iterator[Whole]:
-    bench = Whole(tmp_path, LocalHub().link)
+    bench = Whole(tmp_path, LocalHub().link, accounting="secure")
     bench.begin(prepared)
     for index in range(BOARDS):
         bench.board(f"board-{index}")
