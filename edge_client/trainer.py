@@ -162,11 +162,11 @@ class Trainer:
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
 
-        Raises `BadInput` for a task, plan or roster that give none, or too few honest devices.
+        Raises `BadInput` for a task, plan or roster that give none.
         """
         if self._secure is None or self._secure[0] is not plan:
             spec = self.spec.privacy.secure
-            if spec is None or roster is None:
+            if spec is None or plan.secure is None or roster is None:
                 raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
             shared = int(np.count_nonzero(~self.method.init_state().public.mask))
             self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
@@ -270,7 +270,7 @@ class Trainer:
             update=data,
             public_before=state.public.to_bytes(),
             residual=residual,
-            context=None if plan.secure is None else self.secure_round(plan, roster).context,
+            roster=None if plan.secure is None else plan.secure.roster.digest,
         )
         entry = self.store.commit_round(commit)
         if self.observer is not None:
