@@ -74,7 +74,7 @@ class RoundHandler:
         self._store = store
         self._blobs = blobs
         self._model = GlobalModel(store, blobs)
-        self._rosters = RosterSource(blobs, operator=config.roster_key)
+        self._rosters = RosterSource(store, blobs, operator=config.roster_key)
         self._tasks = tasks
         self._store_check = store_check
         self._announce = announce

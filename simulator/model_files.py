@@ -13,6 +13,7 @@ import onnxruntime
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.models.export import bake
@@ -47,10 +48,13 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
     prepared, spec = simulation.prepared, simulation.prepared.spec
     path = simulation.folder.models / f"{name}.onnx"
-    path.write_bytes(bake(prepared.blobs[spec.model.inference.digest], spec.model.layout, params))
+    graph, made = spec.model.inference.digest, spec.model.features
+    features = None if made is None else prepared.blobs[made.graph.digest]
+    path.write_bytes(bake(prepared.blobs[graph], spec.model.layout, params, features=features))
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    probe = simulation.fleet.common_test.take(slice(0, 32)).x
-    expected, found = prepared.inference(params, probe), session.run(["logits"], {"x": probe})[0]
+    probe = simulation.fleet.common_test.take(slice(0, 32))
+    expected = prepared.inference(params, inputs_of(probe, prepared.features).x)
+    found = session.run(["logits"], {"x": probe.x})[0]
     error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-12))
     if not error <= TOLERANCE:
         raise HushfleetError(f"{path} computes something else than the trained model: {error:.1e} relative")

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from hushfleet import atomic_file
-from hushfleet.config.spec import Accounting, Trust
+from hushfleet.config.spec import Accounting, Form, Trust
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Accountant
 
@@ -161,7 +161,7 @@ class WireInfo(_Record):
         deviation of a layer's noise, or a layer's root mean square where updates carry no noise of their own.
     """
 
-    codec: Literal["quantized", "one-bit", "float16", "float32"]
+    codec: Form
     step: Annotated[float, Field(gt=0)] | None = None
     step_unit: Literal["noise", "rms"]
 

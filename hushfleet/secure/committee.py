@@ -59,7 +59,7 @@ def committee_rule(
     """
     members = min(cohort, MOST_MEMBERS)
     devices = max(cohort, roster or 0)
-    corrupt = most_corrupt(devices, honest_fraction=honest_fraction, drawn=members)
+    corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=members)
     secrecy = max(1, -(-(members + corrupt) // 2), -(-(2 * members + corrupt - 2) // 3))
     room = members - secrecy
     may_miss = max(0, min(_most_missing(members, drop_out), room - 1))
@@ -67,7 +67,7 @@ def committee_rule(
 
 
 @lru_cache(maxsize=256)
-def most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
+def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
     """The least c that the corrupt ones among `drawn` of `devices` exceed in at most one draw of 10^12."""
     bad = math.floor((1 - honest_fraction) * devices + 1e-9)
     whole, tail = math.comb(devices, drawn), 0
@@ -76,6 +76,16 @@ def most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
         if tail * _TOO_MANY_CORRUPT > whole:
             return count
     return 0
+
+
+def least_honest(min_devices: int, *, devices: int, honest_fraction: float, drawn: int) -> int:
+    """How many of the fewest devices in a sum are honest for certain, if no corrupt one is left out; 0: perhaps none.
+
+    :param devices: in the roster.
+    :param drawn: in the cohort.
+    """
+    corrupt = most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
+    return max(0, min_devices - corrupt)
 
 
 def _most_missing(members: int, drop_out: float) -> int:

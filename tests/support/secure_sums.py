@@ -1,0 +1,74 @@
+"""A fleet for secure sums without a network: identities, a roster, rounds and what each of them does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hushfleet.config.spec import SecureSpec
+from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.field import PRIMES, add_into
+from hushfleet.secure.masking import Masked
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import BlobRef, RoundPlan, SecurePlan
+
+
+def identity(name: str) -> Identity:
+    """The same one for the same name."""
+    return Identity.from_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def plan_of(roster: Roster, *, task: str = "sum-1", round: int = 1, rate: float = 1.0) -> RoundPlan:
+    blob = roster.to_bytes()
+    secure = SecurePlan(BlobRef(hashlib.sha256(blob).digest(), len(blob)), rate)
+    return RoundPlan(task, round, 100, "open", bytes(32), 400, {}, 1, 600.0, secure=secure)
+
+
+@dataclass
+class SumFleet:
+    """`devices` of them, each with the key that `identity` gives its name."""
+
+    devices: int
+    size: int = 50
+    spec: SecureSpec = field(default_factory=lambda: SecureSpec(16, 2, 1))
+    prefix: str = "pi"
+
+    def __post_init__(self) -> None:
+        names = [f"{self.prefix}-{index:05d}" for index in range(self.devices)]
+        self.agreements = {name: KeyAgreement(identity(name)) for name in names}
+        self.roster = Roster.of({name: identity(name).public_key for name in names})
+        self.prime = PRIMES[self.spec.bits]
+
+    def round(self, number: int = 1, *, task: str = "sum-1", rate: float = 1.0) -> SecureRound:
+        plan = plan_of(self.roster, task=task, round=number, rate=rate)
+        return SecureRound(self.spec, plan, self.roster, size=self.size)
+
+    def values(self, device: str) -> np.ndarray:
+        rng = np.random.default_rng(int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big"))
+        return rng.integers(0, self.prime, self.size).astype(np.uint32)
+
+    def masked(self, secure: SecureRound, device: str) -> Masked:
+        return secure.masked(self.agreements[device], device, self.values(device))
+
+    def sums(self, secure: SecureRound, devices: Iterable[str]) -> Masked:
+        """What the aggregator adds."""
+        each = [self.masked(secure, device) for device in devices]
+        total = Masked(each[0].values.copy(), each[0].corrections.copy())
+        for masked in each[1:]:
+            add_into(total.values, masked.values, self.prime)
+            add_into(total.corrections, masked.corrections, self.prime)
+        return total
+
+    def answers(self, secure: SecureRound, included: Iterable[str], members: Iterable[str]) -> dict[str, np.ndarray]:
+        bitmap = secure.pack_included(included)
+        return {member: secure.answer(self.agreements[member], member, bitmap) for member in members}
+
+    def plain(self, devices: Iterable[str]) -> np.ndarray:
+        """The sum that is to come out, by whole numbers."""
+        total = sum(self.values(device).astype(np.int64) for device in devices)
+        return (total % self.prime).astype(np.uint32)
