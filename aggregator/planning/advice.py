@@ -56,8 +56,8 @@ class Question:
         )
         if honest == 0:
             raise BadInput(
-                f"a sum of {self.least_devices} of {self.devices} devices, of which a share of {self.honest_fraction:g} "
-                "is honest, may have no honest one: more devices are needed, or more trust"
+                f"a sum of {self.least_devices} of {self.devices} devices, of which "
+                f"{self.honest_fraction:g} is honest, may have no honest one: more devices are needed, or more trust"
             )
         return honest
 
