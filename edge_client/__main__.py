@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import hushfleet
+from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import TRUST, TaskSpec, Trust
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -162,6 +163,7 @@ def _status(options: argparse.Namespace) -> int:
         raw, unit, key = ledger.raw_values(), ledger.unit(), store.identity.public_key.hex()
         stopped, waiting = store.stopped_because, store.waiting()
         trust, of_task = _trust(store)
+        heads = {task: head.choice for task in rounds if (head := store.own_head(task)) is not None}
     if options.json:
         report = {
             "device": config.device.id,
@@ -178,6 +180,7 @@ def _status(options: argparse.Namespace) -> int:
             "tasks": [
                 {"task": task, "rounds": rounds[task], "epsilon_server": _json_number(spent[task])} for task in spent
             ],
+            "own_heads": {task: to_plain(choice) for task, choice in heads.items()},
             "waiting": [{"task": task, "round": number} for task, number in waiting],
         }
         print(json.dumps(report))
@@ -190,6 +193,8 @@ def _status(options: argparse.Namespace) -> int:
         print(f"infinite   without noise have left: {', '.join(raw)}; the noised values alone: {noised:.3f}")
     for task in spent:
         print(f"task       {task}: {rounds[task]} rounds, epsilon_server {spent[task]:.3f}")
+    for task, choice in heads.items():
+        print(f"own head   {task}: {choice.words}; it never leaves the device")
     if stopped is not None:
         print(f"stopped    {stopped}")
     for task, number in waiting:
