@@ -105,6 +105,11 @@ class Advice:
             return f"It does not pay: {fleet}: about {gain}; keep the images on the boards and train there"
         return f"Too close to call: {fleet}: about {gain}, give or take {100 * 2 * found.spread:.1f}"
 
+    @property
+    def warning(self) -> str | None:
+        """One line for who starts such a run; None where it pays."""
+        return None if self.answer == "yes" else f"{self.in_words}. See: hushfleet plan --help"
+
     def least_devices(self) -> int | None:
         """The smallest fleet from which on the answer is yes at this epsilon; None: none up to 100,000."""
         sizes = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
@@ -129,7 +134,7 @@ class Advice:
         return first
 
 
-def worth_it(task: Task, *, images: int | None = None) -> Advice | None:
+def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice | None:
     """The advice on a task of method `hush`; None for others, and for those without noise, which nobody has measured.
 
     :param images: training images a device; None: nobody knows, and 20 are taken.
@@ -142,7 +147,7 @@ def worth_it(task: Task, *, images: int | None = None) -> Advice | None:
         Question(
             devices=task.cohort_size,
             images=images or USUAL_IMAGES,
-            classes=len(task.data.class_names) or 10,
+            classes=classes,
             epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
             delta=task.delta,
             features=getattr(task.model, "features", None) or "scattering",
