@@ -366,32 +366,34 @@ def main() -> None:
     ends = time.monotonic() + 60 * options.minutes
     lines = map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else [])
     done: dict[Fleet, Figures] = {Fleet(**line["fleet"]): line for line in lines}
-    images, features = {}, {}
-    wanted = list(fleets(quick=options.quick))
-    for data in dict.fromkeys(fleet.data for fleet in wanted):
-        images[data], features[FEATURES[data]] = featured(data, data_dir=options.data_dir, kept=options.kept)
-    for fleet in wanted:
-        if fleet in done or time.monotonic() > ends:
-            continue
-        done[fleet] = {"fleet": asdict(fleet), **measure(fleet, images[fleet.data].first_classes(fleet.classes))}
-        with options.kept.open("a") as file:
-            file.write(json.dumps(done[fleet]) + "\n")
-    found = summaries(done)
-    show(found)
+    images: dict[str, Images] = {}
+    features: Figures = {}
+    for fleet in fleets(quick=options.quick):
+        if time.monotonic() > ends:
+            break
+        if fleet.data not in images:
+            found = featured(fleet.data, data_dir=options.data_dir, kept=options.kept)
+            images[fleet.data], features[FEATURES[fleet.data]] = found
+        if fleet not in done:
+            done[fleet] = {"fleet": asdict(fleet), **measure(fleet, images[fleet.data].first_classes(fleet.classes))}
+            with options.kept.open("a") as file:
+                file.write(json.dumps(done[fleet]) + "\n")
+    rows = summaries(done)
+    show(rows)
     figures: Figures = {
         "made_by": "benchmarks/private_gain.py",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seeds": list(SEEDS),
+        "seeds": sorted({fleet.seed for fleet in done}),
         "delta": DELTA,
         "features": features,
-        "fleets": found,
+        "fleets": rows,
     }
     if options.table is not None:
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in figures.items() if key != "fleets"]
-        rows = ",\n  ".join(json.dumps(each) for each in found)
-        options.table.write_text("{" + ",\n ".join(lines) + ',\n "fleets": [\n  ' + rows + "\n ]}\n")
+        text = ",\n  ".join(map(json.dumps, rows))
+        options.table.write_text("{" + ",\n ".join(lines) + ',\n "fleets": [\n  ' + text + "\n ]}\n")
     for path in options.figure:
-        draw(found, path)
+        draw(rows, path)
     write(options, figures)
 
 
