@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.common import Figures, make_parser, table, write
 from hushfleet.methods.hush_rule import rule
-from hushfleet.model.own_head import choose_own_head
+from hushfleet.model.own_head import PENALTIES_ALONE, choose_own_head
 from hushfleet.model.softmax import fit, rotated
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 
@@ -46,7 +46,6 @@ JUDGED = 12  # devices of a fleet that are compared with training alone
 DIGITS = {5: (10, 30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
 FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering"}
 MOST_TRAIN, MOST_TEST, BATCH = 24_000, 5_000, 64
-PENALTIES = (0.1, 0.01, 0.001)
 
 
 @dataclass(frozen=True)
@@ -193,8 +192,8 @@ def alone(dealt: Dealt, images: Images) -> np.ndarray:
     guesses = []
     for x, y in zip(dealt.x, dealt.y, strict=True):
         basis = rotated(x)
-        offsets = np.zeros((len(PENALTIES), images.classes, len(y)), np.float32)
-        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
+        offsets = np.zeros((len(PENALTIES_ALONE), images.classes, len(y)), np.float32)
+        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES_ALONE)) @ basis.axes
         nearest = y[(images.test_x @ x.T).argmax(1)]  # all features have one norm
         held = np.unique(y)
         means = np.stack([x[y == c].mean(0) for c in held])
@@ -225,8 +224,9 @@ def measure(fleet: Fleet, images: Images) -> Figures:
             by_class = images.by_class((images.test_x @ head).argmax(1))
             found[name] = {"common": float(by_class.mean()), "own": float((shares @ by_class).mean())}
             if name == "shared":
+                no_bias = np.zeros(images.classes, np.float32)
                 found |= {"rounds": rounds, "clip_norm": clip_norm, "multiplier": multiplier}
-                heads = [choose_own_head(x, y, head.T) for x, y in zip(judged.x, judged.y, strict=True)]
+                heads = [choose_own_head(x, y, head.T, no_bias) for x, y in zip(judged.x, judged.y, strict=True)]
                 guesses = [(images.test_x @ each.weight.T + each.prior).argmax(1) for each in heads]
                 classes = images.by_class(np.array(guesses))
                 own = (classes * shares).sum(-1)
