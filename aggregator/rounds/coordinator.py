@@ -57,6 +57,7 @@ BLOCK_AFTER_FAULTS = 3
 """Rounds in which an update that the device itself signed was refused, until it is blocked."""
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
+MOST_LINGER_S = 60.0
 RETRY_S = 5.0
 FRAMES_A_STEP = 8
 MAX_WARNED = 100
@@ -113,20 +114,26 @@ class Coordinator:
         self._retry_close_at = self._retry_open_at = 0.0
         self._idle_since = clock()
         self._finished_at: float | None = None
+        self._wanted_at = clock()  # a device wanted a blob
         self.link = connect(Will(self.topics.server, self._encoded(self._server_state("lost"))))
 
     # the loop
 
     def run(self, stop: threading.Event | None = None, *, linger_s: float = LINGER_S) -> None:
-        """Until devices were told that the task has finished, and `linger_s` longer, or until `stop` is set."""
+        """Until devices were told that the task has finished, and for `linger_s` none has asked for the final model, or
+        until `stop` is set."""
         self.start()
         try:
             while not (stop is not None and stop.is_set()):
                 self.step(LONGEST_SLEEP_S)
-                if self._finished_at is not None and self._clock() - self._finished_at >= linger_s:
+                if self._finished_at is not None and self._served_all(self._finished_at, linger_s):
                     break
         finally:
             self.close()
+
+    def _served_all(self, finished_at: float, linger_s: float) -> bool:
+        now = self._clock()
+        return now - max(finished_at, self._wanted_at) >= linger_s or now - finished_at >= max(linger_s, MOST_LINGER_S)
 
     def start(self) -> None:
         """Opens the link; everything else follows from its events."""
@@ -287,6 +294,7 @@ class Coordinator:
 
     def _on_message(self, device: str, message: Message) -> None:
         if isinstance(message, Want):
+            self._wanted_at = self._clock()
             if not self._blobs.want(device, message, now=self._clock()):
                 log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
         elif isinstance(message, Offer):
