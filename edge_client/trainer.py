@@ -166,7 +166,7 @@ class Trainer:
         """
         if self._secure is None or self._secure[0] is not plan:
             spec = self.spec.privacy.secure
-            if spec is None or plan.secure is None or roster is None:
+            if spec is None or roster is None:
                 raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
             shared = int(np.count_nonzero(~self.method.init_state().public.mask))
             self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
@@ -270,7 +270,7 @@ class Trainer:
             update=data,
             public_before=state.public.to_bytes(),
             residual=residual,
-            roster=None if plan.secure is None else plan.secure.roster.digest,
+            context=None if plan.secure is None else self.secure_round(plan, roster).context,
         )
         entry = self.store.commit_round(commit)
         if self.observer is not None:
