@@ -1,6 +1,7 @@
 """Class probabilities of one image by the device's own model.
 
-The personalised model of the current task if this device has trained, else the last global model.
+The personalised model of the current task if this device has trained, else the last global model. Of a linear model,
+the head that the device has chosen by its own images (`hushfleet.model.own_head`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import numpy as np
 from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 from hushfleet.data.folder import read_image
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
+from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
+from hushfleet.model.own_head import is_linear
 
 
 class Prediction(NamedTuple):
     """What a model sees in an image.
 
     :param task: whose model it is.
-    :param model: `personalised` or `global`.
+    :param model: `personalised` or `global`, or the own head that was chosen, in words.
     :param classes: (name, probability), the likeliest first.
     """
 
@@ -45,7 +49,17 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
         raise BadInput(f"this device has no model of the task {spec.task} yet: it has to take part in one round first")
     check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=1)
     model = spec.model
-    logits = InferenceGraph(graph, model.layout)(params, _read(image, model))[0].astype(np.float64)
+    features = None
+    if model.features is not None:
+        made = store.blob(model.features.graph.digest)
+        if made is None:
+            raise BadInput(
+                f"this device lacks features of the task {spec.task}: it has to take part in one round first"
+            )
+        check_features(made, model.features)
+        features = FeatureGraph(made, model.features)
+    x = inputs_of(_read(image, model), features).x
+    logits = InferenceGraph(graph, model.layout)(params, x)[0].astype(np.float64)
     odds = np.exp(logits - logits.max())
     probabilities = odds / odds.sum()
     order = np.argsort(-probabilities, kind="stable")
@@ -54,14 +68,15 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
 
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
-    state = store.load_state(spec.task)
-    if state is not None and state.own is not None:
-        return state.own, "personalised"
+    """The flat vector, and how it is called."""
+    head, own = store.own_head(spec.task), store.own_params(spec.task)
+    if own is not None and (head is not None or not is_linear(spec.model.layout)):
+        return own, "personalised" if head is None else head.choice.words
     data = store.blob(store.global_digest) if store.global_digest else None
     return (None if data is None else np.frombuffer(data, "<f4").astype(np.float32)), "global"
 
 
-def _read(image: Path, model: ModelSpec) -> np.ndarray:
-    """float32 `[1, C, H, W]`, decoded and normalised as the device's training images are."""
-    pixels = read_image(image, input_shape=model.input_shape)
-    return Samples(pixels[None], np.zeros(1, np.int64), model.mean, model.std).x
+def _read(image: Path, model: ModelSpec) -> Samples:
+    """The one image, decoded and normalised as the device's training images are."""
+    pixels = read_image(image, input_shape=model.image_shape)
+    return Samples(pixels[None], np.zeros(1, np.int64), model.mean, model.std)

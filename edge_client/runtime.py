@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.trainer import FieldRandomness, SeededRandomness, TrainedRound, Trainer
+from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
@@ -37,7 +39,7 @@ class TaskRuntime:
 
     :param digest: SHA-256 of the task package.
     :param gradient: the gradient graph, ONNX bytes.
-    :param inference: the inference graph, ONNX bytes.
+    :param inference: the inference graph, ONNX bytes; `features`: the graph of the task's features, where it has some.
     :param clock: monotonic seconds.
 
     Raises `GraphRefused` for a graph that breaks a rule, `Malformed` or `BadInput` for a method or a
@@ -51,6 +53,7 @@ class TaskRuntime:
         spec: TaskSpec,
         gradient: bytes,
         inference: bytes,
+        features: bytes | None = None,
         config: DeviceConfig,
         store: DeviceStore,
         clock: Callable[[], float] = time.monotonic,
@@ -61,17 +64,24 @@ class TaskRuntime:
         for graph, batch in ((gradient, method.config.batch_size), (inference, EVALUATION_BATCH)):
             facts = check_graph(graph, max_bytes=MAX_GRAPH_BYTES)
             check_cost(facts, batch=batch, memory_bytes=config.memory_mib << 20)
+        # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
+        threads = 1 if simulation else os.cpu_count() or 1
+        self.features: FeatureGraph | None = None
+        if spec.model.features is not None:
+            features = features or b""
+            check_features(features, spec.model.features, memory_bytes=config.memory_mib << 20)
+            shared = None if simulation is None or simulation.common_test is None else Path(simulation.common_test)
+            cache = None if shared is None else features_folder(shared.parent)
+            self.features = FeatureGraph(features, spec.model.features, threads=threads, cache=cache)
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
-        self.data = LocalData(config.data, spec.model, may_be_empty=method.parts.takes_empty)
-        # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
-        threads = 1 if simulation else os.cpu_count() or 1
+        self.data = LocalData(config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty)
         self.gradient = GradientGraph(gradient, layout, threads=threads)
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self._store = store
         self._clock = clock
-        self._metrics = MetricsFile.of(config)
+        self._metrics = MetricsFile.of(config, self.features)
         self._began_training = clock()
         self._nominal_s: float | None = None
         asked, in_the_field = config.limits.constant_time, simulation is None
@@ -91,7 +101,7 @@ class TaskRuntime:
 
     def blobs(self) -> set[bytes]:
         """The digests that must stay in the store for a restart without the network."""
-        return {self.digest, self.spec.model.gradient.digest, self.spec.model.inference.digest}
+        return {self.digest, *(graph.digest for graph in self.spec.model.graphs)}
 
     def nominal_seconds(self, params: np.ndarray) -> float:
         """What a round's training takes on this board by the task alone; measured once."""

@@ -82,10 +82,13 @@ class TaskHandler:
         spec = TaskSpec.from_bytes(package)
         if spec.task != notice.task:
             raise Malformed(f"the package of task {notice.task!r} says that it is {spec.task!r}")
-        gradient = self._blobs.need(spec.model.gradient)
-        inference = None if gradient is None else self._blobs.need(spec.model.inference)
-        if gradient is None or inference is None:
-            return None
+        graphs: list[bytes] = []
+        for ref in spec.model.graphs:
+            graph = self._blobs.need(ref)
+            if graph is None:
+                return None
+            graphs.append(graph)
+        gradient, inference, *features = graphs
         if self._store.count_attempt("task", notice.digest.hex()) > MAX_ATTEMPTS:
             raise GraphRefused(f"loading the graphs ended the client abruptly {MAX_ATTEMPTS} times")
         try:
@@ -94,6 +97,7 @@ class TaskHandler:
                 spec=spec,
                 gradient=gradient,
                 inference=inference,
+                features=features[0] if features else None,
                 config=self._config,
                 store=self._store,
                 clock=self._clock,

@@ -6,14 +6,14 @@ The simulator's fast engine runs this same class, with a seeded `Randomness` in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from hushfleet.config.spec import TaskSpec
-from hushfleet.data.samples import Samples
+from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.storage.answers import AnswerEntry
@@ -112,7 +112,7 @@ class Trainer:
         spec: TaskSpec,
         gradient: GradientFunction,
         logits_of: LogitsOf,
-        samples: Callable[[], Samples],
+        samples: Callable[[], LabelledSamples],
         randomness: Randomness,
         limits: LimitsSection,
         observer: Callable[[TrainedRound], None] | None = None,
@@ -135,7 +135,7 @@ class Trainer:
         self.method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> LabelledSamples:
         """Raises `BadInput` where there are none and the task needs some, or where they do not fit it."""
         return self._samples()
 
@@ -157,7 +157,7 @@ class Trainer:
 
     @cached_property
     def _agreement(self) -> KeyAgreement:
-        return KeyAgreement(self.store.identity)
+        return KeyAgreement(self.store.identity, task=BlobRef.of(self.spec.to_bytes()).digest)
 
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
@@ -288,7 +288,6 @@ class Trainer:
         ring = ring_of(self.spec, plan, secure_round, cost.bound, cost.noise_multiplier)
         masked = secure_round.masked(self._agreement, self.device, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
-        header = replace(header, noise_stds=(cost.bound * cost.noise_multiplier,) * len(header.noise_stds))
         return encode_masked(header, field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity)
 
     def _header(self, plan: RoundPlan, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:

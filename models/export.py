@@ -74,8 +74,11 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray) -> bytes:
-    """A stand-alone ONNX file, `x -> logits`, with the weights of `params [d]` inside."""
+def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, features: bytes | None = None) -> bytes:
+    """A stand-alone ONNX file, images `x -> logits`, with the weights of `params [d]` inside.
+
+    :param features: the graph that makes what the network takes of images, if one does.
+    """
     proto = onnx.load_from_string(inference_graph)
     tensors = layout.unflatten(np.ascontiguousarray(params, np.float32))
     kept = [value for value in proto.graph.input if not value.name.startswith("param.")]
@@ -86,5 +89,29 @@ def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray) -> byt
     proto.graph.input.extend(kept)
     for name, tensor in tensors.items():
         proto.graph.initializer.append(numpy_helper.from_array(tensor, f"param.{name}"))
+    if features is not None:
+        proto = _behind(onnx.load_from_string(features), proto)
     onnx.checker.check_model(proto)
     return proto.SerializeToString(deterministic=True)
+
+
+def _behind(features: onnx.ModelProto, network: onnx.ModelProto) -> onnx.ModelProto:
+    """One graph of both; features are to the network images of one pixel."""
+    if features.opset_import[0].version != network.opset_import[0].version:
+        features = onnx.version_converter.convert_version(features, network.opset_import[0].version)
+    shape = [-1, *(size.dim_value for size in network.graph.input[0].type.tensor_type.shape.dim[1:])]
+    features = onnx.compose.add_prefix(features, "features.", rename_inputs=False)
+    [name] = (value.name for value in features.graph.output)
+    features.graph.initializer.append(numpy_helper.from_array(np.array(shape), "features.shape"))
+    features.graph.node.append(onnx.helper.make_node("Reshape", [name, "features.shape"], ["features.pixels"]))
+    network = onnx.compose.add_prefix(network, "network.")
+    for node in network.graph.node:
+        node.input[:] = ["features.pixels" if name == "network.x" else name for name in node.input]
+    outputs = network.graph.output
+    del features.graph.output[:], features.graph.value_info[:]
+    features.graph.node.extend(network.graph.node)
+    features.graph.initializer.extend(network.graph.initializer)
+    features.graph.node.append(onnx.helper.make_node("Identity", [outputs[0].name], ["logits"]))
+    outputs[0].name = "logits"
+    features.graph.output.extend(outputs)
+    return features

@@ -13,6 +13,7 @@ import onnxruntime
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.models.export import bake
@@ -35,23 +36,25 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     spec, folder = simulation.prepared.spec, simulation.folder
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
     with AggregatorStore(folder.aggregator, durable=False) as store:
-        closed = max(row.round for row in store.rounds() if row.phase == "closed")
-    yield "global", checkpoints.read(closed)
+        yield "global", checkpoints.read(store.last_closed_round)
     took_part = [device for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
     for device in took_part[:MOST_DEVICES]:
         with DeviceStore(folder.device(device.name).store, device=device.name, inspect=True) as store:
-            state = store.load_state(spec.task)
-        if state is not None and state.own is not None:
-            yield device.name, state.own
+            own = store.own_params(spec.task)
+        if own is not None:
+            yield device.name, own
 
 
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
     prepared, spec = simulation.prepared, simulation.prepared.spec
     path = simulation.folder.models / f"{name}.onnx"
-    path.write_bytes(bake(prepared.blobs[spec.model.inference.digest], spec.model.layout, params))
+    graph, made = spec.model.inference.digest, spec.model.features
+    features = None if made is None else prepared.blobs[made.graph.digest]
+    path.write_bytes(bake(prepared.blobs[graph], spec.model.layout, params, features=features))
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    probe = simulation.fleet.common_test.take(slice(0, 32)).x
-    expected, found = prepared.inference(params, probe), session.run(["logits"], {"x": probe})[0]
+    probe = simulation.fleet.common_test.take(slice(0, 32))
+    expected = prepared.inference(params, inputs_of(probe, prepared.features).x)
+    found = session.run(["logits"], {"x": probe.x})[0]
     error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-12))
     if not error <= TOLERANCE:
         raise HushfleetError(f"{path} computes something else than the trained model: {error:.1e} relative")

@@ -11,7 +11,7 @@ import numpy as np
 
 from hushfleet.aggregator.observe.events import read_lines
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import LocalOnly, Result, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result, SweepPoint, WirePoint
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.run_folder import Simulation
@@ -60,6 +60,9 @@ def assemble(
             "personal_share": _means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
             "clip_weights": _means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
             "label_counts": [simulation.fleet.label_counts[by_name[name].index].tolist() for name in names],
+            "own_heads": _own_heads(metrics, names, rounds[-1] if rounds else 0),
+            "common_test_images": len(simulation.fleet.common_test),
+            "local_test_images": [len(by_name[name].local_test) for name in names],
             "privacy_sweep": list(sweep),
             "wire_sweep": list(wire_sweep),
         }
@@ -69,7 +72,9 @@ def assemble(
         for i, row in enumerate(base.rounds)
     ]
     local_only = LocalOnly(
-        accuracy_own_common=_mean(details.local_only_common), accuracy_own_local=_mean(details.local_only_local)
+        accuracy_own_common=_mean(details.local_only_common),
+        accuracy_own_local=_mean(details.local_only_local),
+        way=alone[0].way if alone else "",
     )
     full = base.model_copy(
         update={
@@ -83,9 +88,19 @@ def assemble(
 
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:
-    """A device's own metrics by round; after a crash the last line of a round counts."""
+    """A device's own metrics by round; of several lines of a round, later values count."""
     lines, _ = read_lines(simulation.folder.device(device).metrics)
-    return {line["round"]: line for line in lines if isinstance(line.get("round"), int)}
+    rounds: Metrics = {}
+    for line in lines:
+        if isinstance(line.get("round"), int):
+            rounds.setdefault(line["round"], {}).update(line)
+    return rounds
+
+
+def _own_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[OwnHead | None]:
+    """What each device chose; empty where the model leaves no choice."""
+    chosen = [metrics[name].get(last, {}).get("own_head") for name in names]
+    return [each and OwnHead.model_validate(each) for each in chosen] if any(chosen) else []
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -25,6 +25,7 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
@@ -79,6 +80,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
             console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)
+        choose_own_heads(simulation, workers, runtime=runtime)
         fleet = simulation.fleet.devices if options.local_only else ()
         training = train_alone(simulation, workers, runtime=runtime) if fleet else iter(())
         alone = _shown(training, "each device alone, for comparison", len(fleet), console)

@@ -4,10 +4,12 @@ task.json, boards.json   what was asked for, for --resume
 clock.json               what the task's work costs, where the run has a virtual clock
 scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
+roster.bin               of secure sums in the fast engine: the devices and their keys
 runtime.txt              what computes gradients, where that was left to the simulator
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
 devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
+features/                of images, by what they were made of, where the task trains on those
 models/                  the global model and each device's own, as ONNX
 result.json, report.html
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
+from hushfleet.graphs.features import features_folder
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
@@ -48,11 +51,13 @@ class RunFolder:
         self.runtime = path / "runtime.txt"
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
+        self.roster = path / "roster.bin"
         self.scenario = path / "scenario.jsonl"
         self.clock = path / "clock.json"
         self.aggregator = path / "aggregator"
         self.events = self.aggregator / "events.jsonl"
         self.common_test = path / "common_test.npz"
+        self.features = features_folder(path)
         self.models = path / "models"
         self.result = path / "result.json"
         self.report = path / "report.html"
@@ -105,6 +110,8 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
         files.path.mkdir(parents=True, exist_ok=True)
         save_device(device, simulation.fleet, train=files.train, local_test=files.local_test)
     save_samples(simulation.fleet.common_test, folder.common_test)
+    if prepared.features is not None:
+        prepared.features.of(simulation.fleet.common_test)  # once, before many processes want them
     folder.boards.write_text(json.dumps(mix.to_plain()))
     # Last, so that a folder with a task is whole.
     folder.task.write_text(json.dumps(task.to_plain(), indent=1))
@@ -122,7 +129,7 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
 
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
     # The seed makes the task's id: dither and signatures cover it, and two engines must agree on them.
-    prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")
+    prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}", features_cache=folder.features)
     if prepared.dataset is None or not len(prepared.dataset.train):
         raise BadInput("a simulation needs a data set: data.name = 'folder' needs data.path with train/ and test/")
     fleet = make_fleet(task, prepared.dataset, boards=mix.profiles)

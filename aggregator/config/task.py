@@ -34,8 +34,8 @@ from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import Accountant, check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.privacy.ring import least_bits
+from hushfleet.secure.committee import least_honest
 from hushfleet.secure.field import PRIMES
-from hushfleet.secure.honest import honest_in_sum
 from hushfleet.wire.format.topics import Name
 
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
@@ -47,9 +47,22 @@ _AtLeast1 = Annotated[int, Meta(ge=1)]
 
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks."""
+    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images.
+
+    `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
+    or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
+    relative path starts at the task file's folder (in an override: at the working directory).
+    """
 
     name: str
+    features: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features is not None and self.name != "linear":
+            raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
+        if self.features is not None and self.features.endswith(".onnx"):  # absolute, as DataSection.path
+            object.__setattr__(self, "features", str(Path(self.features).expanduser().absolute()))
 
 
 @dataclass(frozen=True)
@@ -258,6 +271,7 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_sums()
+        self._check_augment()
         self._check_preferences()
         self._check_signs()
         self._check_aggregation()
@@ -287,6 +301,8 @@ class Task(Checked):
         if least == 1:
             cohort, rate = self.cohort_size, self.sampling_rate
             least = max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
+        if least > self.cohort_size:
+            raise ValueError(f"round.min_updates = {least}: a round has {self.cohort_size} devices")
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
         object.__setattr__(self, "round", replace(self.round, min_updates=least))
         try:
@@ -309,17 +325,29 @@ class Task(Checked):
 
         :param size: values in an update, which say how many bits each takes; None: 32, whatever there are.
 
-        Raises `PrivacyError` or `BadInput` where no honest devices are left, or no ring is fine enough.
+        Raises `PrivacyError` where no honest devices are left, or no ring is fine enough.
         """
         if self.privacy.accounting != "secure":
             return None
         least, fraction = self.round.min_updates, self.privacy.honest_fraction
-        honest = honest_in_sum(least, self.data.devices, honest_fraction=fraction, rate=self.sampling_rate)
         most = math.ceil(self.cohort_size + 6 * math.sqrt(self.cohort_size * (1 - self.sampling_rate)))
+        honest = least_honest(least, devices=self.data.devices, honest_fraction=fraction, drawn=most)
+        if honest == 0:
+            raise PrivacyError(
+                f"a sum of round.min_updates = {least} of {self.data.devices} devices, of which a share of "
+                f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: ask for larger sums"
+            )
         bits: Literal[16, 24, 32] = 32
         if size is not None:
             bits = least_bits(PRIMES, noise_multiplier=noise_multiplier, honest_devices=honest, devices=most, size=size)
         return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+
+    def _check_augment(self) -> None:
+        if self.data.augment != "none" and self.model.features is not None:
+            raise ValueError(
+                f"data.augment = {self.data.augment!r}: with model.features each image's features are computed once, "
+                "so images cannot be changed from step to step; leave one of them out"
+            )
 
     def _check_preferences(self) -> None:
         if self.privacy.preference_std > 0 and self.parts().max_preference is None:
@@ -468,9 +496,12 @@ class Task(Checked):
 def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
-    data = plain.get("data") if isinstance(plain, dict) else None
-    if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = str(path.absolute().parent / Path(data["path"]).expanduser())
+    folder = path.absolute().parent
+    for section, key in (("data", "path"), ("model", "features")):
+        table = plain.get(section) if isinstance(plain, dict) else None
+        named = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(named, str) and (key == "path" or named.endswith(".onnx")):
+            table[key] = str(folder / Path(named).expanduser())
     return parse_task(plain, overrides, where=str(path))
 
 
@@ -500,8 +531,7 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
-    cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
-    devices = math.sqrt(cohort) if privacy.accounting == "strict" else cohort
+    devices = math.sqrt(task.cohort_size * task.noise_split)  # that as much noise would be divided among as is added
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta)
     if "rounds" not in plain.get("round", {}):
         task = replace(task, round=replace(task.round, rounds=steps.rounds))

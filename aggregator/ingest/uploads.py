@@ -66,7 +66,8 @@ class Uploads:
         if before is not None and before.digest == offer.digest:
             self._answered[device] = offer.digest
             return Answer(device, offer, before)
-        self._latest[device] = (offer.round, offer.digest)
+        if self._engine.collects_updates:  # a member's answer is no update
+            self._latest[device] = (offer.round, offer.digest)
         try:
             self._transfers.offer(device, offer, now=self._clock())
         except TooLarge as error:
@@ -120,7 +121,8 @@ class Uploads:
         else:
             message = _message(offer, verdict)
         if isinstance(message, Ack):
-            self._latest[device] = (offer.round, offer.digest)
+            if verdict.of == "update":
+                self._latest[device] = (offer.round, offer.digest)
             self._answered[device] = offer.digest
         elif message.code not in _MAY_COME_AGAIN:
             self._refused[device] = message

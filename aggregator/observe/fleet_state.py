@@ -141,9 +141,12 @@ class Fleet:
 
     def _on_round_open(self, event: Event) -> None:
         number, cohort = event.get("round"), event.get("cohort")
-        if not isinstance(number, int) or not isinstance(cohort, list):
+        if not isinstance(number, int) or not isinstance(cohort, list | None):
             return
-        members = [self._device(str(name)) for name in cohort]
+        if cohort is None:  # a secure sum, whose devices are not named
+            members = [device for device in self.devices.values() if device.is_there]
+        else:
+            members = [self._device(str(name)) for name in cohort]
         if number != self.open_round:  # else it was opened before, and goes on after a restart
             if self.open_round is not None:
                 self._close(self.open_round)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hushfleet.aggregator.ingest.checks import Verdict
+from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
+from hushfleet.wire.format.messages import RoundPlan
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
@@ -22,6 +24,35 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "rounds": spec.rounds,
         "raw_values": list(method.cost(RoundTerms()).raw),
         "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],
+    }
+
+
+def open_fields(engine: RoundEngine) -> dict[str, Any]:
+    """Of `round_open`: who takes part; of a secure sum, whose plan names nobody, how many they are."""
+    plan = engine.announcement
+    if plan.secure is None:
+        return {"round": plan.round, "cohort": sorted(plan.cohort)}
+    return {"round": plan.round, "cohort_size": len(engine.cohort)}
+
+
+def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, dict[str, Any]]:
+    """The event of an open round that goes on under another plan, and its fields."""
+    plan = engine.announcement
+    fields = {"round": plan.round, "accepted": engine.accepted}
+    fixed = before is not None and before.phase != plan.phase
+    return ("unmask" if fixed else "round_extended"), fields
+
+
+def fields_of(verdict: Verdict, *, device: str, round: int, payload_bytes: int) -> dict[str, Any]:
+    """Of `update` or `answer`: what became of one."""
+    if verdict.of == "update":
+        return update_fields(verdict, device=device, round=round, payload_bytes=payload_bytes)
+    return {
+        "round": round,
+        "device": device,
+        "bytes": payload_bytes,
+        "code": verdict.code,
+        "reason": verdict.reason,
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,17 @@ import numpy as np
 from hushfleet.aggregator.config.task import Task
 from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.folder import load_folder_set
-from hushfleet.data.samples import DataSet
+from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
+from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.models import Model, get_model
 from hushfleet.models.export import export_graphs
+from hushfleet.models.features import get_features
 
 FOLDER_MEAN = 0.5
 FOLDER_STD = 0.25
@@ -36,7 +39,8 @@ class PreparedTask:
     :param blobs: the task package and the graphs, by SHA-256.
     :param initial: float32 `[d]`, the first global model.
     :param dataset: the simulation's data, or the aggregator's public test set; None where there is none.
-    :param inference: logits of a flat vector on images, by ONNX Runtime.
+    :param inference: logits of a flat vector on what the network takes, by ONNX Runtime.
+    :param features: makes that of images, where it is features; None where it is the images.
     :param evaluate_global: accuracy and loss of a global vector on the common test set, or None without one.
     """
 
@@ -49,20 +53,26 @@ class PreparedTask:
     method: TaskMethod
     dataset: DataSet | None
     inference: InferenceGraph
+    features: FeatureGraph | None
     evaluate_global: Callable[[np.ndarray], Evaluation] | None
 
 
-def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = None) -> PreparedTask:
+def prepare(
+    task: Task, *, data_dir: Path | None = None, run_id: str | None = None, features_cache: Path | None = None
+) -> PreparedTask:
     """Loads data, exports and checks the graphs, resolves the noise.
 
     :param run_id: makes the task's id; drawn at random by default, since devices answer a round of an id
         that they know with the bytes that they sent before. A simulation or a resumed run gives its own.
+    :param features_cache: a folder where features of images are kept, if the task has some.
     """
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.data.class_names
     shape = dataset.input_shape if dataset else task.data.input_shape
-    model = get_model(task.model.name, classes=len(class_names), input_shape=shape)
-    if shape is None or tuple(shape) != model.input_shape:
+    extractor = None if task.model.features is None or shape is None else get_features(task.model.features, shape)
+    input_shape = shape if extractor is None else (extractor.count, 1, 1)
+    model = get_model(task.model.name, classes=len(class_names), input_shape=input_shape)
+    if shape is None or input_shape is None or tuple(input_shape) != model.input_shape:
         raise BadInput(
             f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
             f"data.name = {task.data.name!r} has {_shown(shape or ())}; choose a model for that shape"
@@ -72,7 +82,7 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
     graphs = export_graphs(model, objective=method.objective)
-    channels = model.input_shape[0]
+    mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
         rounds=task.round.rounds,
@@ -85,45 +95,64 @@ def prepare(task: Task, *, data_dir: Path | None = None, run_id: str | None = No
             layout=model.layout,
             input_shape=model.input_shape,
             class_names=tuple(class_names),
-            mean=dataset.mean if dataset else (FOLDER_MEAN,) * channels,
-            std=dataset.std if dataset else (FOLDER_STD,) * channels,
+            mean=mean,
+            std=std,
             dropout=tuple(DropoutSpec(tuple(d.shape), d.rate) for d in model.dropout),
             gradient=BlobRef.of(graphs.gradient),
             inference=BlobRef.of(graphs.inference),
+            features=None if extractor is None else extractor.spec,
         ),
         memory_mib=_memory_mib(model),
         augment=task.data.augment,
     )
     package = spec.to_bytes()
     inference = InferenceGraph(graphs.inference, model.layout)
+    features, blobs = None, [package, graphs.gradient, graphs.inference]
+    if extractor is not None and spec.model.features is not None:
+        features = FeatureGraph(extractor.graph, spec.model.features, cache=features_cache)
+        blobs.append(extractor.graph)
+
+    @cache  # features take longer than the test
+    def common_test() -> LabelledSamples:
+        assert dataset is not None
+        return dataset.test if features is None else features.of(dataset.test)
+
     return PreparedTask(
         task=task,
         model=model,
         spec=spec,
         spec_ref=BlobRef.of(package),
-        blobs={hashlib.sha256(b).digest(): b for b in (package, graphs.gradient, graphs.inference)},
+        blobs={hashlib.sha256(b).digest(): b for b in blobs},
         initial=model.init(task.seed),
         method=method,
         dataset=dataset,
         inference=inference,
-        evaluate_global=(lambda params: evaluate(inference, params, dataset.test)) if dataset else None,
+        features=features,
+        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset else None,
     )
 
 
 def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
+    """The task's data, normalised as its devices do it."""
     section = task.data
-    if section.name != "folder":
-        return load(section.name, data_dir=data_dir)
-    if section.path is None or section.input_shape is None:
-        return None
-    channels = section.input_shape[0]
-    return load_folder_set(
-        section.path,
-        input_shape=section.input_shape,
-        class_names=section.class_names,
-        mean=(FOLDER_MEAN,) * channels,
-        std=(FOLDER_STD,) * channels,
-    )
+    if section.name == "folder":
+        if section.path is None or section.input_shape is None:
+            return None
+        mean, std = _normalisation(task, section.input_shape[0])
+        shape, names = section.input_shape, section.class_names
+        return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
+    dataset = load(section.name, data_dir=data_dir)
+    if task.model.features is None:
+        return dataset
+    mean, std = _normalisation(task, dataset.input_shape[0])
+    train, test = (replace(part, mean=mean, std=std) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
+
+
+def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation where a data set does not say its own: features are made of pixels in [0, 1]."""
+    mean, std = (FOLDER_MEAN, FOLDER_STD) if task.model.features is None else (0.0, 1.0)
+    return (mean,) * channels, (std,) * channels
 
 
 def _shown(shape: tuple[int, ...]) -> str:

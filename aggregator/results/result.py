@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from hushfleet import atomic_file
-from hushfleet.config.spec import Accounting, Trust
+from hushfleet.config.spec import Accounting, Form, Trust
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Accountant
 
@@ -36,7 +36,15 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 _BY_ROUND_AND_DEVICE = ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release")
 _BY_ROUND_AND_LAYER = ("personal_share", "clip_weights")
 _BY_ROUND = ("eq20_bytes", "float32_bytes", "values_sent", "timeline")
-_BY_DEVICE = ("local_only_common", "local_only_local", "rounds_accepted", "uplink_bytes", "label_counts")
+_BY_DEVICE = (
+    "local_only_common",
+    "local_only_local",
+    "own_heads",
+    "local_test_images",
+    "rounds_accepted",
+    "uplink_bytes",
+    "label_counts",
+)
 
 
 def _read(value: Any) -> Any:
@@ -100,10 +108,30 @@ class RoundRow(_Record):
 
 
 class LocalOnly(_Record):
-    """The same networks trained by each device alone: means over devices."""
+    """The same networks trained by each device alone: means over devices.
+
+    :param way: what was trained instead where the model is one linear layer on features: the best in hindsight of
+        several; empty: the same network.
+    """
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
+    way: str = ""
+
+
+class OwnHead(_Record):
+    """The head that a device chose by its own images, of a linear model; known in simulations only.
+
+    :param errors: of the device's images, how many it got wrong in a cross-validation; likewise the shared head as it
+        is, and the best head trained alone. Null where there were too few images.
+    """
+
+    kind: Literal["shared", "scaled", "pulled", "mean", "alone"]
+    name: str
+    images: Count
+    errors: Count | None = None
+    errors_shared: Count | None = None
+    errors_alone: Count | None = None
 
 
 class PrivacyRow(_Record):
@@ -133,18 +161,20 @@ class WireInfo(_Record):
         deviation of a layer's noise, or a layer's root mean square where updates carry no noise of their own.
     """
 
-    codec: Literal["quantized", "one-bit", "float16", "float32"]
+    codec: Form
     step: Annotated[float, Field(gt=0)] | None = None
     step_unit: Literal["noise", "rms"]
 
 
 class _Repeated(_Record):
-    """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's."""
+    """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's, with its standard
+    error over devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
     accuracy_global: Fraction = None
     gain_over_local_only: Measured = None
+    gain_standard_error: Measured = None
 
 
 class SweepPoint(_Repeated):
@@ -264,6 +294,9 @@ class Details(_Record):
     accuracy_own_local: list[list[Fraction]] = []
     local_only_common: list[Fraction] = []
     local_only_local: list[Fraction] = []
+    own_heads: list[OwnHead | None] = []
+    common_test_images: Count | None = None
+    local_test_images: list[Count] = []
     personal_share: list[list[Fraction]] = []
     clip_weights: Grid = []
     label_counts: list[list[Count]] = []

@@ -20,11 +20,21 @@ from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.uploads import Answer, Uploads
 from hushfleet.aggregator.observe.events import EventLog, read_events
-from hushfleet.aggregator.observe.round_events import run_fields, update_fields
+from hushfleet.aggregator.observe.round_events import changed_plan, fields_of, open_fields, run_fields
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.policy import may_open
-from hushfleet.errors import BadSignature, HushfleetError, LinkLost, Malformed, OtherVersion, StoreError, TooLarge
+from hushfleet.errors import (
+    BadInput,
+    BadSignature,
+    HushfleetError,
+    LinkLost,
+    Malformed,
+    OtherVersion,
+    StoreError,
+    TooLarge,
+)
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ask,
@@ -47,7 +57,7 @@ BLOCK_AFTER_FAULTS = 3
 """Rounds in which an update that the device itself signed was refused, until it is blocked."""
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
-RETRY_CLOSE_S = 5.0
+RETRY_S = 5.0
 FRAMES_A_STEP = 8
 MAX_WARNED = 100
 
@@ -61,6 +71,7 @@ class Coordinator:
     :param identity: the key that devices have pinned, the same for every run of a federation.
     :param epoch: the number of this start of the key (`identity_file.next_epoch`), above all before it.
     :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
+    :param roster: of secure sums, signed by the operator; None: all accepted devices.
     :param events: the run's event log; None writes none.
     :param kind: how the run is called in the log: `field` or `live`.
     :param clock: monotonic seconds, the same that the engine has.
@@ -74,6 +85,7 @@ class Coordinator:
         identity: Identity,
         epoch: int,
         enrolment: Enrolment,
+        roster: Roster | None = None,
         federation: str = "default",
         events: EventLog | None = None,
         kind: str = "field",
@@ -84,6 +96,7 @@ class Coordinator:
         self.topics = Topics(federation)
         self.identity = identity
         self.enrolment = enrolment
+        self._roster = roster
         self.present: dict[str, str] = {}
         self.epoch = epoch
         self._events, self._kind, self._clock = events, kind, clock
@@ -97,7 +110,7 @@ class Coordinator:
         self._up = False
         self._broker_lost = False
         self._noted_states: dict[str, str] = {}
-        self._retry_close_at = 0.0
+        self._retry_close_at = self._retry_open_at = 0.0
         self._idle_since = clock()
         self._finished_at: float | None = None
         self.link = connect(Will(self.topics.server, self._encoded(self._server_state("lost"))))
@@ -117,8 +130,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Opens the link; everything else follows from its events."""
-        cohort = self.engine.plan.cohort if self.engine.plan is not None else ()
-        self.engine.exclude(*(device for device in cohort if self.enrolment.key(device) is None))
+        self.engine.exclude(*(device for device in self.engine.cohort if self.enrolment.key(device) is None))
         self._note("run", **run_fields(self.engine.spec, engine=self._kind, devices=self.engine.min_devices))
         self._complete_log()
         for topic_filter in (self.topics.all_states, self.topics.all_msgs, self.topics.all_chunks):
@@ -160,7 +172,7 @@ class Coordinator:
                 self._note("round_close", **row.metrics)
         plan = self.engine.plan
         if plan is not None and ("round_open", plan.round) not in logged:
-            self._note("round_open", round=plan.round, cohort=sorted(plan.cohort))
+            self._note("round_open", **open_fields(self.engine))
 
     # what comes in
 
@@ -297,7 +309,9 @@ class Coordinator:
     def _note_offer(self, device: str, offer: Offer) -> None:
         """Once for a device and round, as devices repeat their offers: one a round is all that a sender can cause."""
         plan = self.engine.plan
-        if plan is None or device not in plan.cohort or (offer.task, offer.round) != (plan.task, plan.round):
+        if plan is None or device not in self.engine.cohort or (offer.task, offer.round) != (plan.task, plan.round):
+            return
+        if plan.phase != "open":  # a member's answer, which is no update
             return
         if self._offered.get(device) != offer.round:
             self._offered[device] = offer.round
@@ -309,16 +323,18 @@ class Coordinator:
             return
         device, offer, message, verdict = answer.device, answer.offer, answer.message, answer.verdict
         if verdict is not None:
-            fields = update_fields(verdict, device=device, round=offer.round, payload_bytes=offer.size)
-            self._note("update", **fields)
+            self._note(verdict.of, **fields_of(verdict, device=device, round=offer.round, payload_bytes=offer.size))
         if answer.counts and isinstance(message, Refused):
             self._refusals.add(device, message.code, message.reason)
-        if verdict is not None and verdict.faults and verdict.faults % BLOCK_AFTER_FAULTS == 0:
-            self._block(device, verdict)
+        if verdict is not None:
+            self._judge(device, verdict)
         self._say(device, message)
 
-    def _block(self, device: str, verdict: Verdict) -> None:
-        """For the rest of the run. `hushfleet devices add` lifts it; after as many faults more it is blocked again."""
+    def _judge(self, device: str, verdict: Verdict) -> None:
+        """Blocks a device for the rest of the run after some faults. `hushfleet devices add` lifts it; after as many
+        faults more it is blocked again."""
+        if not verdict.faults or verdict.faults % BLOCK_AFTER_FAULTS:
+            return
         reason = f"its updates were refused in {verdict.faults} rounds, the last as {verdict.code}: {verdict.reason}"
         try:
             self.enrolment.block(device, reason)
@@ -369,18 +385,18 @@ class Coordinator:
         engine = self.engine
         if engine.plan is None or now < self._retry_close_at:
             return
-        extensions = engine.responses.extensions
-        if not engine.should_close(now, ready=len(self.present)):
-            if engine.responses.extensions > extensions:
-                self._note("round_extended", round=engine.plan.round, accepted=engine.accepted)
-                self._announce()
-            return
-        old = self._model_blobs()
+        before, old = engine.plan, self._model_blobs()
         try:
+            if not engine.should_close(now, ready=len(self.present)):
+                if engine.plan is not before:
+                    event, fields = changed_plan(before, engine)
+                    self._note(event, **fields)
+                    self._announce()
+                return
             summary = engine.close()
         except StoreError as error:
             log.error("the round cannot be closed yet: %s", error)
-            self._retry_close_at = now + RETRY_CLOSE_S
+            self._retry_close_at = now + RETRY_S
             return
         self._store_refusals(force=True)
         self._note("round_close", **summary.to_dict())
@@ -401,21 +417,23 @@ class Coordinator:
     def _open_round(self, now: float) -> bool:
         """Opens the next round if enough devices are there; True if it did."""
         engine = self.engine
-        if engine.finished or engine.plan is not None or not self._up or not self._enough_present(now):
+        if engine.finished or engine.plan is not None or not self._up or now < self._retry_open_at:
+            return False
+        if not self._enough_present(now):
             return False
         try:
-            plan = engine.open_round(self.present)
-        except StoreError as error:
+            engine.open_round(self.present, roster=self._roster or self.enrolment.roster())
+        except (StoreError, BadInput) as error:
             log.error("the next round cannot be opened yet: %s", error)
-            self._idle_since = now
+            self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
-        self._note("round_open", round=plan.round, cohort=sorted(plan.cohort))
+        self._note("round_open", **open_fields(engine))
         self._announce()
         return True
 
     def _enough_present(self, now: float) -> bool:
         rules, least = self.engine.prepared.task.round, self.engine.min_devices
-        if not (rules.min_devices or rules.cohort_size):  # the whole fleet: of it, none that is blocked
+        if least == self.engine.prepared.task.data.devices:  # the whole fleet: of it, none that is blocked
             least = max(1, least - self.enrolment.blocked)
         return may_open(
             rules,
@@ -423,6 +441,7 @@ class Coordinator:
             least=least,
             closed_rounds=self.engine.closed_rounds,
             waited_s=now - self._idle_since,
+            rate=self.engine.prepared.task.sampling_rate if self.engine.spec.privacy.secure else 1.0,
         )
 
     def _store_refusals(self, *, force: bool = False) -> None:
@@ -432,8 +451,9 @@ class Coordinator:
     # helpers
 
     def _find_blob(self, digest: bytes) -> bytes | None:
-        """The task package, a graph, a difference between the last global models, or the current one."""
-        blob = self.engine.prepared.blobs.get(digest) or self.engine.differences.find(digest)
+        """The task package, a graph, a roster, a difference between the last global models, or the current one."""
+        engine = self.engine
+        blob = engine.prepared.blobs.get(digest) or engine.differences.find(digest) or engine.find_roster(digest)
         if blob is not None or digest != self.engine.global_digest:
             return blob
         if self._global_blob is None or self._global_blob[0] != digest:

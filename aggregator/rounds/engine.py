@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,13 +24,14 @@ from hushfleet.aggregator.ingest.decoding import Refusal
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
 from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.rounds.admission import Opened, Sort, admission
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
-from hushfleet.aggregator.rounds.round_sum import Sound
+from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum
 from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
-from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, StoredRound
+from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.schema import pack, unpack
 from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
@@ -121,18 +122,29 @@ class RoundEngine:
         )
 
     @property
+    def collects_updates(self) -> bool:
+        """Whether a round is open, and the devices of its sum are not settled."""
+        return self._plan is not None and self._plan.phase == "open"
+
+    @property
     def finished(self) -> bool:
         return self.closed_rounds >= self.spec.rounds
 
     @property
     def min_devices(self) -> int:
         """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
-        return least_devices(self._rules, devices=self.prepared.task.data.devices)
+        drawn = self.spec.privacy.secure is not None
+        return least_devices(self._rules, devices=self.prepared.task.data.devices, drawn=drawn)
 
     @property
     def accepted(self) -> int:
         """How many updates of the open round were accepted."""
         return 0 if self._sum is None else self._sum.count
+
+    def find_roster(self, digest: bytes) -> bytes | None:
+        """That of the newest secure sum, if it is the one that is asked for."""
+        known = self.roster is not None and hashlib.sha256(self.roster).digest() == digest
+        return self.roster if known else None
 
     @property
     def cohort(self) -> Collection[str]:
@@ -165,21 +177,22 @@ class RoundEngine:
             row = self.store.device(device)
             cohort[device] = row.public_digest if row and row.public_digest else self._newcomer_digest
         self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
-        self._begin(self._plan_of(number, cohort))
+        self._plan = self._plan_of(number, cohort)
+        self._begin(self._plan)
 
     def _open_secure(self, number: int, roster: Roster) -> None:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         before, self.roster = self.roster, data
         plan = self._plan_of(number, {}, secure)
-        self._sum_of(plan)  # whether one can be made at all
+        self._begin(plan)
         with self.store.transaction():
             if data != before:
                 self.store.put("roster", data)
             self.store.open_round(
                 number, cohort={}, global_digest=self.global_digest, at=self._clock(), secure=pack(secure)
             )
-        self._begin(plan)
+        self._plan = plan
 
     def _known_devices(self) -> Roster:
         keys = {row.device: row.public_key for row in self.store.devices() if row.device not in self._excluded}
@@ -199,7 +212,9 @@ class RoundEngine:
             if verdict is not None:
                 return replace(verdict, header=header) if verdict.acknowledged else verdict
             sound = self._open_sum.read(header, data, payload=payload)
-            self._commit(sound)
+            commit(self.store, sound, self.method.charge(terms_of(self._open_plan)))
+            sound.add()
+            self.responses.accept(device)
         except Refusal as refusal:
             return self._refused(device, refusal)
         except StoreFull as error:
@@ -229,46 +244,22 @@ class RoundEngine:
         if len(collected.answered) >= collected.round.rule.threshold:
             self.responses.close_by(self._monotonic() + self.responses.answers_grace_s)
 
-    def admission(
-        self, device: str, *, task: str, round: int, digest: bytes, of: Literal["update", "answer", "any"] = "any"
-    ) -> Verdict | None:
+    def admission(self, device: str, *, task: str, round: int, digest: bytes, of: Sort = "any") -> Verdict | None:
         """Whether an update, or a member's answer, may be taken at present: None, or what to answer instead.
 
         The one place of these rules: an offer, of which nobody knows what it is, is held to them, and then what came.
 
         :param digest: SHA-256 of its bytes, or of an update's header and values alone.
         """
-        plan = self._plan
+        if self._sum is None or self._plan is None:
+            opened = None
+        else:
+            opened = Opened(self._plan.round, self._plan.phase, self._sum.cohort, self.responses.expects)
         if task != self.spec.task:
             return Verdict("late", f"the update is of {task}; this is {self.spec.task}")
         if device in self._excluded:
             return Verdict("unknown-device", f"{device} is no accepted device any more")
-        answered = None if self.spec.privacy.secure is None else self.store.answer_digest(round, device)
-        if answered == digest:
-            return Verdict("duplicate", acknowledged=True, of="answer")
-        known = self.store.update(round, device)
-        if known is not None and digest in (known.digest, known.payload_digest):
-            return Verdict("duplicate", acknowledged=True, held=known.digest)
-        if plan is not None and plan.phase == "unmask" and round == plan.round and of != "update":
-            return self._admission_of_answer(device, has_answered=answered is not None)
-        if known is not None:
-            reason = f"another update of {device} was accepted in round {round}"
-            return Verdict("duplicate", reason, held=known.digest)
-        if plan is None or round != plan.round:
-            at = "no round is open" if plan is None else f"round {plan.round} is open"
-            return Verdict("late", f"the update is of round {round}, and {at}")
-        if plan.phase != "open":
-            return Verdict("late", f"the devices of the sum of round {round} are settled")
-        if device not in self.cohort:
-            return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
-        return None
-
-    def _admission_of_answer(self, device: str, *, has_answered: bool) -> Verdict | None:
-        if has_answered:
-            return Verdict("duplicate", f"another answer of {device} was accepted", of="answer")
-        if not self.responses.expects(device):
-            return Verdict("late", "the devices of the sum are settled, and no answer is expected", of="answer")
-        return None
+        return admission(self.store, opened, device, round=round, digest=digest, of=of)
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -300,9 +291,10 @@ class RoundEngine:
         :param now: of the monotonic clock.
         :param ready: how many devices are present for a next round.
         """
-        plan = self._plan
-        if plan is None:
+        if self._plan is None:
             return False
+        if self._sum is None:
+            return True  # too few devices were drawn
         now = self._monotonic() if now is None else now
         decision = self.responses.decide(now, ready=ready)
         if decision == "close" and isinstance(self._sum, SecureSum):
@@ -418,7 +410,10 @@ class RoundEngine:
     def _resume_open(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
         plan = self._plan_of(row.round, row.cohort, secure)
-        collected = self._begin(plan)
+        self._begin(plan)
+        self._plan, collected = plan, self._sum
+        if collected is None:
+            return
         added = collected.resume()
         if isinstance(collected, SecureSum) and row.phase == "unmask":
             self._ask(collected, plan)
@@ -457,11 +452,17 @@ class RoundEngine:
         roster = Roster.from_bytes(self.roster)
         return SecureSum(plan, half, spec, roster, checks=self.checks, store=self.store, masked=self._masked)
 
-    def _begin(self, plan: RoundPlan) -> PlainSum | SecureSum:
-        self._plan, self._sum = plan, self._sum_of(plan)
-        self.responses.begin(self._sum.cohort, now=self._monotonic())
+    def _begin(self, plan: RoundPlan) -> None:
+        """Raises `BadInput` where no sum can be made, unless that is so by the draw of this round alone."""
+        try:
+            self._sum = self._sum_of(plan)
+        except BadInput as error:
+            if plan.secure is None or plan.secure.rate == 1:
+                raise
+            log.warning("round %d is given up at once, since too few were drawn: %s", plan.round, error)
+            self._sum = None
+        self.responses.begin(self.cohort, now=self._monotonic())
         self.responses.answer(*self._excluded)
-        return self._sum
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:
@@ -473,34 +474,6 @@ class RoundEngine:
             except StoreFull as error:
                 log.warning("a fault of %s could not be noted: %s", device, error)
         return Verdict(refusal.code, refusal.reason, faults=faults)
-
-    def _commit(self, sound: Sound) -> None:
-        header, after = sound.header, sound.after
-        device, row = header.device, self.store.device(header.device)
-        known = row is not None and row.public_digest == header.public_digest
-        # packing a mask takes longer than reading it, so what is there is copied
-        before = (self.store.public_state(device) if known else None) or sound.before.to_bytes()
-        charge = self.method.charge(terms_of(self._open_plan))
-        with self.store.transaction():
-            self.store.put_update(header.round, sound.row, data=sound.data, public_before=before)
-            self.store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
-            self.store.put_charge(
-                ChargeRow(
-                    round=header.round,
-                    device=device,
-                    unit=charge.unit,
-                    adjacency=charge.adjacency,
-                    noise_multiplier=header.multiplier_server,
-                    noise_split=charge.noise_split,
-                    sample_rate=charge.sample_rate,
-                    steps=charge.steps,
-                    device_rounds=header.rounds_charged,
-                    device_epsilon=header.epsilon_server,
-                    raw="\n".join(charge.raw),
-                )
-            )
-        sound.add()
-        self.responses.accept(device)
 
     def _next_model(self, *, enough: bool) -> NextModel:
         """What devices get after the open round: at the end, what the method makes of all rounds."""

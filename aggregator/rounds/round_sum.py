@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from hushfleet.aggregator.storage.store import UpdateRow
+from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, UpdateRow
 from hushfleet.methods.state import PublicState
+from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.update import UpdateHeader
 
 
@@ -73,3 +74,30 @@ class RoundSum(Protocol):
     def aggregated(self) -> np.ndarray:
         """The new global vector before it is coded, float32 `[d]`, once `open` was True."""
         ...
+
+
+def commit(store: AggregatorStore, sound: Sound, charge: Charge) -> None:
+    """Update, the device's next public state and its charge in one transaction. Raises `StoreFull`."""
+    header, after = sound.header, sound.after
+    device, row = header.device, store.device(header.device)
+    known = row is not None and row.public_digest == header.public_digest
+    # packing a mask takes longer than reading it, so what is there is copied
+    before = (store.public_state(device) if known else None) or sound.before.to_bytes()
+    with store.transaction():
+        store.put_update(header.round, sound.row, data=sound.data, public_before=before)
+        store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
+        store.put_charge(
+            ChargeRow(
+                round=header.round,
+                device=device,
+                unit=charge.unit,
+                adjacency=charge.adjacency,
+                noise_multiplier=header.multiplier_server,
+                noise_split=charge.noise_split,
+                sample_rate=charge.sample_rate,
+                steps=charge.steps,
+                device_rounds=header.rounds_charged,
+                device_epsilon=header.epsilon_server,
+                raw="\n".join(charge.raw),
+            )
+        )

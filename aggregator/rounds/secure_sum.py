@@ -152,7 +152,7 @@ class SecureSum:
     def open(self) -> bool:
         if self._total is None:
             try:
-                summed = self.round.opened(self._sums, self._answers) if self.masked else self._sums.values
+                summed = self._unmasked() if self.masked else self._sums.values
             except BadInput as error:
                 log.warning("the sum of round %d is not opened: %s", self._plan.round, error)
                 return False
@@ -182,6 +182,16 @@ class SecureSum:
         """Of a value of the sum."""
         parts = self.count / self.round.spec.honest_devices
         return self._cost.bound * self._cost.noise_multiplier * math.sqrt(parts)
+
+    def _unmasked(self) -> np.ndarray:
+        """Raises `BadInput`."""
+        summed, wrong = self.round.opened_by(self._sums, self._answers)
+        if wrong:  # or a device that has masked by another key than it shares with this member: no proof against either
+            log.warning(
+                "round %d: the answers of %s do not fit, and the sum is opened without them",
+                self._plan.round, ", ".join(wrong),
+            )  # fmt: skip
+        return summed
 
     def _is_plausible(self, total: np.ndarray) -> bool:
         """A wrong mask, or a member's wrong answer that nothing contradicts, makes uniform values of a sum."""

@@ -258,6 +258,12 @@ class AggregatorStore(SqliteFile):
         row = self.row("SELECT * FROM rounds ORDER BY round DESC LIMIT 1")
         return None if row is None else _stored_round(row)
 
+    @property
+    def last_closed_round(self) -> int:
+        """0 before the first."""
+        ((last,),) = self.rows("SELECT MAX(round) FROM rounds WHERE phase = 'closed'")
+        return int(last or 0)
+
     # differences between global models
 
     def differences(self) -> list[tuple[bytes, bytes]]:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
-from hushfleet.errors import BadInput
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.ledger import Ledger
-from hushfleet.secure.honest import honest_in_sum
 from hushfleet.wire.format.messages import RoundPlan
 
 
@@ -72,23 +70,6 @@ def _check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
         raise _no_privacy(
             f"the task takes a share of {secure.honest_fraction:g} of the devices to be honest; this device's "
             f"limits.honest_fraction is {limits.honest_fraction:g}"
-        )
-
-
-def check_sum(secure: SecureSpec, *, devices: int, rate: float) -> None:
-    """Holds what a task counts on to the roster of a round. Raises `Declined` with the code `no-privacy`.
-
-    :param devices: in the roster.
-    :param rate: with which probability each of them takes part.
-    """
-    try:
-        honest = honest_in_sum(secure.min_devices, devices, honest_fraction=secure.honest_fraction, rate=rate)
-    except BadInput as error:
-        raise _no_privacy(str(error)) from error
-    if honest < secure.honest_devices:
-        raise _no_privacy(
-            f"the task counts on the noise of {secure.honest_devices} honest devices, but with {devices} in the roster "
-            f"a sum of {secure.min_devices} has only {honest} for certain"
         )
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from hushfleet.config.spec import TaskSpec
-from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
@@ -53,15 +53,14 @@ def nominal_seconds(
     privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
     method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
     count, model = method.config.batch_size, spec.model
-    images = np.zeros((count, *model.input_shape), np.uint8)
-    black = Samples(images, np.zeros(count, np.int64), model.mean, model.std)
+    blank = blank_samples(model, np.zeros(count, np.int64))
     began = clock()
     train_round(
         method,
         method.init_state(),
         params,
         gradient,
-        black,
+        blank,
         terms=RoundTerms(),
         logits_of=logits_of,
         inputs=Inputs(model.dropout, spec.augment),

@@ -17,9 +17,10 @@ import numpy as np
 
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.folder import load_folder
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.errors import BadInput
+from hushfleet.graphs.features import FeatureGraph
 
 Stamp = tuple[int, int, int]
 
@@ -31,22 +32,31 @@ class LocalData:
 
     :param section: where the data are.
     :param model: the shape and normalisation that the task wants.
+    :param features: what makes features of images, where the task trains on those; once for each state of the data.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
     """
 
-    def __init__(self, section: DataSection, model: ModelSpec, *, may_be_empty: bool = False) -> None:
+    def __init__(
+        self,
+        section: DataSection,
+        model: ModelSpec,
+        *,
+        features: FeatureGraph | None = None,
+        may_be_empty: bool = False,
+    ) -> None:
         self._section = section
         self._model = model
+        self._features = features
         self._may_be_empty = may_be_empty
         self._stamp: Stamp | None = None
-        self._samples: Samples | None = None
+        self._samples: LabelledSamples | None = None
 
-    def samples(self) -> Samples:
+    def samples(self) -> LabelledSamples:
         """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
-            self._samples = self._load(path)
+            self._samples = inputs_of(self._load(path), self._features)
             self._stamp = stamp
         return self._samples
 
@@ -57,7 +67,7 @@ class LocalData:
             model = self._model
             samples = load_folder(
                 path,
-                input_shape=model.input_shape,
+                input_shape=model.image_shape,
                 class_names=model.class_names,
                 mean=model.mean,
                 std=model.std,
@@ -78,12 +88,24 @@ def load_arrays(path: Path, model: ModelSpec) -> Samples:
             raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs `images` and `labels`")
         images, labels = arrays["images"], arrays["labels"]
     samples = Samples(images, labels.astype(np.int64, casting="safe", copy=False), model.mean, model.std)
-    if images.shape[1:] != model.input_shape:
-        raise BadInput(f"{path} has images of {list(images.shape[1:])}, the task wants {list(model.input_shape)}")
+    if images.shape[1:] != model.image_shape:
+        raise BadInput(f"{path} has images of {list(images.shape[1:])}, the task wants {list(model.image_shape)}")
     classes = len(model.class_names)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise BadInput(f"{path} has labels {labels.min()} to {labels.max()}, the task has 0 to {classes - 1}")
     return samples
+
+
+def inputs_of(samples: Samples, features: FeatureGraph | None) -> LabelledSamples:
+    """What the network takes of these images: features of them, where the task has some."""
+    return samples if features is None else features.of(samples)
+
+
+def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
+    """Black images, or features of zero, with these labels int64 `[n]`."""
+    if model.features is not None:
+        return FeatureSamples(np.zeros((len(labels), *model.input_shape), np.float32), labels)
+    return Samples(np.zeros((len(labels), *model.input_shape), np.uint8), labels, model.mean, model.std)
 
 
 def load_indices(path: Path) -> np.ndarray | None:

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet.config.spec import ModelSpec, TaskSpec
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.local_data import load_arrays, load_indices
+from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
 from hushfleet.edge_client.trainer import TrainedRound
+from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
+from hushfleet.model.own_head import is_linear
 
 Number = float | str | None
 
@@ -27,27 +30,31 @@ class MetricsFile:
     :param path: JSON lines are appended to it.
     :param common_test: .npz that all devices share.
     :param local_test: this device's own held-out samples, or a bit for each image of the common test.
+    :param features: what makes features of these images, where the task trains on those.
     """
 
     path: Path
     common_test: Path | None
     local_test: Path | None
+    features: FeatureGraph | None = None
 
     @classmethod
-    def of(cls, config: DeviceConfig) -> MetricsFile | None:
+    def of(cls, config: DeviceConfig, features: FeatureGraph | None = None) -> MetricsFile | None:
         """None outside simulations, and where no file is asked for."""
         section = config.simulation
         if section is None or section.metrics is None:
             return None
-        tests = (section.common_test, section.local_test)
-        return cls(Path(section.metrics), *(None if test is None else Path(test) for test in tests))
+        common, local = (None if test is None else Path(test) for test in (section.common_test, section.local_test))
+        return cls(Path(section.metrics), common, local, features)
 
     def write(
         self, trained: TrainedRound, spec: TaskSpec, logits_of: LogitsOf, *, epsilon_server: float, train_s: float
     ) -> None:
         """Appends one line: the device's own model after local training, before aggregation."""
         line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
-        for name, result in self._evaluate(trained, spec.model, logits_of).items():
+        # of a linear model the head that the device chooses counts, not what a round trains
+        tested = {} if is_linear(spec.model.layout) else self._evaluate(trained, spec.model, logits_of)
+        for name, result in tested.items():
             line[f"accuracy_own_{name}"] = _number(result.accuracy)
             line[f"loss_own_{name}"] = _number(result.loss)
         mask, layers = trained.state.public.mask, spec.model.layout.layers
@@ -62,14 +69,17 @@ class MetricsFile:
         results: dict[str, Evaluation] = {}
         indices = None
         if self.common_test is not None:
-            outcomes = evaluate_each(logits_of, trained.own, load_arrays(self.common_test, model))
+            outcomes = evaluate_each(logits_of, trained.own, self._load(self.common_test, model))
             results["common"] = outcomes.mean()
             indices = None if self.local_test is None else load_indices(self.local_test)
             if indices is not None:
                 results["local"] = outcomes.take(indices).mean()
         if self.local_test is not None and indices is None:
-            results["local"] = evaluate(logits_of, trained.own, load_arrays(self.local_test, model))
+            results["local"] = evaluate(logits_of, trained.own, self._load(self.local_test, model))
         return results
+
+    def _load(self, path: Path, model: ModelSpec) -> LabelledSamples:
+        return inputs_of(load_arrays(path, model), self.features)
 
 
 def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[Number]:

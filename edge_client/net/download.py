@@ -201,10 +201,13 @@ class GlobalModel:
 class RosterSource:
     """The roster of a plan with a secure sum: fetched once, checked, and kept in memory.
 
+    The store keeps the latest for a restart: those before it would fill the card of a device that never trains.
+
     :param operator: the Ed25519 key that must have signed it; None: the aggregator's word is enough.
     """
 
-    def __init__(self, blobs: BlobSource, *, operator: bytes | None) -> None:
+    def __init__(self, store: DeviceStore, blobs: BlobSource, *, operator: bytes | None) -> None:
+        self._store = store
         self._blobs = blobs
         self._operator = operator
         self._latest: tuple[BlobRef, Roster] | None = None
@@ -217,5 +220,7 @@ class RosterSource:
             data = self._blobs.need(ref)
             if data is None:
                 return None
-            self._latest = ref, Roster.from_bytes(data, operator=self._operator)
+            before, self._latest = self._latest, (ref, Roster.from_bytes(data, operator=self._operator))
+            if before is not None:
+                self._store.drop_blobs(keep=self._store.blob_digests() - {before[0].digest})
         return self._latest[1]

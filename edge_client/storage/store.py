@@ -22,8 +22,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store_file import (
     ADVICE,
     SCHEMA_VERSION,
@@ -52,7 +54,7 @@ class OutboxEntry:
     :param status: `pending`, `acked`, or `refused:<code>`.
     :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
         of a time when that was not noted.
-    :param roster: SHA-256 of the roster that it was masked for; None where it is not masked.
+    :param context: of the secure sum that it is masked for (`SecureRound.context`); None where it is not masked.
     """
 
     task: str
@@ -62,7 +64,7 @@ class OutboxEntry:
     public_before: bytes
     status: str
     attached_digest: bytes | None = None
-    roster: bytes | None = None
+    context: bytes | None = None
 
     @property
     def pending(self) -> bool:
@@ -80,7 +82,7 @@ class RoundCommit:
     :param update: the encoded update.
     :param public_before: `PublicState.to_bytes()` from before it.
     :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
-    :param roster: SHA-256 of the roster that the update was masked for; None where it is not masked.
+    :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
     """
 
     task: str
@@ -90,7 +92,7 @@ class RoundCommit:
     update: bytes
     public_before: bytes
     residual: np.ndarray | None = None
-    roster: bytes | None = None
+    context: bytes | None = None
 
     @property
     def written_bytes(self) -> int:
@@ -198,6 +200,18 @@ class DeviceStore:
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
+    def own_head(self, task: str) -> KeptHead | None:
+        """The head that was chosen last, if it is of this task. Raises `StoreError`."""
+        data = self._fact("own_head")
+        if data is None:
+            return None
+        with self._whole("own head"):
+            kept = unpack(KeptHead, data, what="the own head")
+        return kept if kept.task == task else None
+
+    def keep_own_head(self, head: KeptHead) -> None:
+        self._set_facts("keep the own head", own_head=pack(head))
+
     def count_attempt(self, kind: str, what: str) -> int:
         """How often `what` was begun since it last ended in any way but an abrupt one, this time included.
 
@@ -265,6 +279,14 @@ class DeviceStore:
                 raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
         return residual
 
+    def own_params(self, task: str) -> np.ndarray | None:
+        """The model that the device predicts with, float32 `[d]`: the head that it chose, else what it trained last."""
+        head = self.own_head(task)
+        if head is not None:
+            return head.params
+        state = self.load_state(task)
+        return None if state is None else state.own
+
     def has_been(self, task: str, public_digest: bytes) -> bool:
         """Whether the device once had the public state with this digest; a newcomer's is not noted."""
         query = "SELECT 1 FROM public_digests WHERE task = ? AND digest = ?"
@@ -291,7 +313,7 @@ class DeviceStore:
             run = self._connection.execute
             run(
                 "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL, ?)",
-                (task, round, digest, update, commit.public_before, commit.roster),
+                (task, round, digest, update, commit.public_before, commit.context),
             )
             run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
             run(
@@ -304,11 +326,11 @@ class DeviceStore:
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
                 (KEPT_TASKS,),
             )
-        return OutboxEntry(task, round, update, digest, commit.public_before, "pending", roster=commit.roster)
+        return OutboxEntry(task, round, update, digest, commit.public_before, "pending", context=commit.context)
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
         """The stored update of a round, or None where none was made."""
-        columns = "data, digest, public_before, status, attached_digest, roster"
+        columns = "data, digest, public_before, status, attached_digest, context"
         row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
             return None

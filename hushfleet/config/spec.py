@@ -79,12 +79,26 @@ class DropoutSpec(Checked):
 
 
 @dataclass(frozen=True)
+class FeatureSpec(Checked):
+    """Fixed features of images, which a network is given in their place.
+
+    :param image_shape: channels, height, width of one image.
+    :param count: features of an image.
+    :param graph: ONNX, images to features.
+    """
+
+    image_shape: tuple[_Side, _Side, _Side]
+    count: _Side
+    graph: BlobRef
+
+
+@dataclass(frozen=True)
 class ModelSpec(Checked):
     """The network as data: how the flat vector is read, and the graphs that compute with it.
 
-    :param input_shape: channels, height, width of one image.
-    :param mean: per channel, subtracted from pixels in [0, 1].
-    :param std: per channel, divided by afterwards.
+    :param input_shape: channels, height, width of what the network takes: of one image, or with features (count, 1, 1).
+    :param mean: per channel of an image, subtracted from pixels in [0, 1].
+    :param std: per channel of an image, divided by afterwards.
     """
 
     name: str
@@ -96,14 +110,28 @@ class ModelSpec(Checked):
     dropout: tuple[DropoutSpec, ...]
     gradient: BlobRef
     inference: BlobRef
+    features: FeatureSpec | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        channels = self.input_shape[0]
+        channels = self.image_shape[0]
+        if self.features is not None:
+            wanted = (self.features.count, 1, 1)
+            require(self.input_shape == wanted, "input_shape", self.input_shape, f"{wanted}, as features are")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
         require(len(self.mean) == len(self.std) == channels, "mean, std", len(self.mean), f"{channels} values")
-        for graph in (self.gradient, self.inference):
+        for graph in self.graphs:
             require(graph.size <= MAX_GRAPH_BYTES, "graph size", graph.size, f"at most {MAX_GRAPH_BYTES} bytes")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of one image."""
+        return self.input_shape if self.features is None else self.features.image_shape
+
+    @property
+    def graphs(self) -> tuple[BlobRef, ...]:
+        """All graphs that a device needs."""
+        return (self.gradient, self.inference, *(() if self.features is None else (self.features.graph,)))
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,6 @@ PADDING = 4  # pixels on each side
 FLIP_PROBABILITY = 0.5
 
 
-def black(mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
-    """What a pixel of value 0 is after normalisation: float32 `[C]`, as `Samples.x` has it."""
-    value: np.ndarray = -(np.array(mean) / np.array(std)).astype(np.float32)
-    return value
-
-
 def draw_flip_crop(batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Offsets int64 `[batch, 2]`, row and column of each crop in its padded image, and flips bool `[batch]`.
 
@@ -33,7 +27,7 @@ def flip_crop(x: np.ndarray, rng: np.random.Generator, *, fill: np.ndarray | flo
     """A new array of the batch `x` float32 `[B, C, H, W]`: each image shifted by up to 4 pixels, half of them mirrored.
 
     :param rng: see `draw_flip_crop` for what is drawn.
-    :param fill: what shows where an image was shifted away: one value, or `[C]` (see `black`).
+    :param fill: what shows where an image was shifted away: one value, or `[C]`; normalised black is `-Samples.shift`.
     """
     return apply_flip_crop(x, *draw_flip_crop(len(x), rng), fill=fill)
 

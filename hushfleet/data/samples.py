@@ -1,17 +1,48 @@
-"""Labelled images in memory: bytes until they are asked for, normalised float32 when they are.
+"""Labelled images in memory: bytes until they are asked for, normalised float32 when they are; or features of them.
 
 CIFAR-10 as float32 is 600 MB and as bytes 150; a device's share of it is taken from the bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hushfleet.errors import BadInput
+
+
+class LabelledSamples(Protocol):
+    """What a network is trained and tested on: `Samples`, or `FeatureSamples` where its inputs are features."""
+
+    @property
+    def kept(self) -> npt.NDArray[Any]:
+        """What is held, `[n, C, H, W]`; `x` is `kept * scale - shift`."""
+
+    @property
+    def scale(self) -> npt.NDArray[np.float32]:
+        """Per channel, `[C]` or `[1]`; `shift` likewise."""
+
+    @property
+    def shift(self) -> npt.NDArray[np.float32]: ...
+
+    @property
+    def x(self) -> npt.NDArray[np.float32]:
+        """float32 `[n, C, H, W]`, what the network takes."""
+
+    @property
+    def y(self) -> npt.NDArray[np.int64]:
+        """int64 `[n]`, the labels."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> LabelledSamples:
+        """The samples at `indices`, in that order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +81,27 @@ class Samples:
     @property
     def x(self) -> npt.NDArray[np.float32]:
         """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std. Computed anew at each call."""
-        scale = (1 / (255 * np.array(self.std))).astype(np.float32)
-        shift = (np.array(self.mean) / np.array(self.std)).astype(np.float32)
         x = self.images.astype(np.float32)
-        x *= scale[:, None, None]
-        x -= shift[:, None, None]
+        x *= self.scale[:, None, None]
+        x -= self.shift[:, None, None]
         return x
+
+    @property
+    def kept(self) -> npt.NDArray[np.uint8]:
+        """The images."""
+        return self.images
+
+    @property
+    def scale(self) -> npt.NDArray[np.float32]:
+        """float32 `[C]`."""
+        scale: npt.NDArray[np.float32] = (1 / (255 * np.array(self.std))).astype(np.float32)
+        return scale
+
+    @property
+    def shift(self) -> npt.NDArray[np.float32]:
+        """float32 `[C]`."""
+        shift: npt.NDArray[np.float32] = (np.array(self.mean) / np.array(self.std)).astype(np.float32)
+        return shift
 
     @property
     def y(self) -> npt.NDArray[np.int64]:
@@ -65,6 +111,51 @@ class Samples:
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
         """The samples at `indices`, in that order."""
         return Samples(self.images[indices], self.labels[indices], self.mean, self.std)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSamples:
+    """Labelled images as features, which a network meets as images of one pixel.
+
+    :param x: float32 `[n, count, 1, 1]`.
+    :param labels: int64 `[n]`.
+    """
+
+    x: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def y(self) -> npt.NDArray[np.int64]:
+        """int64 `[n]`, the labels."""
+        return self.labels
+
+    @property
+    def kept(self) -> npt.NDArray[np.float32]:
+        """The features."""
+        return self.x
+
+    @property
+    def scale(self) -> npt.NDArray[np.float32]:
+        """One, float32 `[1]`."""
+        return np.ones(1, np.float32)
+
+    @property
+    def shift(self) -> npt.NDArray[np.float32]:
+        """Zero, float32 `[1]`."""
+        return np.zeros(1, np.float32)
+
+    def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
+        """The samples at `indices`, in that order."""
+        return FeatureSamples(self.x[indices], self.labels[indices])
+
+
+def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
+    """Both, one after the other; of one kind, and normalised as `first` is."""
+    kept, labels = np.concatenate((first.kept, second.kept)), np.concatenate((first.labels, second.labels))
+    return replace(first, images=kept, labels=labels) if isinstance(first, Samples) else FeatureSamples(kept, labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, array_namespace
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.methods.hush_rule import rule
@@ -47,12 +47,14 @@ class HushConfig(TrainingConfig):
     """Settings of Hush: full-batch gradient descent on features of unit norm.
 
     :param batch_size: above the number of a device's images, so that a step takes all of them.
+    :param momentum_server: of Nesterov's velocity on the server, for many small steps with the unit `record`.
     """
 
     optimizer: Literal["adam", "sgd"] = "sgd"
     learning_rate: float = within("(0, 100)", 16.0)
     batch_size: int = within("[1, 65536]", 2048)
     local_epochs: int = within("[1, 1000]", 5)
+    momentum_server: float = within("[0, 1)", 0.0)
 
 
 @published(
@@ -69,7 +71,7 @@ def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
         OwnPrior(),
         Sgd(order=SharedOnly()),
         (ScaleWhole(), Gaussian()),
-        TailMean(rounds),
+        TailMean(rounds, config.momentum_server),
         takes_empty=True,
     )
 
@@ -114,23 +116,33 @@ class TailMean(Mean):
     """The mean of what was sent; at the end, the mean of the global vectors after the last third of the rounds.
 
     :param rounds: of the task.
+    :param momentum: of the server's steps, in Nesterov's form as PyTorch has it: v <- m v + g, w <- w + g + m v for
+        the mean g of what was sent.
     """
 
     rounds: int
+    momentum: float = 0.0
 
-    @property
-    def tail(self) -> int:
-        """How many iterates are averaged."""
-        return -(-self.rounds // 3)
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        after = super().aggregate(state, global_params, sums, weights)
+        if self.momentum == 0:
+            return after
+        velocity = after - global_params
+        if "velocity" in state:
+            xp = array_namespace(after)
+            velocity = velocity + self.momentum * xp.asarray(state["velocity"], dtype=after.dtype, device=after.device)
+        return after + self.momentum * velocity
 
     def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
         mean: np.ndarray = (state.get("sum", 0.0) + last.astype(np.float64)) / (state.get("count", 0) + 1)
         return mean.astype(np.float32)
 
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
-        if closed.round <= self.rounds - self.tail:
-            return state
-        return {
-            "sum": state.get("sum", 0.0) + closed.after.astype(np.float64),
-            "count": np.asarray(state.get("count", 0) + 1),
-        }
+        after = closed.after.astype(np.float64)
+        if self.momentum:
+            before, m = state.get("velocity", 0.0), self.momentum
+            sent = (after - closed.before - m**2 * before) / (1 + m)  # as devices saw it: the model is rounded
+            state = {**state, "velocity": m * before + sent}
+        if closed.round > self.rounds - math.ceil(self.rounds / 3):
+            state = {**state, "sum": state.get("sum", 0.0) + after, "count": np.asarray(state.get("count", 0) + 1)}
+        return state

@@ -30,7 +30,8 @@ PAYS_FROM = 25.0
 def signal(*, devices: float, epsilon: float, delta: float) -> float:
     """r = n / z_1.
 
-    :param devices: of a round; the square root of that where each adds all the noise.
+    :param devices: of a round, where the noise is divided among all of them; where it is divided among fewer, the
+        geometric mean of both numbers, since the sum's noise is that much larger.
     :param epsilon: of the whole task, against whoever sees the sums.
     """
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)

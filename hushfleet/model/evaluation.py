@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 
 EVALUATION_BATCH = 256
 
@@ -37,12 +37,12 @@ class Outcomes(NamedTuple):
 LogitsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: Samples) -> Evaluation:
+def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Evaluation:
     """:param logits_of: (params `[d]`, images `[b, C, H, W]`) -> logits `[b, classes]`."""
     return evaluate_each(logits_of, params, samples).mean()
 
 
-def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: Samples) -> Outcomes:
+def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Outcomes:
     """The same for every sample, for means over parts of a test set."""
     correct, losses = np.empty(len(samples), bool), np.empty(len(samples))
     for first in range(0, len(samples), EVALUATION_BATCH):

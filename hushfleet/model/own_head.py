@@ -18,6 +18,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hushfleet.config.schema import Checked, Count
+from hushfleet.data.samples import Samples
+from hushfleet.model.params import ParamLayout
 from hushfleet.model.softmax import fit, log_softmax, rotated
 
 FOLDS = 4
@@ -32,35 +35,60 @@ PENALTIES_ALONE = (0.01, 0.001, 0.0001)
 Kind = Literal["shared", "scaled", "pulled", "mean", "alone"]
 """`scaled`: the shared head in another scale or with the own prior; `mean`: of the shared and a lone head."""
 SHARED = "the shared head"
+WEIGHT, PRIOR = "head.weight", "prior"
 
 
-@dataclass(frozen=True, eq=False)
-class OwnHead:
-    """The head that a device predicts with, logits = weight phi + prior. Private, as the images that chose it.
+@dataclass(frozen=True)
+class HeadChoice(Checked):
+    """What a device chose and why. Private, as the images that chose it.
 
-    :param choice: which candidate it is, in words.
-    :param weight: float32 `[C, F]`.
-    :param prior: float32 `[C]`.
+    :param name: which candidate it is, in words.
     :param images: how many there were to choose by.
     :param errors: how many of them it got wrong in the cross-validation; likewise `errors_shared` of the shared head as
         it is, and `errors_alone` of the best head that was trained alone. None where there were too few images.
     """
 
     kind: Kind
-    choice: str
+    name: str
+    images: Count
+    errors: Count | None = None
+    errors_shared: Count | None = None
+    errors_alone: Count | None = None
+
+    @property
+    def words(self) -> str:
+        """`the shared head (own images wrong: 3 of 36; trained alone 7)`."""
+        if self.errors is None:
+            return f"{self.name} ({self.images} own images are too few to choose by)"
+        others = {"trained alone": self.errors_alone, "the shared head as it is": self.errors_shared}
+        others.pop({"alone": "trained alone", "shared": "the shared head as it is"}.get(self.kind, ""), None)
+        told = "".join(f"; {name} {errors}" for name, errors in others.items())
+        return f"{self.name} (own images wrong, cross-validated: {self.errors} of {self.images}{told})"
+
+
+@dataclass(frozen=True, eq=False)
+class OwnHead:
+    """The head that a device predicts with: logits = weight phi + prior.
+
+    :param weight: float32 `[C, F]`.
+    :param prior: float32 `[C]`.
+    """
+
+    choice: HeadChoice
     weight: np.ndarray
     prior: np.ndarray
-    images: int
-    errors: int | None = None
-    errors_shared: int | None = None
-    errors_alone: int | None = None
+
+    @property
+    def params(self) -> np.ndarray:
+        """float32 `[d]`, as a linear model's flat vector."""
+        return np.concatenate([self.weight.ravel(), self.prior])
 
 
 class _Head(NamedTuple):
-    """weight = scale * shared + pull @ axes, with `pull [C, r]` on rotated features."""
+    """weight = scale * shared + pull @ axes, with `pull [C, r]` on rotated features; logits = weight phi + prior."""
 
     kind: Kind
-    choice: str
+    name: str
     scale: float
     prior: np.ndarray
     pull: np.ndarray
@@ -80,17 +108,31 @@ class _Score(NamedTuple):
         )
 
 
-def choose_own_head(features: np.ndarray, labels: np.ndarray, shared: np.ndarray) -> OwnHead:
+def is_linear(layout: ParamLayout) -> bool:
+    """Whether the model is one linear layer on features, `models/linear.py`: a device then chooses its own head."""
+    return layout.names == (WEIGHT, PRIOR)
+
+
+def own_head_of(params: np.ndarray, layout: ParamLayout, samples: Samples) -> OwnHead:
+    """The head that a device keeps, by its samples.
+
+    :param params: float32 `[d]`, the global model, of a linear layout.
+    """
+    shared = layout.unflatten(params)
+    return choose_own_head(samples.x.reshape(len(samples), -1), samples.y, shared[WEIGHT], shared[PRIOR])
+
+
+def choose_own_head(features: np.ndarray, labels: np.ndarray, shared: np.ndarray, bias: np.ndarray) -> OwnHead:
     """The best candidate by the own images, fitted to all of them; with too few, the shared head.
 
     :param features: float32 `[m, F]`, of the device's images.
     :param labels: int64 `[m]`, 0 to C - 1.
-    :param shared: float32 `[C, F]`, the global head.
+    :param shared: float32 `[C, F]`, the global head; `bias`: float32 `[C]`, what it adds to every image's logits.
     """
     images = len(features)
     if images < LEAST_IMAGES:
-        return OwnHead("shared", SHARED, shared, np.zeros(len(shared), np.float32), images)
-    basis, logits = rotated(features), (shared @ features.T).astype(np.float32)
+        return OwnHead(HeadChoice("shared", SHARED, images), shared, bias)
+    basis, logits = rotated(features), (shared @ features.T + bias[:, None]).astype(np.float32)
 
     def heads(rows: np.ndarray) -> Iterator[_Head]:
         return _candidates(basis.z[rows], basis.moments, labels[rows], logits[:, rows])
@@ -102,16 +144,18 @@ def choose_own_head(features: np.ndarray, labels: np.ndarray, shared: np.ndarray
         unseen = folds == fold
         for head in heads(~unseen):
             found = head.scale * logits[:, unseen] + head.prior[:, None] + head.pull @ basis.z[unseen].T
-            key = head.kind, head.choice
+            key = head.kind, head.name
             scores[key] = scores.get(key, _Score()).plus(found, labels[unseen])
     plain = scores["shared", SHARED]
     alone = min((score for (kind, _), score in scores.items() if kind == "alone"), key=sum)
     chosen = min(scores, key=lambda key: sum(scores[key]))
     if plain.errors - scores[chosen].errors <= MARGIN * images:
         chosen = "shared", SHARED
-    (head,) = (head for head in heads(np.ones(images, bool)) if (head.kind, head.choice) == chosen)
+    (head,) = (head for head in heads(np.ones(images, bool)) if (head.kind, head.name) == chosen)
     weight = (head.scale * shared + head.pull @ basis.axes).astype(np.float32)
-    return OwnHead(*chosen, weight, head.prior, images, scores[chosen].errors, plain.errors, alone.errors)
+    prior = (head.scale * bias + head.prior).astype(np.float32)
+    choice = HeadChoice(*chosen, images, scores[chosen].errors, plain.errors, alone.errors)
+    return OwnHead(choice, weight, prior)
 
 
 def _candidates(z: np.ndarray, moments: np.ndarray, labels: np.ndarray, logits: np.ndarray) -> Iterator[_Head]:

@@ -21,10 +21,14 @@ _LABEL = b"hushfleet secure sum"
 class KeyAgreement:
     """What one board shares with others.
 
+    :param task: SHA-256 of the task package. It goes into the keys: each device counts on the noise that the others
+        add, so no sum may open whose devices were given different packages.
+
     Shared secrets are kept in memory: an exchange takes some 0.1 ms, and a round needs one for each pair.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, *, task: bytes = b"") -> None:
+        self._task = task
         self._seed = identity.to_bytes()
         self._own_key = identity.public_key
         self._private = X25519PrivateKey.from_private_bytes(hashlib.sha512(self._seed).digest()[:32])
@@ -49,7 +53,7 @@ class KeyAgreement:
 
     def key(self, peer: bytes, info: bytes) -> bytes:
         """A key of 32 bytes for one purpose: HKDF-Expand (RFC 5869) of the secret."""
-        return hmac.digest(self.secret(peer), info + b"\x01", "sha256")
+        return hmac.digest(self.secret(peer), info + self._task + b"\x01", "sha256")
 
 
 def _montgomery(public_key: bytes) -> bytes:

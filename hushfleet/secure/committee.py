@@ -78,6 +78,16 @@ def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
     return 0
 
 
+def least_honest(min_devices: int, *, devices: int, honest_fraction: float, drawn: int) -> int:
+    """How many of the fewest devices in a sum are honest for certain, if no corrupt one is left out; 0: perhaps none.
+
+    :param devices: in the roster.
+    :param drawn: in the cohort.
+    """
+    corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
+    return max(0, min_devices - corrupt)
+
+
 def _most_missing(members: int, drop_out: float) -> int:
     tail = 0.0
     for count in range(members, -1, -1):

@@ -10,7 +10,7 @@ import numpy as np
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.committee import CommitteeRule, committee_rule
+from hushfleet.secure.committee import CommitteeRule, committee_rule, least_honest
 from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import Masked, mask, member_answer, unmask
 from hushfleet.secure.roster import Roster
@@ -25,8 +25,8 @@ class SecureRound:
     :param roster: the one that the plan names.
     :param size: how many values are summed.
 
-    Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, or a
-    cohort of which no committee can be made.
+    Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, too few
+    honest ones for the noise that the task counts on, or a cohort of which no committee can be made.
     """
 
     def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
@@ -38,12 +38,27 @@ class SecureRound:
         # aggregator is free to choose, it could try until a committee suits it. The keys follow from all that the
         # device and the members must agree on.
         seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
-        agreed = f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}"
-        self._context = hashlib.sha256(seed + agreed.encode()).digest()
+        told = sorted(plan.controls.items())  # of the noise, too
+        agreed = (
+            f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
+        )
+        self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
+        """What the masks are for: all that the plan says of the sum, but for who is in it."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(
                 f"a cohort of {len(self.cohort)} devices; a sum of fewer than {spec.min_devices} is not opened"
+            )
+        honest = least_honest(
+            spec.min_devices,
+            devices=len(roster.devices),
+            honest_fraction=spec.honest_fraction,
+            drawn=len(self.cohort),
+        )
+        if honest < spec.honest_devices:
+            raise BadInput(
+                f"the task counts on the noise of {spec.honest_devices} honest devices, but with {len(self.cohort)} "
+                f"drawn of {len(roster.devices)} a sum of {spec.min_devices} may have {honest}"
             )
         self.rule: CommitteeRule = committee_rule(
             len(self.cohort), honest_fraction=spec.honest_fraction, roster=len(roster.devices)
@@ -131,4 +146,4 @@ class SecureRound:
         return opened.values, [self.members[place] for place in opened.wrong]
 
     def _info(self, device: int, member: int) -> bytes:
-        return b"%s device %d member %d" % (self._context, device, member)
+        return b"%s device %d member %d" % (self.context, device, member)

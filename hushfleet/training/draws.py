@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hushfleet.config.spec import Augment, DropoutSpec
-from hushfleet.data.augment import black, flip_crop
-from hushfleet.data.samples import Samples
+from hushfleet.data.augment import flip_crop
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.privacy.record import RecordMechanism
 
 
@@ -68,12 +68,12 @@ def shuffled_batches(count: int, batch_size: int, rng: np.random.Generator) -> I
 
 
 def drawn_inputs(
-    samples: Samples, indices: np.ndarray, inputs: Inputs, rng: np.random.Generator
+    samples: LabelledSamples, indices: np.ndarray, inputs: Inputs, rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """A batch's images as they are trained on, and its dropout masks."""
     x = samples.take(indices).x
     if inputs.augment == "flip-crop":
-        x = flip_crop(x, rng, fill=black(samples.mean, samples.std))
+        x = flip_crop(x, rng, fill=-samples.shift)
     return x, draw_dropout(inputs.dropout, len(indices), rng)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import TaskMethod, TrainingConfig
 from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
@@ -112,7 +112,7 @@ class OneClient:
 
     config: TrainingConfig
     gradient: GradientFunction
-    samples: Samples
+    samples: LabelledSamples
     inputs: Inputs
     rng: np.random.Generator
     size: int
@@ -169,7 +169,7 @@ def train_locally(
     context: RoundContext,
     begin: Array,
     gradient: GradientFunction,
-    samples: Samples,
+    samples: LabelledSamples,
     *,
     noised: bool = False,
     **how: Any,
@@ -193,7 +193,7 @@ def train_round(
     state: DeviceState,
     global_params: Array,
     gradient: GradientFunction,
-    samples: Samples,
+    samples: LabelledSamples,
     *,
     terms: RoundTerms,
     logits_of: LogitsOf,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import PrivacyError
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate
 from hushfleet.training.batch import GradientFunction
@@ -42,7 +42,7 @@ class OwnSamples(Protocol):
 class LoadedSamples:
     """The answers, from samples in memory."""
 
-    def __init__(self, samples: Samples, gradient: GradientFunction, logits_of: LogitsOf) -> None:
+    def __init__(self, samples: LabelledSamples, gradient: GradientFunction, logits_of: LogitsOf) -> None:
         self._samples, self._gradient, self._logits_of = samples, gradient, logits_of
 
     def squared_gradient(self, params: Array) -> Array:

@@ -19,6 +19,7 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
+from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
@@ -109,6 +110,7 @@ def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     with EventLog(point.folder.events) as events:
         run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds)
+    choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)
     return result

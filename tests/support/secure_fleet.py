@@ -73,10 +73,18 @@ class SecureFleet:
         assert self.spec.privacy.secure is not None
         return SecureRound(self.spec.privacy.secure, plan, roster or self.roster, size=self.shared)
 
-    def sum(self, secure_round: SecureRound, update: bytes, included: list[str]) -> tuple[Masked, np.ndarray]:
+    def keys_of(self, name: str, spec: TaskSpec | None = None) -> KeyAgreement:
+        """:param spec: that it was told of another task package."""
+        package = BlobRef.of((spec or self.spec).to_bytes()).digest
+        return KeyAgreement(self.identities[name], task=package)
+
+    def sum(
+        self, secure_round: SecureRound, update: bytes, included: list[str], *, told: TaskSpec | None = None
+    ) -> tuple[Masked, np.ndarray]:
         """Masked sums over `included`, and the sum of what the others of them have sent.
 
         :param update: of the real device.
+        :param told: another task package, which the others were given.
         """
         rng = np.random.default_rng(0)
         _, values = self.read(update)
@@ -86,7 +94,7 @@ class SecureFleet:
         for name in included:
             if name != DEVICE:
                 own = rng.integers(0, secure_round.prime, self.shared, dtype=np.uint32)
-                masked = secure_round.masked(KeyAgreement(self.identities[name]), name, own)
+                masked = secure_round.masked(self.keys_of(name, told), name, own)
                 for total, each in ((sums.values, masked.values), (sums.corrections, masked.corrections), (plain, own)):
                     field.add_into(total, each, secure_round.prime)
         return sums, plain
@@ -94,7 +102,7 @@ class SecureFleet:
     def answers(self, secure_round: SecureRound, included: bytes, answer: bytes) -> dict[str, np.ndarray]:
         """Of all members; the real device's is the blob `answer`."""
         found = {
-            name: secure_round.answer(KeyAgreement(self.identities[name]), name, included)
+            name: secure_round.answer(self.keys_of(name), name, included)
             for name in secure_round.members
             if name != DEVICE
         }

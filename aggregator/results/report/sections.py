@@ -33,6 +33,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import codec, from_to, number, percent, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WireInfo, WirePoint
+from hushfleet.config.spec import TRUST
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
@@ -277,6 +278,7 @@ def _privacy_facts(result: Result, headline: Headline) -> PagePart:
             ("rounds charged per device", from_to([row.rounds_charged for row in rows])),
             ("clip norm", number(result.clip_norm)),
             ("noise multiplier", number(result.noise_multiplier)),
+            ("trust", TRUST[result.accounting]),
             ("accounting", result.accounting),
             ("accountant", result.accountant),
         ]

@@ -25,8 +25,9 @@ import numpy as np
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.errors import HushfleetError
@@ -129,14 +130,15 @@ class _Trial:
         return seconds
 
 
-def _samples(prepared: PreparedTask, count: int) -> Samples:
+def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
     """So many samples of the task's data, again and again where there are fewer; noise where there are none."""
     if prepared.dataset is not None and len(prepared.dataset.train):
         train = prepared.dataset.train
-        return train.take(np.arange(count) % len(train))
+        return inputs_of(train.take(np.arange(count) % len(train)), prepared.features)
     model, rng = prepared.spec.model, np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
-    return Samples(images, rng.integers(0, len(model.class_names), count), model.mean, model.std)
+    images = rng.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
+    samples = Samples(images, rng.integers(0, len(model.class_names), count), model.mean, model.std)
+    return inputs_of(samples, prepared.features)
 
 
 def _start_s() -> float:

@@ -202,7 +202,7 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
     return Sizes(
         parameters=spec.model.layout.size,
         chunk_bytes=spec.wire.chunk_bytes,
-        task_blobs=(prepared.spec_ref.size, spec.model.gradient.size, spec.model.inference.size),
+        task_blobs=(prepared.spec_ref.size, *(graph.size for graph in spec.model.graphs)),
         shared=_shared_values(prepared),
         bits_per_value=_bits_per_value(prepared),
         header_bytes=_header_bytes(prepared, name_bytes),

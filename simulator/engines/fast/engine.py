@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import run_fields, update_fields
+from hushfleet.aggregator.observe.round_events import open_fields, run_fields, update_fields
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
 from hushfleet.simulator.engines.fast.runtimes import VMAP
+from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.jobs import train_at_once
 from hushfleet.simulator.run_folder import Simulation
@@ -42,16 +43,18 @@ def run_rounds(
     """
     names = [device.name for device in simulation.fleet.devices]
     with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
-        engine = RoundEngine(store, simulation.prepared)
+        engine = RoundEngine(store, simulation.prepared, masked=False)
+        roster = write_roster(simulation, workers, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
         spent = all_have_spent(store, names)
         while not engine.finished and not spent:
-            plan = engine.plan or engine.open_round(names)
-            events.write("round_open", round=plan.round, cohort=sorted(plan.cohort))
+            plan = engine.plan or engine.open_round(names, roster=roster)
+            cohort = sorted(engine.cohort)
+            events.write("round_open", **open_fields(engine))
             evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
-            for answer in train_cohort(simulation, workers, plan, plan.cohort, runtime=runtime, evaluate=evaluate):
+            for answer in train_cohort(simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate):
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
@@ -125,6 +128,7 @@ def train_cohort(
 
     :param evaluate: whether the devices' own models are tested afterwards.
     """
+    wanted = set(devices)
     jobs = [
         Job(
             path=simulation.folder.path.absolute(),
@@ -138,7 +142,7 @@ def train_cohort(
             preference=device.preference,
         )
         for device in simulation.fleet.devices
-        if device.name in devices
+        if device.name in wanted
     ]
     if runtime == VMAP:
         return train_at_once(jobs, workers)

@@ -70,12 +70,15 @@ REFUSALS = (PrivacyError, Declined)
 
 def train(job: Job) -> Answer:
     """Trains and commits; a round that the device has committed before is answered as it was then."""
-    return _answer(job, lambda trainer, run: trainer.run_round(job.plan, run.global_params(job.plan)))
+    return _answer(
+        job, lambda trainer, run: trainer.run_round(job.plan, run.global_params(job.plan), run.roster(job.plan))
+    )
 
 
 def commit(done: TrainedJob) -> Answer:
     """The rest of a round: clip, noise, encode, store."""
-    return _answer(done.job, lambda trainer, _: trainer.commit(done.job.plan, done.trained))
+    plan = done.job.plan
+    return _answer(done.job, lambda trainer, run: trainer.commit(plan, done.trained, run.roster(plan)))
 
 
 def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answer:
@@ -96,8 +99,8 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     """The device with its store open."""
     folder = RunFolder(job.path).device(job.device)
-    tests = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
-    metrics = MetricsFile(folder.metrics, *tests)
+    common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
+    metrics = MetricsFile(folder.metrics, common, local, run.features)
     delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
     with DeviceStore(folder.store, device=job.device, durable=False) as store:
@@ -122,4 +125,5 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             ),
             observer=observe,
             make_optimizer=make_optimizer,
+            make_secure_round=run.secure_round,
         )

@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.config.spec import BlobRef, TaskSpec
-from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.local_data import load_arrays, load_indices
+from hushfleet.config.spec import BlobRef, SecureSpec, TaskSpec
+from hushfleet.data.samples import LabelledSamples
+from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
+from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
+from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan
@@ -32,9 +36,10 @@ class LoadedRun:
     def __init__(self, path: Path, runtime: str) -> None:
         self.folder = RunFolder(path)
         self.runtime = runtime
-        self._train: dict[str, Samples] = {}  # what was used last comes last
+        self._train: dict[str, LabelledSamples] = {}  # what was used last comes last
         self._train_bytes = 0
         self._global: tuple[bytes, np.ndarray] | None = None
+        self._secure: tuple[RoundPlan, SecureRound] | None = None
 
     @cached_property
     def spec(self) -> TaskSpec:
@@ -60,8 +65,14 @@ class LoadedRun:
         return own or InferenceGraph(self._graph(model.inference), model.layout)
 
     @cached_property
-    def common_test(self) -> Samples:
-        return load_arrays(self.folder.common_test, self.spec.model)
+    def features(self) -> FeatureGraph | None:
+        """What makes features of images, each set once in a run; None where the task trains on images."""
+        spec = self.spec.model.features
+        return None if spec is None else FeatureGraph(self._graph(spec.graph), spec, cache=self.folder.features)
+
+    @cached_property
+    def common_test(self) -> LabelledSamples:
+        return self._load(self.folder.common_test)
 
     def global_params(self, plan: RoundPlan) -> np.ndarray:
         """The global model float32 `[d]` that a round begins with, read-only."""
@@ -72,20 +83,37 @@ class LoadedRun:
             self._global = plan.global_digest, params
         return self._global[1]
 
-    def train(self, device: str) -> Samples:
+    def roster(self, plan: RoundPlan) -> Roster | None:
+        """That a round with a secure sum names."""
+        return None if plan.secure is None else self._roster
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster.from_bytes(self.folder.roster.read_bytes())
+
+    def secure_round(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> SecureRound:
+        """Without masks, and one for all devices."""
+        if self._secure is None or self._secure[0] != plan:
+            self._secure = plan, UnmaskedRound(spec, plan, roster, size=size)
+        return self._secure[1]
+
+    def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            samples = load_arrays(self.folder.device(device).train, self.spec.model)
-            self._train_bytes += samples.images.nbytes
+            samples = self._load(self.folder.device(device).train)
+            self._train_bytes += samples.kept.nbytes
         self._train[device] = samples
         while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
-            self._train_bytes -= self._train.pop(next(iter(self._train))).images.nbytes
+            self._train_bytes -= self._train.pop(next(iter(self._train))).kept.nbytes
         return samples
 
-    def local_test(self, device: str) -> Samples:
+    def local_test(self, device: str) -> LabelledSamples:
         path = self.folder.device(device).local_test
         indices = load_indices(path)
-        return load_arrays(path, self.spec.model) if indices is None else self.common_test.take(indices)
+        return self._load(path) if indices is None else self.common_test.take(indices)
+
+    def _load(self, path: Path) -> LabelledSamples:
+        return inputs_of(load_arrays(path, self.spec.model), self.features)
 
     def _graph(self, ref: BlobRef) -> bytes:
         return (self.folder.graphs / f"{ref.digest.hex()}.onnx").read_bytes()

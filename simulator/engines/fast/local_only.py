@@ -1,4 +1,4 @@
-"""The honest baseline: the same network, trained by each device alone.
+"""The honest baseline: the same network, trained by each device alone; of a linear model, the best of several ways.
 
 Each device starts from the run's first global model and trains as many epochs as it would over all rounds,
 with the same optimizer, without noise, without anybody. That is what it would have without a federation.
@@ -18,6 +18,8 @@ from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
+from hushfleet.model.own_head import is_linear
+from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, best_way, tested_alone
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -27,11 +29,15 @@ from hushfleet.training.local_round import train_round
 
 
 class Alone(NamedTuple):
-    """One device after training alone: accuracies in 0..1 on the common and on its own test images."""
+    """One device after training alone: accuracies in 0..1 on the common and on its own test images.
+
+    :param way: how it was trained, where it is not the same network; the same for all devices.
+    """
 
     device: str
     accuracy_common: float
     accuracy_local: float
+    way: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,24 @@ class _Job:
 def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> Iterator[Alone]:
     """Trains every device alone; yields them in the fleet's order as they become ready."""
     path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
-    return workers.map(
-        _train_one,
-        [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices],
-    )
+    jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices]
+    if is_linear(simulation.prepared.spec.model.layout):
+        return _best_alone(list(workers.map(_test_one, jobs)), [job.device for job in jobs])
+    return workers.map(_train_one, jobs)
+
+
+def _best_alone(found: list[list[Accuracies]], devices: list[str]) -> Iterator[Alone]:
+    common, local = zip(*found, strict=True)
+    best, best_local = best_way(common), best_way(local)
+    way = best if best == best_local else f"{best}; {best_local} on own data"
+    return (Alone(n, c[best], o[best_local], way) for n, c, o in zip(devices, common, local, strict=True))
+
+
+def _test_one(job: _Job) -> list[Accuracies]:
+    """On the common test and on the device's own."""
+    run = loaded_run(job.path, job.runtime)
+    tests = (run.common_test, run.local_test(job.device))
+    return tested_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
 
 
 def _train_one(job: _Job) -> Alone:

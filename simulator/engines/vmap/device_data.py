@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hushfleet.data.augment import PADDING, draw_flip_crop
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training.draws import Inputs, draw_dropout, drawn_batches, epochs
@@ -32,22 +32,22 @@ from hushfleet.training.own_samples import Teacher
 
 
 class SamplesOnDevice:
-    """Images as uint8 and labels on `device`, kept from round to round for as long as their owner keeps them."""
+    """What is kept of samples, and labels, on `device`: for as long as their owner keeps them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._held: WeakKeyDictionary[Samples, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[LabelledSamples, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def of(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Images uint8 `[n, C, H, W]` and labels int64 `[n]`."""
+    def of(self, samples: LabelledSamples) -> tuple[Tensor, Tensor]:
+        """Images uint8 `[n, C, H, W]`, or features float32, and labels int64 `[n]`."""
         if samples not in self._held:
-            self._held[samples] = _on(samples.images, self.device), _on(samples.labels, self.device)
+            self._held[samples] = _on(samples.kept, self.device), _on(samples.labels, self.device)
         return self._held[samples]
 
-    def keep_only(self, wanted: Collection[Samples]) -> None:
+    def keep_only(self, wanted: Collection[LabelledSamples]) -> None:
         """Forgets all others."""
         for samples in set(self._held) - set(wanted):
             del self._held[samples]
@@ -98,7 +98,7 @@ class GroupBatches:
 
     def __init__(
         self,
-        samples: Sequence[Samples],
+        samples: Sequence[LabelledSamples],
         rngs: Sequence[np.random.Generator],
         on_device: SamplesOnDevice,
         *,
@@ -115,10 +115,9 @@ class GroupBatches:
         images, labels = zip(*(on_device.of(each) for each in samples), strict=True)
         self._images, self._labels = torch.cat(images), torch.cat(labels)
         self._firsts = np.cumsum([0] + [len(each) for each in samples])
-        mean, std = (np.array([getattr(each, name) for each in samples]) for name in ("mean", "std"))
         # As Samples.x has it, to the bit.
-        self._scale = _on((1 / (255 * std)).astype(np.float32)[:, None, :, None, None], self.device)
-        self._shift = _on((mean / std).astype(np.float32)[:, None, :, None, None], self.device)
+        self._scale = _on(np.stack([each.scale for each in samples])[:, None, :, None, None], self.device)
+        self._shift = _on(np.stack([each.shift for each in samples])[:, None, :, None, None], self.device)
         self._teachers = self._teaching(samples, teachers)
         self._draws = [self._draw(len(each), rng) for each, rng in zip(samples, rngs, strict=True)]
 
@@ -136,7 +135,9 @@ class GroupBatches:
                 crops = draw_flip_crop(len(indices), rng) if self.inputs.augment == "flip-crop" else None
                 yield _Drawn(epoch, indices, crops, draw_dropout(self.inputs.dropout, len(indices), rng))
 
-    def _teaching(self, samples: Sequence[Samples], teachers: Sequence[Teacher | None]) -> tuple[Tensor, Tensor] | None:
+    def _teaching(
+        self, samples: Sequence[LabelledSamples], teachers: Sequence[Teacher | None]
+    ) -> tuple[Tensor, Tensor] | None:
         """Logits of all clients' samples `[n, classes]` and each client's weight `[c]`, on the device."""
         classes = next((each.logits.shape[1] for each in teachers if each is not None), None)
         if classes is None:

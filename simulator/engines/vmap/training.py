@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from hushfleet.array_api import Array
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import TaskMethod, TrainingConfig
@@ -68,7 +68,7 @@ class Member:
     """
 
     state: DeviceState
-    samples: Samples
+    samples: LabelledSamples
     rng: np.random.Generator
     terms: RoundTerms = field(default_factory=RoundTerms)
     noise: NoiseSource = field(default_factory=SecureNoise)
@@ -157,7 +157,7 @@ class CohortTrainer:
         ready = [self._ready(method, each, each.samples.take(slice(0, 1)), params) for each in members]
         return self._fitting(*self._memory(method, ready, inputs))
 
-    def _ready(self, method: TaskMethod, member: Member, samples: Samples, global_params: np.ndarray) -> _Ready:
+    def _ready(self, method: TaskMethod, member: Member, samples: LabelledSamples, global_params: np.ndarray) -> _Ready:
         own_samples = LoadedSamples(samples, self.gradient, self.gradient.logits)
         return _Ready(member, method.begin(member.state, global_params, member.terms, own_samples), own_samples)
 
@@ -170,7 +170,7 @@ class CohortTrainer:
                 inputs=inputs,
                 parts=max(len(training.order.masks(each.context)) for each in ready),
                 samples=max(len(each.member.samples) for each in ready),
-                image_bytes=max(each.member.samples.images.nbytes for each in ready),
+                image_bytes=max(each.member.samples.kept.nbytes for each in ready),
                 each=training.gradient.samples,
                 second=method.parts.own_training is not None,
                 record=_record(method, ready[0]) if noised else None,

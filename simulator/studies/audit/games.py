@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.audit import device, record
@@ -63,7 +64,7 @@ def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) ->
     spec, model, privacy = subject.spec, subject.spec.model, subject.spec.privacy
     if prepared.dataset is None:
         return None
-    samples = make_fleet(prepared.task, prepared.dataset).devices[0].train.samples
+    samples = inputs_of(make_fleet(prepared.task, prepared.dataset).devices[0].train.samples, prepared.features)
     canaries = min(_CANARIES, model.layout.size // record.LEAST_WIDTH)
     a_round_s = _GRADIENT_S * privacy.batches * privacy.sample_rate * (len(samples) + canaries / 2)
     rounds = max(1, min(spec.rounds, int(_ONE_RUN_SHARE * min(effort.seconds, 1e6) / a_round_s)))

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples, joined
+from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
@@ -75,7 +76,7 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scor
 
 def play_one_run(
     subject: Subject,
-    samples: Samples,
+    samples: LabelledSamples,
     network: GradientFunction,
     logits_of: LogitsOf,
     *,
@@ -92,9 +93,7 @@ def play_one_run(
     length = LENGTH * finite(subject.spec.privacy.clip_norm)
     gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length, network=network)
     inserted = np.flatnonzero(included) + subject.classes
-    blank = np.zeros((len(inserted), *samples.images.shape[1:]), np.uint8)
-    images, labels = np.concatenate((samples.images, blank)), np.concatenate((samples.labels, inserted))
-    data = Samples(images, labels, samples.mean, samples.std)
+    data = joined(samples, blank_samples(subject.spec.model, inserted))
     unit, params = mechanism.batch_size / mechanism.clip_norm, subject.initial
     batches: list[np.ndarray] = []
 
@@ -176,9 +175,8 @@ class _TwoWorlds:
     @contextmanager
     def _life(self, number: int, inserted: np.ndarray, *, others: int) -> Iterator[Trainer]:
         """A device whose records are the canaries `inserted` and `others` more."""
-        model = self.subject.spec.model
         labels = np.concatenate((np.zeros(others, np.int64), inserted + self.subject.classes))
-        samples = Samples(np.zeros((len(labels), *model.input_shape), np.uint8), labels, model.mean, model.std)
+        samples = blank_samples(self.subject.spec.model, labels)
         with self.subject.device(
             number, trainer=_Newcomer, gradient=self._gradient, samples=samples, logits_of=_no_logits
         ) as trainer:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hushfleet.config.spec import TaskSpec
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
@@ -94,7 +94,7 @@ class Subject:
         trainer: type[Trainer] = Trainer,
         gradient: GradientFunction | None = None,
         logits_of: LogitsOf | None = None,
-        samples: Samples | None = None,
+        samples: LabelledSamples | None = None,
     ) -> Iterator[Trainer]:
         """A device with an empty store; each `life` has noise of its own.
 

@@ -21,6 +21,7 @@ from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.runtimes import quickest
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers, begin_worker
+from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
@@ -52,6 +53,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         # Own models are tested only where a table needs it: that can take longer than training.
         every, last = task.round.rounds, cell.evaluate_last
         run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
+        choose_own_heads(simulation, workers, runtime=runtime)
     result = assemble(simulation, engine="fast")
     samples, tested = expected_work(task, evaluate_last=last)
     return kept_cell(

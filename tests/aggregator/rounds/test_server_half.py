@@ -115,6 +115,29 @@ def test_a_round_with_too_few_updates_moves_nothing(make_fleet: MakeFleet) -> No
     assert fleet.open().controls == {"clip_norm": 0.5, "noise_multiplier": 3.0}
 
 
+@pytest.mark.parametrize("last_fails", [False, True])
+def test_the_task_ends_with_what_the_method_makes_of_all_rounds(make_fleet: MakeFleet, last_fails: bool) -> None:
+    """Hush: the mean of the last third, through restarts, and where the last round had too few updates."""
+    fleet = make_fleet(method="hush", rounds=6, min_updates=2, wire={"downlink": "full"})
+    iterates = []
+    for _ in range(5):
+        fleet.run_round()
+        iterates.append(fleet.restart().global_params.astype(np.float64))
+    plan = fleet.open()
+    updates = {name: fleet.update(name) for name in fleet.names[: 1 if last_fails else 3]}
+    for name, update in updates.items():
+        fleet.engine.accept(name, update.data)
+    shared = ~fleet.prepared.method.init_state().public.mask
+    last = iterates[-1].copy()
+    if not last_fails:
+        last[shared] += np.mean([update.encoded.sent.astype(np.float64) for update in updates.values()], axis=0)
+    engine = fleet.restart()
+    engine.close()
+    np.testing.assert_allclose(engine.global_params, (iterates[-1] + last) / 2, atol=1e-6)
+    assert engine.announcement.global_digest != plan.global_digest or last_fails
+    assert fleet.restart().finished
+
+
 def test_updates_of_the_unit_record_carry_their_noise_inside(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(method="dp-fedavg", unit={"unit": "record", "sample_rate": 0.1, "delta": 1e-5})
     fleet.open()

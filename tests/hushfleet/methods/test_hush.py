@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.config.spec import PrivacySpec
@@ -35,10 +36,10 @@ PRIVACY = PrivacySpec("device", accounting="as-published", clip_norm=1.5, noise_
 
 @pytest.fixture(scope="module")
 def runtimes() -> dict[str, tuple[Any, Any]]:
-    graphs, layout, torch = export_graphs(MODEL), MODEL.layout, TorchGradient(MODEL)
+    graphs, layout, ours = export_graphs(MODEL), MODEL.layout, TorchGradient(MODEL)
     return {
         "onnx": (GradientGraph(graphs.gradient, layout), InferenceGraph(graphs.inference, layout)),
-        "torch": (torch, torch.logits),
+        "torch": (ours, ours.logits),
     }
 
 
@@ -133,6 +134,22 @@ def test_the_task_ends_with_the_mean_of_the_last_third(rounds: int, averaged: in
         state = server.advance(state, ClosedRound(round, iterate, iterate, (), None, None))
     expected = np.mean(np.array(iterates[-averaged:], np.float64), axis=0)
     np.testing.assert_allclose(server.final(state, iterates[-1]), expected, rtol=1e-6)
+
+
+def test_the_server_moves_as_nesterov_does() -> None:
+    """Against PyTorch's optimizer, whose gradients are what devices send, the other way round."""
+    rng, server = np.random.default_rng(0), TailMean(4, momentum=0.9)
+    weights = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=1.0, momentum=0.9, nesterov=True)
+    state, at = server.initial(0), np.zeros(5)
+    for round in range(1, 5):
+        sent = rng.normal(size=5)
+        weights.grad = torch.from_numpy(-sent)
+        optimizer.step()
+        after = server.aggregate(state, at, 3 * sent, np.full(5, 3.0))
+        np.testing.assert_allclose(after, weights.detach().numpy(), rtol=1e-12)
+        state = server.advance(state, ClosedRound(round, at, after, (), None, None))
+        at = after
 
 
 def test_with_the_unit_record_no_label_is_counted() -> None:

@@ -1,0 +1,97 @@
+"""Features of images by a fixed graph that came with the task: once for each image, before any training.
+
+The graph is a program from the network like the others, and is held to the same rules; its constants may be larger,
+since its weights are part of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from hushfleet.config.spec import MAX_GRAPH_BYTES, FeatureSpec
+from hushfleet.data.samples import FeatureSamples, Samples
+from hushfleet.errors import GraphRefused
+from hushfleet.graphs.safety import ValueFacts, check_graph
+from hushfleet.graphs.session import open_session
+from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
+from hushfleet.user_files import read_cached, write_cached
+
+FEATURES_BATCH = 16
+"""Images that go through the graph together; more take memory and save no time."""
+
+
+def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Raises `GraphRefused` unless the graph may run here, and makes such features."""
+    facts = check_graph(graph, max_bytes=MAX_GRAPH_BYTES, max_initializer_bytes=MAX_GRAPH_BYTES)
+    for which, found, name, shape in (
+        ("inputs", facts.inputs, "x", spec.image_shape),
+        ("outputs", facts.outputs, "features", (spec.count,)),
+    ):
+        value = found.get(name, ValueFacts("", ()))
+        fits = value.dtype == "float32" and isinstance(value.shape[0], str) and value.shape[1:] == shape
+        if len(found) != 1 or not fits:
+            raise GraphRefused(
+                f"the {which} of the graph of features are {dict(found)}, not {name!r} float32 [batch, "
+                f"{', '.join(map(str, shape))}]"
+            )
+    # Constants in bytes become floats when the graph is loaded.
+    check_cost(facts, batch=FEATURES_BATCH, memory_bytes=memory_bytes - 4 * facts.initializer_bytes)
+
+
+def features_folder(run: Path) -> Path:
+    """Where a simulation keeps features, in its run folder."""
+    return run / "features"
+
+
+class FeatureGraph:
+    """`Samples -> FeatureSamples` by ONNX Runtime. The session is closed again each time: it holds many megabytes.
+
+    :param graph: an ONNX file that `check_features` accepted.
+    :param cache: a folder where features are kept, by what they were made of; none by default.
+    """
+
+    def __init__(self, graph: bytes, spec: FeatureSpec, *, threads: int = 1, cache: Path | None = None) -> None:
+        self._graph = graph
+        self._spec = spec
+        self._threads = threads
+        self._cache = cache
+
+    def of(self, samples: Samples) -> FeatureSamples:
+        """The samples with features for images. Raises `GraphRefused` where ONNX Runtime fails."""
+        shape = (len(samples), self._spec.count, 1, 1)
+        path = None if self._cache is None else self._cache / f"{self._key(samples)}.f32"
+        data = None if path is None else read_cached(path)
+        if data is not None and len(data) == 4 * shape[0] * shape[1]:
+            return FeatureSamples(np.frombuffer(data, np.float32).reshape(shape), samples.labels)
+        features = self._computed(samples, shape)
+        if path is not None:
+            with contextlib.suppress(OSError):  # then they are computed again next time
+                write_cached(path, features.tobytes())
+        return FeatureSamples(features, samples.labels)
+
+    def _computed(self, samples: Samples, shape: tuple[int, ...]) -> np.ndarray:
+        features = np.empty(shape, np.float32)
+        if not len(samples):
+            return features
+        session = open_session(self._graph, threads=self._threads)
+        for first in range(0, len(samples), FEATURES_BATCH):
+            part = slice(first, first + FEATURES_BATCH)
+            try:
+                features[part, :, 0, 0] = session.run(["features"], {"x": samples.take(part).x})[0]
+            except Exception as error:  # the binding raises a class of its own for every kind of failure
+                raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
+        if not np.isfinite(features).all():
+            raise GraphRefused("the graph makes features that are not finite numbers")
+        return features
+
+    def _key(self, samples: Samples) -> str:
+        """Hex digest of all that the features depend on."""
+        digest = hashlib.sha256(self._spec.graph.digest)
+        digest.update(repr((onnxruntime.__version__, samples.images.shape, samples.mean, samples.std)).encode())
+        digest.update(samples.images.tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,129 @@
+"""Fixed feature extractors that need no private data, as ONNX graphs for boards: images in, one vector each out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor
+
+from hushfleet.config.spec import BlobRef, FeatureSpec
+from hushfleet.errors import BadInput, GraphRefused
+from hushfleet.graphs.features import check_features
+from hushfleet.graphs.session import open_session
+from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
+from hushfleet.models.features import backbone, filters, graph, scattering, synthetic, whitening
+from hushfleet.models.features.filters import Filters
+from hushfleet.models.features.graph import Graph
+from hushfleet.models.features.scattering import Scattering
+from hushfleet.models.features.whitening import Whitening
+from hushfleet.user_files import read_cached, user_cache_dir, write_cached
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class FeatureExtractor:
+    """A fixed function of an image.
+
+    :param image_shape: channels, height, width; pixels are in [0, 1].
+    :param count: features of an image, the bias among them.
+    :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
+    """
+
+    name: str
+    image_shape: Shape
+    count: int
+    graph: bytes
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """As a task package has it."""
+        return FeatureSpec(self.image_shape, self.count, BlobRef.of(self.graph))
+
+
+class RawFeatures(Protocol):
+    """What is whitened: the same function in PyTorch and as ONNX nodes, and the images to whiten it by."""
+
+    @property
+    def kept(self) -> int: ...
+
+    def public_images(self) -> np.ndarray: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add(self, graph: Graph, x: str) -> str: ...
+
+
+_KINDS: dict[str, type[Filters] | type[Scattering]] = {"filters": Filters, "scattering": Scattering}
+_BATCH = 100
+
+
+def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None) -> FeatureExtractor:
+    """The extractor `filters` or `scattering`, or the user's own network where `name` ends with `.onnx`.
+
+    The first two are made once and kept: whitening takes half a minute.
+
+    :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
+    :raises BadInput: there is none of that name, or it does not take such images.
+    :raises GraphRefused: a device would refuse the graph, or it computes something else than PyTorch.
+    """
+    if name.endswith(".onnx"):
+        made, count = backbone.from_file(Path(name), image_shape)
+    elif name in _KINDS:
+        raw = _KINDS[name](image_shape)
+        folder = cache_dir or user_cache_dir() / "graphs"
+        made, count = _kept(raw, folder / f"{_content_key(raw)}.features.onnx"), raw.kept + 1
+    else:
+        raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
+    extractor = FeatureExtractor(name, image_shape, count, made)
+    check_features(made, extractor.spec)
+    return extractor
+
+
+def _kept(raw: RawFeatures, path: Path) -> bytes:
+    data = read_cached(path)
+    if data is None:
+        data = make_graph(raw, fit(raw))
+        with contextlib.suppress(OSError):  # where nothing can be written, it is made again each time
+            write_cached(path, data)
+    return data
+
+
+def fit(raw: RawFeatures) -> Whitening:
+    """The whitening of `raw` by its public images."""
+    images = torch.from_numpy(raw.public_images())
+    with torch.no_grad():
+        values = [raw(images[first : first + _BATCH]).numpy() for first in range(0, len(images), _BATCH)]
+    return Whitening.fit(np.concatenate(values), raw.kept)
+
+
+def make_graph(raw: Filters | Scattering | RawFeatures, white: Whitening) -> bytes:
+    """The ONNX file of both, compared with PyTorch on random images. Raises `GraphRefused`."""
+    made = Graph()
+    shape: Shape = raw.image_shape  # type: ignore[union-attr]
+    data = made.to_bytes(white.add(made, raw.add(made, "x")), shape, white.count)
+    session, rng = open_session(data), np.random.default_rng(0)
+    for size in CHECKED_BATCHES:
+        x = rng.random((size, *shape), np.float32)
+        with torch.no_grad():
+            expected = white(raw(torch.from_numpy(x))).numpy()
+        error = relative_error(session.run(["features"], {"x": x})[0], expected)
+        if error > MAX_RELATIVE_ERROR:
+            raise GraphRefused(f"the features as ONNX differ from PyTorch's by {error:.1e}, on a batch of {size}")
+    return data
+
+
+def _content_key(raw: RawFeatures) -> str:
+    """Hex digest of whatever decides what is in the graph."""
+    parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
+    parts += map(inspect.getsource, (filters, graph, scattering, synthetic, whitening))
+    return hashlib.sha256("\0".join([*parts, repr(raw)]).encode()).hexdigest()[:32]

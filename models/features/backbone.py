@@ -1,0 +1,51 @@
+"""The user's own network as features: any ONNX file that takes the task's images and gives one vector for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from hushfleet.config.spec import MAX_GRAPH_BYTES
+from hushfleet.errors import BadInput
+from hushfleet.models.features.graph import Graph
+from hushfleet.models.features.whitening import add_unit_with_bias
+
+Shape = tuple[int, int, int]
+
+
+def from_file(path: Path, image_shape: Shape) -> tuple[bytes, int]:
+    """The graph with unit norm and bias behind it, and its number of features. Raises `BadInput`.
+
+    The file has one input, float32 `[batch, C, H, W]` of pixels in [0, 1], and its first output is `[batch, F]`; what
+    the network wants subtracted and divided belongs into it.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"model.features = {str(path)!r} cannot be read: {error}") from error
+    if len(data) > MAX_GRAPH_BYTES:
+        raise BadInput(f"model.features = {str(path)!r} has {len(data)} bytes, above the cap of {MAX_GRAPH_BYTES}")
+    try:
+        model = onnx.load_from_string(data)
+        model = onnx.shape_inference.infer_shapes(model)
+    except Exception as error:  # protobuf's and onnx's own classes
+        raise BadInput(f"model.features = {str(path)!r} is not an ONNX file: {error}") from error
+    graph = model.graph
+    constants = {constant.name for constant in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in constants]
+    if len(inputs) != 1 or not graph.output:
+        raise BadInput(f"model.features = {str(path)!r} has {len(inputs)} inputs; it must take images alone")
+    shape, found = _shape(inputs[0]), _shape(graph.output[0])
+    if len(shape) != 4 or any(size not in (0, wanted) for size, wanted in zip(shape[1:], image_shape, strict=True)):
+        raise BadInput(f"model.features = {str(path)!r} takes images of {shape[1:]}, the task has {list(image_shape)}")
+    if len(found) != 2 or found[1] < 1:
+        raise BadInput(f"model.features = {str(path)!r} gives {found}; it must give [batch, features]")
+    ends = Graph(prefix="hushfleet")
+    result = add_unit_with_bias(ends, graph.output[0].name)
+    return ends.appended_to(model, inputs[0].name, result, image_shape, found[1] + 1), found[1] + 1
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int]:
+    """0 where a size is open."""
+    return [size.dim_value for size in value.type.tensor_type.shape.dim]

@@ -1,0 +1,60 @@
+"""A small ONNX graph, node by node: images `x` float32 `[n, C, H, W]` in, `features` float32 `[n, count]` out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 18
+_IR_VERSION = 8
+
+
+class Graph:
+    """Nodes and constants in the order in which they are added; values are called by the names that are returned.
+
+    :param prefix: of all names.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def constant(self, array: np.ndarray) -> str:
+        name = f"{self._prefix}c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self._prefix}v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def to_bytes(self, result: str, image_shape: tuple[int, int, int], count: int) -> bytes:
+        """The ONNX file in which `result` is called `features`."""
+        empty = helper.make_model(
+            helper.make_graph([], "features", [], []),
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=_IR_VERSION,
+        )
+        return self.appended_to(empty, "x", result, image_shape, count)
+
+    def appended_to(
+        self, model: onnx.ModelProto, x: str, result: str, image_shape: tuple[int, int, int], count: int
+    ) -> bytes:
+        """The ONNX file of `model` and then these nodes; `x` is what it calls its images. `model` is changed."""
+        graph = model.graph
+        for node in graph.node:
+            node.input[:] = ["x" if name == x else name for name in node.input]
+        graph.node.extend(self.nodes)
+        graph.node.append(helper.make_node("Identity", [result], ["features"]))
+        graph.initializer.extend(self.constants)
+        del graph.input[:], graph.output[:], graph.value_info[:]
+        graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *image_shape]))
+        graph.output.append(helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", count]))
+        onnx.checker.check_model(model)
+        data: bytes = model.SerializeToString(deterministic=True)
+        return data

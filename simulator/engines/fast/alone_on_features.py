@@ -1,0 +1,69 @@
+"""What a device reaches alone where the model is one linear layer on fixed features: five ways, the best in hindsight.
+
+Softmax regression with three penalties, the nearest neighbour and the nearest class mean, on the same features. Which
+of them is best is chosen by the fleet's mean on the test itself, for each test anew, which no device could do: the
+baseline is a little better than any that exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hushfleet.data.samples import Samples
+from hushfleet.model.own_head import PENALTIES_ALONE
+from hushfleet.model.softmax import fit, rotated
+
+Accuracies = dict[str, float]
+"""By way of training alone; fractions of 1, NaN where there are no test images."""
+_BATCH = 256
+
+
+def tested_alone(train: Samples, tests: Sequence[Samples], *, classes: int) -> list[Accuracies]:
+    """Trains one device alone, in each of the ways, and tests it on each of `tests`.
+
+    :param train: the device's features, as `[m, F, 1, 1]` or any such shape.
+    """
+    x, y = _features(train), train.y
+    if not len(y):
+        return [dict.fromkeys(_ways(), float("nan")) for _ in tests]
+    basis = rotated(x)
+    offsets = np.zeros((len(PENALTIES_ALONE), classes, len(y)), np.float32)
+    heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES_ALONE)) @ basis.axes
+    present = np.unique(y)
+    means = np.stack([x[y == label].mean(0) for label in present])
+    found = []
+    for test in tests:
+        correct = dict.fromkeys(_ways(), 0)
+        for first in range(0, len(test), _BATCH):
+            batch = test.take(slice(first, first + _BATCH))
+            shown = _features(batch)
+            answers = [
+                *(shown @ heads.swapaxes(1, 2)).argmax(2),
+                y[_nearest(shown, x)],
+                present[_nearest(shown, means)],
+            ]
+            for way, answer in zip(_ways(), answers, strict=True):
+                correct[way] += int((answer == batch.y).sum())
+        found.append({way: count / len(test) if len(test) else float("nan") for way, count in correct.items()})
+    return found
+
+
+def best_way(found: Sequence[Accuracies]) -> str:
+    """The way with the highest mean over devices."""
+    return max(_ways(), key=lambda way: float(np.nanmean([each[way] for each in found] or [0.0])))
+
+
+def _ways() -> list[str]:
+    fits = [f"softmax regression (penalty {penalty:g})" for penalty in PENALTIES_ALONE]
+    return [*fits, "nearest neighbour", "nearest class mean"]
+
+
+def _features(samples: Samples) -> np.ndarray:
+    return samples.x.reshape(len(samples), -1)
+
+
+def _nearest(x: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """For each row of `x [n, F]` which row of `others [m, F]` is nearest, int `[n]`."""
+    return np.asarray(((others * others).sum(1) - 2 * x @ others.T).argmin(1))
