@@ -107,7 +107,7 @@ def ours(clients: int, size: int, drop_out: float, honest_fraction: float) -> Fi
     _, take_s = timed(take)
     nothing = np.zeros(secure.width, np.uint32)  # of no devices: the sum of no masks, as much work as any other
     answers = dict.fromkeys(secure.members[: rule.members - min(rule.may_miss, lost)], nothing)
-    empty = Masked(np.zeros(size, np.uint32), zeros)
+    empty = Masked(np.zeros(size, np.uint32), np.zeros_like(zeros))
     _, open_s = timed(lambda: secure.opened(empty, answers))
     down = len(blob) + len(encode_message(plan, federation="demo"))
     return {
