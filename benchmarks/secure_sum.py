@@ -109,7 +109,7 @@ def ours(clients: int, size: int, drop_out: float, honest_fraction: float) -> Fi
     answers = dict.fromkeys(secure.members[: rule.members - min(rule.may_miss, lost)], nothing)
     empty = Masked(np.zeros(size, np.uint32), np.zeros_like(zeros))
     _, open_s = timed(lambda: secure.opened(empty, answers))
-    down = len(blob) + len(encode_message(plan, federation="demo"))
+    down = len(blob) + len(encode_message(plan, federation="demo", identity=identities[member]))
     return {
         "members": rule.members,
         "missing": rule.may_miss,
@@ -120,7 +120,7 @@ def ours(clients: int, size: int, drop_out: float, honest_fraction: float) -> Fi
         "up": len(sent),
         "member_up": len(sent) + len(answered),
         "down": down,
-        "member_down": down + len(encode_message(asked, federation="demo")),
+        "member_down": down + len(encode_message(asked, federation="demo", identity=identities[member])),
     }
 
 

@@ -26,12 +26,10 @@ def fleet() -> SumFleet:
     return SumFleet(DEVICES)
 
 
-def difference(
-    fleet: SumFleet, secure: SecureRound, one: list[str], other: list[str], halves: list[list[str]]
-) -> object:
+def difference(fleet: SumFleet, secure: SecureRound, sets: list[list[str]], halves: list[list[str]]) -> object:
     """Opens two sums that differ by one device, of which each half of the committee answers one; the difference."""
     opened = []
-    for included, members in zip((one, other), halves, strict=True):
+    for included, members in zip(sets, halves, strict=True):
         opened.append(secure.opened(fleet.sums(secure, included), fleet.answers(secure, included, members)))
     return ((opened[0].astype(np.int64) - opened[1]) % fleet.prime).tolist()
 
