@@ -257,8 +257,8 @@ class RoundHandler:
             self._check(plan, task)
             params = self._global_params(plan, task)
             entry = None if params is None else self._train(plan, task, params, roster)
-        elif entry.roster != (plan.secure.roster.digest if plan.secure else None):
-            raise Declined("error", "this device has committed its update of the round for another roster")
+        elif entry.context != (task.trainer.secure_round(plan, roster).context if plan.secure else None):
+            raise Declined("error", "this device has committed its update of the round for another sum")
         if entry is not None and self.quiet_until is None:
             self._send(plan, task, entry)
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
+from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix, read_boards
@@ -107,8 +108,8 @@ def run_and_show(
     data_dir: Path | None = None,
     mix: FleetMix | None = None,
     resume: bool,
-) -> None:
-    """Runs it and prints the summary; on Ctrl-C says how to go on and exits with 130."""
+) -> Result:
+    """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130."""
     with console.status("loading data, exporting and checking the model's graphs"):
         simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
     try:
@@ -117,6 +118,7 @@ def run_and_show(
         raise interrupted(console, again_command(folder)) from None
     console.print(summary_table(result))
     console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
+    return result
 
 
 def open_simulation(

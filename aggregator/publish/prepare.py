@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.config.spec import BlobRef, DropoutSpec, FeatureSpec, ModelSpec, TaskSpec
+from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.folder import load_folder_set
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
@@ -72,7 +72,7 @@ def prepare(
     extractor = None if task.model.features is None or shape is None else get_features(task.model.features, shape)
     input_shape = shape if extractor is None else (extractor.count, 1, 1)
     model = get_model(task.model.name, classes=len(class_names), input_shape=input_shape)
-    if input_shape is None or tuple(input_shape) != model.input_shape:
+    if shape is None or input_shape is None or tuple(input_shape) != model.input_shape:
         raise BadInput(
             f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
             f"data.name = {task.data.name!r} has {_shown(shape or ())}; choose a model for that shape"
@@ -100,7 +100,7 @@ def prepare(
             dropout=tuple(DropoutSpec(tuple(d.shape), d.rate) for d in model.dropout),
             gradient=BlobRef.of(graphs.gradient),
             inference=BlobRef.of(graphs.inference),
-            features=extractor and FeatureSpec(extractor.image_shape, extractor.count, BlobRef.of(extractor.graph)),
+            features=None if extractor is None else extractor.spec,
         ),
         memory_mib=_memory_mib(model),
         augment=task.data.augment,
@@ -145,8 +145,8 @@ def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
     if task.model.features is None:
         return dataset
     mean, std = _normalisation(task, dataset.input_shape[0])
-    parts = (replace(part, mean=mean, std=std) for part in (dataset.train, dataset.test))
-    return DataSet(dataset.name, *parts, dataset.class_names)
+    train, test = (replace(part, mean=mean, std=std) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
 
 
 def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -44,8 +44,8 @@ class MetricsFile:
         section = config.simulation
         if section is None or section.metrics is None:
             return None
-        tests = (section.common_test, section.local_test)
-        return cls(Path(section.metrics), *(None if test is None else Path(test) for test in tests), features)
+        common, local = (None if test is None else Path(test) for test in (section.common_test, section.local_test))
+        return cls(Path(section.metrics), common, local, features)
 
     def write(
         self, trained: TrainedRound, spec: TaskSpec, logits_of: LogitsOf, *, epsilon_server: float, train_s: float

@@ -6,7 +6,7 @@ CIFAR-10 as float32 is 600 MB and as bytes 150; a device's share of it is taken 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -94,12 +94,14 @@ class Samples:
     @property
     def scale(self) -> npt.NDArray[np.float32]:
         """float32 `[C]`."""
-        return (1 / (255 * np.array(self.std))).astype(np.float32)
+        scale: npt.NDArray[np.float32] = (1 / (255 * np.array(self.std))).astype(np.float32)
+        return scale
 
     @property
     def shift(self) -> npt.NDArray[np.float32]:
         """float32 `[C]`."""
-        return (np.array(self.mean) / np.array(self.std)).astype(np.float32)
+        shift: npt.NDArray[np.float32] = (np.array(self.mean) / np.array(self.std)).astype(np.float32)
+        return shift
 
     @property
     def y(self) -> npt.NDArray[np.int64]:
@@ -150,14 +152,10 @@ class FeatureSamples:
         return FeatureSamples(self.x[indices], self.labels[indices])
 
 
-S = TypeVar("S", Samples, FeatureSamples)
-
-
-def joined(first: S, second: S) -> S:
-    """Both, one after the other; `second` is normalised as `first` is."""
-    name = "x" if isinstance(first, FeatureSamples) else "images"
-    labels = np.concatenate((first.labels, second.labels))
-    return replace(first, **{name: np.concatenate((first.kept, second.kept)), "labels": labels})
+def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
+    """Both, one after the other; of one kind, and normalised as `first` is."""
+    kept, labels = np.concatenate((first.kept, second.kept)), np.concatenate((first.labels, second.labels))
+    return replace(first, images=kept, labels=labels) if isinstance(first, Samples) else FeatureSamples(kept, labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,5 +93,5 @@ class FeatureGraph:
         """Hex digest of all that the features depend on."""
         digest = hashlib.sha256(self._spec.graph.digest)
         digest.update(repr((onnxruntime.__version__, samples.images.shape, samples.mean, samples.std)).encode())
-        digest.update(np.ascontiguousarray(samples.images))
+        digest.update(samples.images.tobytes())
         return digest.hexdigest()

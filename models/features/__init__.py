@@ -44,6 +44,11 @@ class FeatureExtractor:
     count: int
     graph: bytes
 
+    @property
+    def spec(self) -> FeatureSpec:
+        """As a task package has it."""
+        return FeatureSpec(self.image_shape, self.count, BlobRef.of(self.graph))
+
 
 class RawFeatures(Protocol):
     """What is whitened: the same function in PyTorch and as ONNX nodes, and the images to whiten it by."""
@@ -79,8 +84,9 @@ def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None
         made, count = _kept(raw, folder / f"{_content_key(raw)}.features.onnx"), raw.kept + 1
     else:
         raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
-    check_features(made, FeatureSpec(image_shape, count, BlobRef.of(made)))
-    return FeatureExtractor(name, image_shape, count, made)
+    extractor = FeatureExtractor(name, image_shape, count, made)
+    check_features(made, extractor.spec)
+    return extractor
 
 
 def _kept(raw: RawFeatures, path: Path) -> bytes:

@@ -99,8 +99,8 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     """The device with its store open."""
     folder = RunFolder(job.path).device(job.device)
-    tests = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
-    metrics = MetricsFile(folder.metrics, *tests, run.features)
+    common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
+    metrics = MetricsFile(folder.metrics, common, local, run.features)
     delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
     with DeviceStore(folder.store, device=job.device, durable=False) as store:
