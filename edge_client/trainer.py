@@ -270,7 +270,7 @@ class Trainer:
             update=data,
             public_before=state.public.to_bytes(),
             residual=residual,
-            roster=None if plan.secure is None else plan.secure.roster.digest,
+            context=None if plan.secure is None else self.secure_round(plan, roster).context,
         )
         entry = self.store.commit_round(commit)
         if self.observer is not None:

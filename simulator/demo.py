@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
         }
         if len(results) == 1:
             return
-        reports = {each.title: folder / name / "report.html" for name, each in chosen.items()}
+        reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
         write_comparison("Two fleets", results, reports, folder / "report.html")
         head, *rows = comparison_rows(results)
         table = Table(*head, title="what a board gained, and what it gave away")

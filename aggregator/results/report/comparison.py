@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hushfleet.aggregator.results.report import charts, page
-from hushfleet.aggregator.results.report.charts import PERCENT, line, over
-from hushfleet.aggregator.results.report.verdict import answer, final_by_device, judge, privacy_answer
-from hushfleet.aggregator.results.report.words import number, percent, points, size
+from hushfleet.aggregator.results.report import page, sections
+from hushfleet.aggregator.results.report.verdict import (
+    answer,
+    judge,
+    own_head_answer,
+    privacy_answer,
+    trade_answer,
+    trust_answer,
+)
+from hushfleet.aggregator.results.report.words import gained, number, percent, size
 from hushfleet.aggregator.results.result import Result, write_whole
+from hushfleet.config.spec import TRUST
 
 
 def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     """A heading row with the runs' names, then a row for each thing that is compared."""
-    rows = [["", *runs]]
-
-    def row(name: str, values: list[str]) -> None:
-        rows.append([name, *values])
-
     results = list(runs.values())
     headlines = [judge(result) for result in results]
-    row("method", [f"{r.method}, {r.model.parameters:,} parameters" for r in results])
-    row("devices, rounds", [f"{r.devices}, {len(r.rounds)}" for r in results])
-    row("accounting", [r.accounting for r in results])
-    row("epsilon_server (delta)", [f"{number(h.epsilon_server)} ({number(h.delta)})" for h in headlines])
-    for name, of in (("common test", lambda h: h.common), ("own data", lambda h: h.local)):
-        row(f"own models, {name}", [percent(of(h).federated) for h in headlines])
-        row(f"alone, {name}", [percent(of(h).alone) for h in headlines])
-        row(f"gained, {name}", [points(of(h).gain) for h in headlines])
-    row("sent up by a device, a round", [size(_bytes_a_round(r)) for r in results])
+    rows = [
+        ["", *runs],
+        ["method", *(result.method for result in results)],
+        ["parameters", *(f"{result.model.parameters:,}" for result in results)],
+        ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in results)],
+        ["trust model", *(result.trust or TRUST[result.accounting] for result in results)],
+        ["epsilon_server (delta)", *(f"{number(h.epsilon_server)} ({number(h.delta)})" for h in headlines)],
+    ]
+    for where, each in (
+        ("common test", [headline.common for headline in headlines]),
+        ("own data", [headline.local for headline in headlines]),
+    ):
+        rows.append([f"federated, {where}", *(percent(comparison.federated) for comparison in each)])
+        rows.append([f"alone, {where}", *(percent(comparison.alone) for comparison in each)])
+        rows.append([f"gained, {where}", *(gained(comparison.gain) for comparison in each)])
+    rows.append(["sent up by a device, a round", *(size(_bytes_a_round(result)) for result in results)])
     return rows
 
 
-def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[str, Path], path: Path) -> None:
+def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path) -> None:
     """The page, whole or not at all.
 
     :param reports: of each run, where its own report is.
@@ -41,32 +50,24 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
     Raises `StoreError`.
     """
     head, *rows = comparison_rows(runs)
-    table = page.Table(head, rows)
-    sections = [page.Section("table", "Side by side", "What a device gained, and what it gave away.", [table])]
-    for name, result in runs.items():
-        sections.append(_of_run(name, result, reports[name]))
-    answers = [f"{name}: {answer(judge(result))}" for name, result in runs.items()]
-    write_whole(path, page.page(title, sections, answer=answers))
-
-
-def _of_run(name: str, result: Result, report: Path) -> page.Section:
-    headline, xs, detail = judge(result), [row.round for row in result.rounds], result.details
-    alone = headline.common.alone
-    series = [
-        line("own models, common test", xs, [row.accuracy_own_common for row in result.rounds], 0),
-        line("global model, common test", xs, [row.accuracy_global for row in result.rounds], 2),
-        *([] if alone is None else [line("alone, common test", xs, [alone] * len(xs), 0, dashed=True)]),
-    ]
-    parts: list[page.PagePart] = [over("Accuracy", series, "No accuracy was measured.", **PERCENT)]
-    final = final_by_device(detail.accuracy_own_common, len(detail.devices))
-    compared = zip(detail.devices, final, detail.local_only_common, strict=False)
-    gains = {device: own - a for device, own, a in compared if own is not None and a is not None}
-    if gains:
-        parts.append(
-            charts.sorted_gains("Gain of each device, common test", list(gains), list(gains.values()), note="")
+    lead = "What a board gained, and what it gave away."
+    parts = [page.Section("table", "Side by side", lead, [page.Table(head, rows)])]
+    answers = []
+    for number_of_run, (name, result) in enumerate(runs.items()):
+        headline = judge(result)
+        answers.append(f"{name}: {answer(result, headline)}")
+        told = (
+            own_head_answer(result),
+            privacy_answer(headline, devices=result.devices),
+            trust_answer(result),
+            trade_answer(result, headline),
+            f"All of it: {reports[name]}",
         )
-    parts.append(page.Prose([privacy_answer(headline, devices=result.devices), f"Its own report: {report}"]))
-    return page.Section(f"run-{name.replace(' ', '-')}", name.capitalize(), answer(headline), parts)
+        accuracy = sections.accuracy(result, headline).parts[:1]
+        gains = sections.devices_against_alone(result, headline).parts[:1]
+        prose = page.Prose([words for words in told if words])
+        parts.append(page.Section(f"run-{number_of_run}", name, answers[-1], [*accuracy, *gains, prose]))
+    write_whole(path, page.page(title, parts, answer=answers))
 
 
 def _bytes_a_round(result: Result) -> float | None:
