@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 import hushfleet
+from hushfleet.config.schema import to_plain
+from hushfleet.config.spec import TRUST, TaskSpec, Trust
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
@@ -160,6 +162,8 @@ def _status(options: argparse.Namespace) -> int:
         total, noised = ledger.epsilon_server(delta=delta), ledger.epsilon_noised(delta=delta)
         raw, unit, key = ledger.raw_values(), ledger.unit(), store.identity.public_key.hex()
         stopped, waiting = store.stopped_because, store.waiting()
+        head = store.own_head()
+        trust, of_task = _trust(store)
     if options.json:
         report = {
             "device": config.device.id,
@@ -169,29 +173,48 @@ def _status(options: argparse.Namespace) -> int:
             "epsilon_limit": _json_number(limit),
             "delta": delta,
             "unit": unit,
+            "trust": trust,
+            "trust_allowed": TRUST[config.limits.accounting],
             "raw_values": list(raw),
             "epsilon_noised": _json_number(noised),
             "tasks": [
                 {"task": task, "rounds": rounds[task], "epsilon_server": _json_number(spent[task])} for task in spent
             ],
+            "own_head": head and {"task": head.task, **to_plain(head.choice)},
             "waiting": [{"task": task, "round": number} for task, number in waiting],
         }
         print(json.dumps(report))
         return 0
     print(f"device     {config.device.id}   key {key}")
-    print(
-        f"spent      epsilon_server {total:.3f} of {limit:.3f} at delta {delta:g}, per {unit}, "
-        "against whoever sees this device's updates"
-    )
+    against = "whoever sees this device's updates" if trust != "secure-sum" else "whoever sees the sums that it is in"
+    print(f"spent      epsilon_server {total:.3f} of {limit:.3f} at delta {delta:g}, per {unit}, against {against}")
+    print(f"trust      {of_task}; this device allows {TRUST[config.limits.accounting]}")
     if raw:
         print(f"infinite   without noise have left: {', '.join(raw)}; the noised values alone: {noised:.3f}")
     for task in spent:
         print(f"task       {task}: {rounds[task]} rounds, epsilon_server {spent[task]:.3f}")
+    if head is not None:
+        print(f"own head   {head.task}: {head.choice.words}; it never leaves the device")
     if stopped is not None:
         print(f"stopped    {stopped}")
     for task, number in waiting:
         print(f"waiting    the update of round {number} of {task} is not acknowledged yet")
     return 0
+
+
+def _trust(store: DeviceStore) -> tuple[Trust | None, str]:
+    """The trust model of the task that the device has trained in last, and the same in words."""
+    package = store.blob(store.task_digest) if store.task_digest else None
+    if package is None:
+        return None, "no task yet"
+    spec = TaskSpec.from_bytes(package)
+    trust, secure = TRUST[spec.privacy.accounting], spec.privacy.secure
+    if secure is None:
+        return trust, f"{trust}, in {spec.task}"
+    return trust, (
+        f"{trust}, in {spec.task}: sums of {secure.min_devices} devices or more, with the noise of "
+        f"{secure.honest_devices} honest ones"
+    )
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"run": _run, "predict": _predict, "status": _status}

@@ -20,6 +20,7 @@ from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reas
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
+from hushfleet.edge_client.own_head import OwnHeads
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
@@ -74,6 +75,7 @@ class RoundHandler:
         self._store = store
         self._blobs = blobs
         self._model = GlobalModel(store, blobs)
+        self._own_heads = None if config.simulation else OwnHeads(store, self._model)
         self._rosters = RosterSource(store, blobs, operator=config.roster_key)
         self._tasks = tasks
         self._store_check = store_check
@@ -200,9 +202,12 @@ class RoundHandler:
             if self._clock() < self.quiet_until:
                 return
             self._end_quiet()
-        if plan is None or self._settled or plan.task != tasks.name:
+        if plan is None or plan.task != tasks.name:
             return  # without its task, a plan waits
-        if plan.secure is None and self._device not in plan.cohort:
+        if self._settled:
+            if self.upload is None and self._own_heads is not None and tasks.runtime is not None:
+                self._keep_own_head(self._own_heads, plan, tasks.runtime)
+        elif plan.secure is None and self._device not in plan.cohort:
             self._settled = True
         elif tasks.declined is not None:
             self.decline_round(tasks.declined)
@@ -213,6 +218,10 @@ class RoundHandler:
                 raise
             except Exception as error:
                 self.decline_round(decline_reason(error))
+
+    def _keep_own_head(self, own_heads: OwnHeads, plan: RoundPlan, task: TaskRuntime) -> None:
+        if own_heads.advance(plan, task):
+            self._tidy(plan, task)
 
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already, or committed and about to be announced.
@@ -248,8 +257,8 @@ class RoundHandler:
             self._check(plan, task)
             params = self._global_params(plan, task)
             entry = None if params is None else self._train(plan, task, params, roster)
-        elif entry.roster != (plan.secure.roster.digest if plan.secure else None):
-            raise Declined("error", "this device has committed its update of the round for another roster")
+        elif entry.context != (task.trainer.secure_round(plan, roster).context if plan.secure else None):
+            raise Declined("error", "this device has committed its update of the round for another sum")
         if entry is not None and self.quiet_until is None:
             self._send(plan, task, entry)
 

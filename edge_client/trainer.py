@@ -15,7 +15,7 @@ import numpy as np
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.board.consent import check_allowed, check_sum
+from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.errors import BadInput, Malformed, PrivacyError
@@ -162,13 +162,12 @@ class Trainer:
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
 
-        Raises `BadInput` for a task, plan or roster that give none, and `Declined` for too few honest devices.
+        Raises `BadInput` for a task, plan or roster that give none, or too few honest devices.
         """
         if self._secure is None or self._secure[0] is not plan:
             spec = self.spec.privacy.secure
-            if spec is None or plan.secure is None or roster is None:
+            if spec is None or roster is None:
                 raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
-            check_sum(spec, devices=len(roster.devices), rate=plan.secure.rate)
             shared = int(np.count_nonzero(~self.method.init_state().public.mask))
             self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
         return self._secure[1]
@@ -271,7 +270,7 @@ class Trainer:
             update=data,
             public_before=state.public.to_bytes(),
             residual=residual,
-            roster=None if plan.secure is None else plan.secure.roster.digest,
+            context=None if plan.secure is None else self.secure_round(plan, roster).context,
         )
         entry = self.store.commit_round(commit)
         if self.observer is not None:

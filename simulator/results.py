@@ -45,7 +45,6 @@ def assemble(
     metrics = {name: read_metrics(simulation, name) for name in by_name}
     names = base.details.devices
     rounds = [row.round for row in base.rounds]
-    baseline = {one.device: one for one in alone}
 
     def grid(key: str) -> list[list[float | None]]:
         return [[metrics[name].get(round, {}).get(key) for name in names] for round in rounds]
@@ -55,8 +54,6 @@ def assemble(
         update={
             "accuracy_own_common": common,
             "accuracy_own_local": local,
-            "local_only_common": [baseline[n].accuracy_common for n in names] if baseline else [],
-            "local_only_local": [baseline[n].accuracy_local for n in names] if baseline else [],
             "personal_share": _means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
             "clip_weights": _means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
             "label_counts": [simulation.fleet.label_counts[by_name[name].index].tolist() for name in names],
@@ -71,20 +68,33 @@ def assemble(
         row.model_copy(update={"accuracy_own_common": _mean(common[i]), "accuracy_own_local": _mean(local[i])})
         for i, row in enumerate(base.rounds)
     ]
-    local_only = LocalOnly(
-        accuracy_own_common=_mean(details.local_only_common),
-        accuracy_own_local=_mean(details.local_only_local),
-        way=alone[0].way if alone else "",
-    )
     full = base.model_copy(
         update={
             "rounds": rows,
             "details": details,
-            "local_only": local_only,
             "boards": {device.name: device.board for device in fleet},
         }
     )
-    return Result.model_validate(full.model_dump(by_alias=True))
+    return with_baseline(Result.model_validate(full.model_dump(by_alias=True)), alone)
+
+
+def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
+    """The result beside what its devices reach alone, whatever their order; as it is where that was not measured."""
+    if not alone:
+        return result
+    baseline = {one.device: one for one in alone}
+    rows = [baseline[name] for name in result.details.devices]
+    common, local = ([_measured(value) for value in each] for each in zip(*(row[1:3] for row in rows), strict=True))
+    details = {"local_only_common": common, "local_only_local": local}
+    local_only = LocalOnly(accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=alone[0].way)
+    return result.model_copy(
+        update={"local_only": local_only, "details": result.details.model_copy(update=details)},
+    )
+
+
+def _measured(accuracy: float) -> float | None:
+    """A device may have no images, or no test images of its own."""
+    return None if math.isnan(accuracy) else accuracy
 
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.devices_file import read_devices
@@ -22,6 +23,7 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.report import write_report
@@ -30,6 +32,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import check_name
 from hushfleet.wire.link.address import BrokerAddress
@@ -54,6 +57,7 @@ def register(app: typer.Typer) -> None:
         broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
         devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
+        roster: Annotated[Path | None, typer.Option(help="Of secure sums: who may be in them, as `hushfleet devices roster --sign` wrote it. Default: all accepted devices.", **_FILE)] = None,
         enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
         device: Annotated[DeviceName, typer.Option(help="Where sums are held; auto is cuda where torch sees one. The result has the same bits on either.")] = DeviceName.auto,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
@@ -94,6 +98,9 @@ def register(app: typer.Typer) -> None:
             policy = _enrolment(store, known, listed, closed=closed, console=console)
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
+            advice = worth_it(task, classes=len(prepared.spec.model.class_names))
+            if advice is not None and advice.warning is not None:
+                console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
             key_path = identity or default_path(federation)
             key = load_or_create(key_path)
@@ -102,7 +109,10 @@ def register(app: typer.Typer) -> None:
             def connect(will: Will) -> Link:
                 return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
 
-            finished = _run(engine, connect, key, policy, epoch=epoch, federation=federation, console=console)
+            listed_in = None if roster is None else Roster.from_bytes(roster.read_bytes())
+            finished = _run(
+                engine, connect, key, policy, roster=listed_in, epoch=epoch, federation=federation, console=console
+            )
             if finished:
                 _write_results(store, prepared, console)
         if not finished:
@@ -177,6 +187,7 @@ def _run(
     identity: Identity,
     enrolment: Enrolment,
     *,
+    roster: Roster | None,
     epoch: int,
     federation: str,
     console: Console,
@@ -192,6 +203,7 @@ def _run(
             identity=identity,
             epoch=epoch,
             enrolment=enrolment,
+            roster=roster,
             federation=federation,
             events=events,
         )

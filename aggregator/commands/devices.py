@@ -10,10 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hushfleet import atomic_file
 from hushfleet.aggregator.devices.devices_file import parse_key
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.topics import check_name
 
 WIDTH = 160  # a key stays on one line, to be copied
@@ -41,6 +44,8 @@ def register(app: typer.Typer) -> None:
     devices.command("add")(_add)
     devices.command("forget")(_forget)
     devices.command("block")(_block)
+    devices.command("roster")(_roster)
+    devices.command("roster-key")(_roster_key)
     app.add_typer(devices, name="devices")
 
 
@@ -110,6 +115,36 @@ def _block(
     with _opened(run, may_create=True) as register:
         register.block(device, reason)
     print(f"{device} is blocked; to lift it: hushfleet devices add {run} {device}")
+
+
+def _roster(
+    run: _Run,
+    out: Annotated[Path, typer.Option(help="The file to write, for `hushfleet aggregator --roster`.")],
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEYFILE", help="The operator's key, of `hushfleet devices roster-key`.")
+    ] = None,
+) -> None:
+    """Write the list of devices for secure sums: all that are accepted by a key that is known.
+
+    Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
+    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own.
+    """
+    with _opened(run) as register:
+        keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
+    if not keys:
+        raise BadInput(f"{run} knows no device by its key, so there is no list to write")
+    roster = Roster.of(keys)
+    if sign is not None:
+        if not sign.exists():
+            raise BadInput(f"there is no key in {sign}; make one: hushfleet devices roster-key {sign}")
+        roster = roster.signed(load_or_create(sign))
+    atomic_file.write_whole(out, roster.to_bytes(), durable=True)
+    print(f"{len(keys)} devices are in {out}{'' if sign is None else ', signed'}")
+
+
+def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key is kept.")]) -> None:
+    """Make the operator's key that signs lists of devices, or show the one in FILE. Keep it off the aggregator."""
+    print(f'roster_key = "{load_or_create(file).public_key.hex()}"')
 
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature, Malformed, StoreError
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import Birth, decode_message
 
 MAX_DEVICES = 100_000
@@ -134,6 +135,12 @@ class Enrolment:
     def is_listed(self, device: str) -> bool:
         """Whether the device is in the register, also as a blocked one."""
         return device in self._known
+
+    def roster(self) -> Roster | None:
+        """Of the accepted devices that have announced themselves in this run; None where there are none."""
+        seen = {device: key for device, (key, _) in self._sessions.items()}
+        keys = {device: key for device, key in seen.items() if key is not None and key == self.key(device)}
+        return Roster.of(keys) if keys else None
 
     @property
     def count(self) -> int:

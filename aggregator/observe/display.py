@@ -25,11 +25,13 @@ from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     answer,
     judge,
+    own_head_answer,
     privacy_answer,
     received,
     trade_answer,
+    trust_answer,
 )
-from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, number, percent, points, size
+from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Activity, Result
 from hushfleet.privacy.accounting.epsilon import Accountant
 
@@ -174,9 +176,9 @@ def summary_table(result: Result) -> RenderableType:
     table.add_column("accuracy")
     for name in ("federated", "alone", "difference"):
         table.add_column(name, justify="right")
-    for name, row in (("common test", headline.common), ("own data", headline.local)):
-        table.add_row(f"own models, {name}", percent(row.federated), percent(row.alone), points(row.gain))
-    table.add_row("global model, common test", percent(headline.global_common), "", "")
+    for name, row in headline.rows:
+        alone, difference = ("", "") if row.alone is None else (percent(row.alone), gained(row.gain))
+        table.add_row(name, percent(row.federated), alone, difference)
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
@@ -184,8 +186,13 @@ def summary_table(result: Result) -> RenderableType:
         f"{epsilons}, delta {number(headline.delta)}, {result.accounting}, accountant {result.accountant}; "
         f"sent up {size(result.uplink_bytes)}{form and f' ({form})'}, {received(result)}"
     )
-    told = (privacy_answer(headline, devices=result.devices), trade_answer(result, headline))
-    return Group(table, Text(facts), Text(answer(headline), "bold"), *(Text(words) for words in told if words))
+    told = (
+        own_head_answer(result),
+        privacy_answer(headline, devices=result.devices),
+        trust_answer(result),
+        trade_answer(result, headline),
+    )
+    return Group(table, Text(facts), Text(answer(result, headline), "bold"), *(Text(words) for words in told if words))
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

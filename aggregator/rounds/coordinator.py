@@ -57,7 +57,8 @@ BLOCK_AFTER_FAULTS = 3
 """Rounds in which an update that the device itself signed was refused, until it is blocked."""
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
-RETRY_CLOSE_S = 5.0
+MOST_LINGER_S = 60.0
+RETRY_S = 5.0
 FRAMES_A_STEP = 8
 MAX_WARNED = 100
 
@@ -110,23 +111,29 @@ class Coordinator:
         self._up = False
         self._broker_lost = False
         self._noted_states: dict[str, str] = {}
-        self._retry_close_at = 0.0
+        self._retry_close_at = self._retry_open_at = 0.0
         self._idle_since = clock()
         self._finished_at: float | None = None
+        self._wanted_at = clock()  # a device wanted a blob
         self.link = connect(Will(self.topics.server, self._encoded(self._server_state("lost"))))
 
     # the loop
 
     def run(self, stop: threading.Event | None = None, *, linger_s: float = LINGER_S) -> None:
-        """Until devices were told that the task has finished, and `linger_s` longer, or until `stop` is set."""
+        """Until devices were told that the task has finished, and for `linger_s` none has asked for the final model, or
+        until `stop` is set."""
         self.start()
         try:
             while not (stop is not None and stop.is_set()):
                 self.step(LONGEST_SLEEP_S)
-                if self._finished_at is not None and self._clock() - self._finished_at >= linger_s:
+                if self._finished_at is not None and self._served_all(self._finished_at, linger_s):
                     break
         finally:
             self.close()
+
+    def _served_all(self, finished_at: float, linger_s: float) -> bool:
+        now = self._clock()
+        return now - max(finished_at, self._wanted_at) >= linger_s or now - finished_at >= max(linger_s, MOST_LINGER_S)
 
     def start(self) -> None:
         """Opens the link; everything else follows from its events."""
@@ -287,6 +294,7 @@ class Coordinator:
 
     def _on_message(self, device: str, message: Message) -> None:
         if isinstance(message, Want):
+            self._wanted_at = self._clock()
             if not self._blobs.want(device, message, now=self._clock()):
                 log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
         elif isinstance(message, Offer):
@@ -396,7 +404,7 @@ class Coordinator:
             summary = engine.close()
         except StoreError as error:
             log.error("the round cannot be closed yet: %s", error)
-            self._retry_close_at = now + RETRY_CLOSE_S
+            self._retry_close_at = now + RETRY_S
             return
         self._store_refusals(force=True)
         self._note("round_close", **summary.to_dict())
@@ -417,13 +425,15 @@ class Coordinator:
     def _open_round(self, now: float) -> bool:
         """Opens the next round if enough devices are there; True if it did."""
         engine = self.engine
-        if engine.finished or engine.plan is not None or not self._up or not self._enough_present(now):
+        if engine.finished or engine.plan is not None or not self._up or now < self._retry_open_at:
+            return False
+        if not self._enough_present(now):
             return False
         try:
-            engine.open_round(self.present, roster=self._roster)
+            engine.open_round(self.present, roster=self._roster or self.enrolment.roster())
         except (StoreError, BadInput) as error:
             log.error("the next round cannot be opened yet: %s", error)
-            self._idle_since = now
+            self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
         self._note("round_open", **open_fields(engine))
         self._announce()
@@ -431,7 +441,7 @@ class Coordinator:
 
     def _enough_present(self, now: float) -> bool:
         rules, least = self.engine.prepared.task.round, self.engine.min_devices
-        if not (rules.min_devices or rules.cohort_size):  # the whole fleet: of it, none that is blocked
+        if least == self.engine.prepared.task.data.devices:  # the whole fleet: of it, none that is blocked
             least = max(1, least - self.enrolment.blocked)
         return may_open(
             rules,
@@ -439,6 +449,7 @@ class Coordinator:
             least=least,
             closed_rounds=self.engine.closed_rounds,
             waited_s=now - self._idle_since,
+            rate=self.engine.prepared.task.sampling_rate if self.engine.spec.privacy.secure else 1.0,
         )
 
     def _store_refusals(self, *, force: bool = False) -> None:

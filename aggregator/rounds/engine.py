@@ -133,7 +133,8 @@ class RoundEngine:
     @property
     def min_devices(self) -> int:
         """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
-        return least_devices(self._rules, devices=self.prepared.task.data.devices)
+        drawn = self.spec.privacy.secure is not None
+        return least_devices(self._rules, devices=self.prepared.task.data.devices, drawn=drawn)
 
     @property
     def accepted(self) -> int:
@@ -176,21 +177,22 @@ class RoundEngine:
             row = self.store.device(device)
             cohort[device] = row.public_digest if row and row.public_digest else self._newcomer_digest
         self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
-        self._begin(self._plan_of(number, cohort))
+        self._plan = self._plan_of(number, cohort)
+        self._begin(self._plan)
 
     def _open_secure(self, number: int, roster: Roster) -> None:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         before, self.roster = self.roster, data
         plan = self._plan_of(number, {}, secure)
-        self._sum_of(plan)  # whether one can be made at all
+        self._begin(plan)
         with self.store.transaction():
             if data != before:
                 self.store.put("roster", data)
             self.store.open_round(
                 number, cohort={}, global_digest=self.global_digest, at=self._clock(), secure=pack(secure)
             )
-        self._begin(plan)
+        self._plan = plan
 
     def _known_devices(self) -> Roster:
         keys = {row.device: row.public_key for row in self.store.devices() if row.device not in self._excluded}
@@ -289,9 +291,10 @@ class RoundEngine:
         :param now: of the monotonic clock.
         :param ready: how many devices are present for a next round.
         """
-        plan = self._plan
-        if plan is None:
+        if self._plan is None:
             return False
+        if self._sum is None:
+            return True  # too few devices were drawn
         now = self._monotonic() if now is None else now
         decision = self.responses.decide(now, ready=ready)
         if decision == "close" and isinstance(self._sum, SecureSum):
@@ -407,7 +410,10 @@ class RoundEngine:
     def _resume_open(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
         plan = self._plan_of(row.round, row.cohort, secure)
-        collected = self._begin(plan)
+        self._begin(plan)
+        self._plan, collected = plan, self._sum
+        if collected is None:
+            return
         added = collected.resume()
         if isinstance(collected, SecureSum) and row.phase == "unmask":
             self._ask(collected, plan)
@@ -446,11 +452,17 @@ class RoundEngine:
         roster = Roster.from_bytes(self.roster)
         return SecureSum(plan, half, spec, roster, checks=self.checks, store=self.store, masked=self._masked)
 
-    def _begin(self, plan: RoundPlan) -> PlainSum | SecureSum:
-        self._plan, self._sum = plan, self._sum_of(plan)
-        self.responses.begin(self._sum.cohort, now=self._monotonic())
+    def _begin(self, plan: RoundPlan) -> None:
+        """Raises `BadInput` where no sum can be made, unless that is so by the draw of this round alone."""
+        try:
+            self._sum = self._sum_of(plan)
+        except BadInput as error:
+            if plan.secure is None or plan.secure.rate == 1:
+                raise
+            log.warning("round %d is given up at once, since too few were drawn: %s", plan.round, error)
+            self._sum = None
+        self.responses.begin(self.cohort, now=self._monotonic())
         self.responses.answer(*self._excluded)
-        return self._sum
 
     def _refused(self, device: str, refusal: Refusal) -> Verdict:
         if refusal.final:

@@ -155,18 +155,24 @@ class ClosingRule:
         return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
 
 
-def least_devices(rules: RoundSection, *, devices: int) -> int:
-    """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
-    return rules.min_devices or rules.cohort_size or devices
+def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> int:
+    """How many devices must be present for a round to open: by default the cohort, or the whole fleet.
+
+    :param drawn: whether the cohort is drawn from all devices, present or not, as for a secure sum.
+    """
+    return rules.min_devices or (0 if drawn else rules.cohort_size) or devices
 
 
-def may_open(rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float) -> bool:
+def may_open(
+    rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float, rate: float = 1.0
+) -> bool:
     """All that are asked for; or, where the task asks for no number, some after a deadline's wait.
 
     :param least: of `least_devices`.
     :param waited_s: since the last round closed.
+    :param rate: with which probability each of those present is drawn.
     """
     if present >= least:
         return True
     waited = waited_s >= rules.deadline_s
-    return rules.min_devices is None and closed_rounds > 0 and waited and present >= max(1, rules.min_updates)
+    return rules.min_devices is None and closed_rounds > 0 and waited and present * rate >= max(1, rules.min_updates)

@@ -156,8 +156,11 @@ class GlobalModel:
         self._whole: bytes | None = None
         """SHA-256 of the global model that differences have failed for: they are tried once for each."""
 
-    def need(self, plan: RoundPlan, spec: TaskSpec) -> bytes | None:
-        """The model as it travels, float32 `[d]`; else None, and a part of it is being fetched. Raises `StoreError`."""
+    def need(self, plan: RoundPlan, spec: TaskSpec, *, most_asks: int | None = None) -> bytes | None:
+        """The model as it travels, float32 `[d]`; else None, and a part of it is being fetched. Raises `StoreError`.
+
+        :param most_asks: of a whole model, as in `BlobSource.need`.
+        """
         model = self._store.blob(plan.global_digest)
         if model is None and plan.global_digest != self._whole:
             try:
@@ -171,7 +174,7 @@ class GlobalModel:
             except WireError as error:
                 _log.warning("round %d: the whole global model is fetched: %s", plan.round, error)
                 self._whole = plan.global_digest
-        return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes))
+        return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes), most_asks=most_asks)
 
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
         """The stored model that the differences begin with, and all of them added. Raises a `WireError`."""

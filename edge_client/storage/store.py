@@ -54,7 +54,7 @@ class OutboxEntry:
     :param status: `pending`, `acked`, or `refused:<code>`.
     :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
         of a time when that was not noted.
-    :param roster: SHA-256 of the roster that it was masked for; None where it is not masked.
+    :param context: of the secure sum that it is masked for (`SecureRound.context`); None where it is not masked.
     """
 
     task: str
@@ -64,7 +64,7 @@ class OutboxEntry:
     public_before: bytes
     status: str
     attached_digest: bytes | None = None
-    roster: bytes | None = None
+    context: bytes | None = None
 
     @property
     def pending(self) -> bool:
@@ -82,7 +82,7 @@ class RoundCommit:
     :param update: the encoded update.
     :param public_before: `PublicState.to_bytes()` from before it.
     :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
-    :param roster: SHA-256 of the roster that the update was masked for; None where it is not masked.
+    :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
     """
 
     task: str
@@ -92,7 +92,7 @@ class RoundCommit:
     update: bytes
     public_before: bytes
     residual: np.ndarray | None = None
-    roster: bytes | None = None
+    context: bytes | None = None
 
     @property
     def written_bytes(self) -> int:
@@ -200,14 +200,14 @@ class DeviceStore:
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
-    def own_head(self, task: str) -> KeptHead | None:
-        """The head that was chosen last, if it is of this task. Raises `StoreError`."""
+    def own_head(self, task: str | None = None) -> KeptHead | None:
+        """The head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
         data = self._fact("own_head")
         if data is None:
             return None
         with self._whole("own head"):
             kept = unpack(KeptHead, data, what="the own head")
-        return kept if kept.task == task else None
+        return kept if task in (None, kept.task) else None
 
     def keep_own_head(self, head: KeptHead) -> None:
         self._set_facts("keep the own head", own_head=pack(head))
@@ -313,7 +313,7 @@ class DeviceStore:
             run = self._connection.execute
             run(
                 "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL, ?)",
-                (task, round, digest, update, commit.public_before, commit.roster),
+                (task, round, digest, update, commit.public_before, commit.context),
             )
             run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
             run(
@@ -326,11 +326,11 @@ class DeviceStore:
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
                 (KEPT_TASKS,),
             )
-        return OutboxEntry(task, round, update, digest, commit.public_before, "pending", roster=commit.roster)
+        return OutboxEntry(task, round, update, digest, commit.public_before, "pending", context=commit.context)
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
         """The stored update of a round, or None where none was made."""
-        columns = "data, digest, public_before, status, attached_digest, roster"
+        columns = "data, digest, public_before, status, attached_digest, context"
         row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
             return None

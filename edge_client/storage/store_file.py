@@ -42,7 +42,7 @@ CREATE TABLE states (
     public BLOB NOT NULL, own BLOB, private BLOB NOT NULL);
 CREATE TABLE outbox (
     task TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB,
-    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, roster BLOB,
+    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, context BLOB,
     PRIMARY KEY (task, round));
 {_PUBLIC_DIGESTS}
 {answers.SCHEMA}
@@ -63,8 +63,7 @@ class StoreLock:
                 f"the store {path} is in use by another process (pid {owner}); "
                 "stop that client, or give this one its own state_dir"
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        os.pwrite(self._fd, str(os.getpid()).ljust(32).encode(), 0)  # truncating takes milliseconds
 
     def release(self) -> None:
         os.close(self._fd)
@@ -132,7 +131,7 @@ def _keep_public_digests(connection: sqlite3.Connection) -> None:
 
 def _keep_answers(connection: sqlite3.Connection) -> None:
     """Schema 2 knew no secure sums."""
-    connection.execute("ALTER TABLE outbox ADD COLUMN roster BLOB")
+    connection.execute("ALTER TABLE outbox ADD COLUMN context BLOB")
     connection.execute(answers.SCHEMA)
 
 

@@ -84,7 +84,7 @@ def least_honest(min_devices: int, *, devices: int, honest_fraction: float, draw
     :param devices: in the roster.
     :param drawn: in the cohort.
     """
-    corrupt = most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
+    corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
     return max(0, min_devices - corrupt)
 
 

@@ -42,7 +42,8 @@ class SecureRound:
         agreed = (
             f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
         )
-        self._context = hashlib.sha256(seed + agreed.encode()).digest()
+        self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
+        """What the masks are for: all that the plan says of the sum, but for who is in it."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(
@@ -145,4 +146,4 @@ class SecureRound:
         return opened.values, [self.members[place] for place in opened.wrong]
 
     def _info(self, device: int, member: int) -> bytes:
-        return b"%s device %d member %d" % (self._context, device, member)
+        return b"%s device %d member %d" % (self.context, device, member)

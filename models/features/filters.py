@@ -18,7 +18,7 @@ from hushfleet.models.features import synthetic
 from hushfleet.models.features.graph import Graph
 
 FILTERS = 48
-SIDES = range(4, 17, 2)
+SIDES = range(6, 17, 2)
 _SEED = 48
 
 
@@ -41,7 +41,7 @@ class Filters:
     def size(self) -> int:
         """How many numbers an image gives."""
         _, height, width = self.image_shape
-        return 2 * FILTERS * (height // 2) * (width // 2)
+        return 2 * FILTERS * (height // 2 - 1) * (width // 2 - 1)
 
     def public_images(self) -> np.ndarray:
         """What to whiten by, float64 `[n, C, H, W]`."""
@@ -56,13 +56,13 @@ class Filters:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[n, C, H, W]` -> `[n, size]`, in the type of `x`."""
-        waves = F.conv2d(x, torch.from_numpy(self.kernels()).to(x), padding=1)
+        waves = F.conv2d(x, torch.from_numpy(self.kernels()).to(x))
         return F.avg_pool2d(torch.cat((F.relu(waves), F.relu(-waves)), 1), 2).flatten(1)
 
     def add(self, graph: Graph, x: str) -> str:
         """The same as ONNX nodes; the name of their result."""
         kernels = self.kernels().astype(np.float32)
         both = graph.constant(np.concatenate((kernels, -kernels)))
-        parts = graph.node("Relu", graph.node("Conv", x, both, pads=[1, 1, 1, 1]))
+        parts = graph.node("Relu", graph.node("Conv", x, both))
         pooled = graph.node("AveragePool", parts, kernel_shape=[2, 2], strides=[2, 2])
         return graph.node("Flatten", pooled, axis=1)

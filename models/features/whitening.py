@@ -20,7 +20,7 @@ BIAS = 0.3
 POWER = 0.5
 """Of a direction's standard deviation, which it is divided by: 0 is PCA alone, 1 is whitening."""
 LEVELS = 127
-_LEAST_STD = 1e-3  # of the largest: what is never seen must not be blown up
+_LEAST_STD = 0.03  # of the largest: what public images hardly show must not be blown up
 _LEAST_NORM = 1e-6
 _BLOCK = 64  # columns that are floats at the same time on a board
 

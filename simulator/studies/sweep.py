@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.own_heads import choose_own_heads
-from hushfleet.simulator.results import assemble
+from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
 
@@ -87,16 +87,30 @@ def with_wire(task: Task, choice: str) -> Task:
         raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
 
 
+def own_point(result: Result) -> SweepPoint:
+    """The run itself among the points of its sweep."""
+    gain = common_test(result).gain
+    return SweepPoint(
+        noise_multiplier=result.noise_multiplier,
+        epsilon_server=max(row.epsilon_server for row in result.privacy),
+        epsilon_release=max(row.epsilon_release for row in result.privacy),
+        **_accuracies(result),
+        gain_over_local_only=None if gain is None else gain.mean,
+        gain_standard_error=None if gain is None else gain.standard_error,
+    )
+
+
 def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:
     """The accuracies of a point, and its gain over training alone where that was measured."""
+    gain = common_test(with_baseline(result, alone)).gain
+    spread = {} if gain is None else {"gain_over_local_only": gain.mean, "gain_standard_error": gain.standard_error}
+    return _accuracies(result) | spread
+
+
+def _accuracies(result: Result) -> dict[str, float | None]:
     last = result.rounds[-1]
-    own = last.accuracy_own_common
-    return {
-        "accuracy_own_common": own,
-        "accuracy_own_local": last.accuracy_own_local,
-        "accuracy_global": last.accuracy_global,
-        "gain_over_local_only": (own or 0.0) - fmean(one.accuracy_common for one in alone) if alone else None,
-    }
+    names = ("accuracy_own_common", "accuracy_own_local", "accuracy_global")
+    return {name: getattr(last, name) for name in names}
 
 
 def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:

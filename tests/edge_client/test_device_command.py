@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,14 @@ import pytest
 from PIL import Image
 
 from hushfleet.edge_client.__main__ import main
+from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench, Package
 from support.local_link import LocalHub
+from support.secure_fleet import SecureFleet, with_secure_sums
 
 MakeBench = Callable[..., Bench]
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +73,23 @@ def test_status_counts_what_was_spent(trained: Bench, device_toml: Path, capsys:
     text = capsys.readouterr().out
     assert "against whoever sees this device's updates" in text
     assert "digits-test: 1 rounds" in text
+    assert "trust      local, in digits-test; this device allows local" in text
+
+
+def test_status_names_the_trust_model(
+    make_bench: MakeBench, package: Package, config: DeviceConfig, device_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowed = replace(config, limits=replace(config.limits, accounting="secure"))
+    bench = make_bench(package=with_secure_sums(package), config=allowed)
+    SecureFleet(bench).open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    assert main(["status", str(device_toml), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["trust"], report["trust_allowed"]) == ("secure-sum", "local")
+    assert main(["status", str(device_toml)]) == 0
+    text = capsys.readouterr().out
+    assert "against whoever sees the sums that it is in" in text
+    assert "secure-sum, in digits-test: sums of 8 devices or more, with the noise of 7 honest ones" in text
 
 
 def test_predict_uses_the_devices_own_model(

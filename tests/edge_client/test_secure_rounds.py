@@ -221,7 +221,7 @@ def test_a_committed_update_is_for_one_roster(make_fleet: MakeFleet, encoded: li
     fleet.open_round(1, epoch=2)
     declines = fleet.bench.server.declines
     fleet.bench.until(lambda: declines != [])
-    assert "another roster" in declines[0].reason
+    assert "another sum" in declines[0].reason
     fleet.roster = before
     (update,) = fleet.bench.server.updates
     fleet.bench.server.updates.clear()

@@ -100,6 +100,7 @@ def prepared_task(
         initial=model.init(seed),
         method=make_method(method, settings or {}, spec.privacy, LAYOUT, rounds=spec.rounds),
         dataset=None,
+        features=None,
         inference=None,  # type: ignore[arg-type]  # nothing here computes logits
         evaluate_global=evaluate,
     )

@@ -109,6 +109,7 @@ def sample(
                     epsilon_release=server,
                     accuracy_own_common=alone + gain,
                     gain_over_local_only=gain,
+                    gain_standard_error=0.001,
                 )
                 for server, gain in sweep
             ],
@@ -119,6 +120,7 @@ def sample(
                     bits_per_value=8 * size / (1000 * devices * rounds),
                     accuracy_own_common=alone + 0.01 * (n + 1),
                     gain_over_local_only=0.01 * (n + 1),
+                    gain_standard_error=0.001,
                 )
                 for n, (form, size) in enumerate(wire_sweep)
             ],

@@ -14,6 +14,7 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import Accounting
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceConfig, DeviceSection, LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -54,7 +55,7 @@ class Board:
             device=DeviceSection(name, str(state_dir), federation=bench.federation),
             broker=BrokerSection("mqtt://localhost"),
             data=DataSection("arrays", str(bench.samples)),
-            limits=LimitsSection(epsilon_server=1000.0, memory_mib=500),
+            limits=LimitsSection(epsilon_server=1000.0, memory_mib=500, accounting=bench.accounting),
         )
         self.stopped: Exception | None = None
         self.store = DeviceStore(self.config.store_path, device=name, durable=False)
@@ -68,10 +69,21 @@ class Board:
 
 
 class Whole:
-    """:param connect: makes a link for a client id; :param key: of the aggregator, shared by its runs."""
+    """:param connect: makes a link for a client id; :param key: of the aggregator, shared by its runs.
 
-    def __init__(self, folder: Path, connect: Connect, *, federation: str = "default", key: Path | None = None) -> None:
-        self.folder, self.connect, self.federation = folder, connect, federation
+    :param accounting: what the boards' owners allow.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        connect: Connect,
+        *,
+        federation: str = "default",
+        key: Path | None = None,
+        accounting: Accounting = "strict",
+    ) -> None:
+        self.folder, self.connect, self.federation, self.accounting = folder, connect, federation, accounting
         self.key = key or folder / "aggregator.key"
         self.topics = Topics(federation)
         self.samples = folder / "train.npz"

@@ -10,8 +10,15 @@ from pathlib import Path
 
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.timeline import timeline_section
-from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer, trade_answer
-from hushfleet.aggregator.results.report.words import number, percent, points
+from hushfleet.aggregator.results.report.verdict import (
+    answer,
+    judge,
+    own_head_answer,
+    privacy_answer,
+    trade_answer,
+    trust_answer,
+)
+from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Result, write_whole
 
 __all__ = ["render_report", "write_report"]
@@ -25,13 +32,13 @@ def write_report(result: Result, path: Path) -> None:
 def render_report(result: Result) -> str:
     """The report as HTML text."""
     headline = judge(result)
-    common, local = headline.common, headline.local
-    sentences = [answer(headline), privacy_answer(headline, devices=result.devices), trade_answer(result, headline)]
-    if result.accounting == "as-published":
-        sentences.append(
-            "Accounting: as published. The mechanism runs as the paper has it; where its claim does not "
-            "follow from the mechanism, these numbers are no proof. The strict variant is the one to rely on."
-        )
+    (common_name, common), (local_name, local) = headline.rows[:2]
+    sentences = [
+        answer(result, headline),
+        own_head_answer(result),
+        f"{privacy_answer(headline, devices=result.devices)} {trust_answer(result)}",
+        trade_answer(result, headline),
+    ]
     parts = [
         sections.accuracy(result, headline),
         sections.devices_against_alone(result, headline),
@@ -53,8 +60,8 @@ def render_report(result: Result) -> str:
         f"seed {'none' if result.seed is None else result.seed}",
         answer=[sentence for sentence in sentences if sentence],
         tiles=[
-            (points(common.gain), f"common test: {percent(common.federated)}, alone {percent(common.alone)}"),
-            (points(local.gain), f"own data: {percent(local.federated)}, alone {percent(local.alone)}"),
+            (gained(common.gain), f"{common_name}: {percent(common.federated)}, alone {percent(common.alone)}"),
+            (gained(local.gain), f"{local_name}: {percent(local.federated)}, alone {percent(local.alone)}"),
             (number(headline.epsilon_server), "epsilon_server, worst device"),
             (number(headline.epsilon_release), "epsilon_release, worst device"),
         ],

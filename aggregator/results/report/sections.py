@@ -9,6 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from hushfleet.aggregator.results.gains import final_by_device
 from hushfleet.aggregator.results.report import charts
 from hushfleet.aggregator.results.report.charts import PERCENT, Values, line, over
 from hushfleet.aggregator.results.report.page import (
@@ -29,9 +30,9 @@ from hushfleet.aggregator.results.report.verdict import (
     MODERATE_EPSILON,
     STRONG_EPSILON,
     Headline,
-    final_by_device,
+    gain_of,
 )
-from hushfleet.aggregator.results.report.words import codec, from_to, number, percent, points, size
+from hushfleet.aggregator.results.report.words import codec, from_to, gained, number, percent, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WireInfo, WirePoint
 from hushfleet.config.spec import TRUST
 
@@ -105,9 +106,10 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
             note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
             parts.append(charts.sorted_gains(f"{title}: gain", list(gains), values, note=note))
     lead = "An average can hide devices that would be better off alone."
-    if headline.gains:
-        below = sum(gain < 0 for gain in headline.gains)
-        lead += f" Here {below or 'none'} of {len(headline.gains)} would be, on the common test set."
+    gains = headline.common.gains
+    if gains:
+        below = sum(gain < 0 for gain in gains)
+        lead += f" Here {below or 'none'} of {len(gains)} would be, on the common test set."
     return Section("devices-alone", "Each device against training alone", lead, parts)
 
 
@@ -207,7 +209,12 @@ def privacy_sweep(result: Result, headline: Headline) -> Section:
     )
     head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
     rows = [
-        (number(run.noise_multiplier), number(run.epsilon_server), number(run.epsilon_release), *_ends(run))
+        (
+            number(run.noise_multiplier) + (" (this run)" if run.noise_multiplier == result.noise_multiplier else ""),
+            number(run.epsilon_server),
+            number(run.epsilon_release),
+            *_ends(run),
+        )
         for run in runs
     ]
     return Section("sweep", title, lead, [chart, Table(head, rows)])
@@ -215,7 +222,11 @@ def privacy_sweep(result: Result, headline: Headline) -> Section:
 
 def _ends(run: SweepPoint | WirePoint) -> tuple[str, ...]:
     accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
-    return (*map(percent, accuracies), points(run.gain_over_local_only, ""))
+    return (*map(percent, accuracies), _gain(run))
+
+
+def _gain(run: SweepPoint | WirePoint) -> str:
+    return number(None) if run.gain_over_local_only is None else gained(gain_of(run), "")
 
 
 def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:

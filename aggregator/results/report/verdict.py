@@ -1,56 +1,62 @@
 """What a run's numbers say, in sentences: did federating pay, and does the epsilon mean anything?
 
-The rules are written down here, so that no report can be kinder than its numbers. An (epsilon, delta) guarantee bounds
-an observer who must tell, from even odds, whether a device took part: right at most
-`(e^epsilon + delta) / (e^epsilon + 1)` of the time. At epsilon 2 that is 88 %; at 8 it is 99.97 %, a certainty for any
-purpose, so above `MEANINGLESS_EPSILON` a report speaks of no meaningful protection.
+The rules are written down here, so that no report can be kinder than its numbers. A gain counts if it is at least two
+standard errors over devices, else it is too close to call. An (epsilon, delta) guarantee bounds an observer who must
+tell, from even odds, whether a device took part: right at most `(e^epsilon + delta) / (e^epsilon + 1)` of the time. At
+epsilon 2 that is 88 %; at 8 it is 99.97 %, a certainty for any purpose, so above `MEANINGLESS_EPSILON` a report speaks
+of no meaningful protection.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hushfleet.aggregator.results.report.words import number, percent_up, points, size
-from hushfleet.aggregator.results.result import Result, SweepPoint, last_measured
+from hushfleet.aggregator.results.gains import (
+    Comparison,
+    Gain,
+    Outcome,
+    chance,
+    common_test,
+    own_data,
+    own_models,
+    worse_than_alone,
+)
+from hushfleet.aggregator.results.report.words import gained, number, percent, percent_up, size
+from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint, last_measured
+from hushfleet.config.spec import TRUST, Trust
 
 STRONG_EPSILON = 1.0
 MODERATE_EPSILON = 4.0
 MEANINGLESS_EPSILON = 8.0
-LEVEL_GAIN = 0.0005
-"""Gains below a twentieth of a point are called level."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Mean accuracies of the devices' own models; None: not measured."""
-
-    federated: float | None
-    alone: float | None
-
-    @property
-    def gain(self) -> float | None:
-        return None if self.federated is None or self.alone is None else self.federated - self.alone
+_VERBS: dict[Outcome, str] = {
+    "better": "beats training alone",
+    "worse": "is worse than training alone",
+    "close": "is too close to training alone to call",
+}
+_TRUSTS: dict[Trust, str] = {
+    "local": "nobody is trusted, since each device adds all of its noise itself",
+    "secure-sum": "enough of the other devices are trusted to be honest, the server is not: it sees nothing but sums",
+    "as-published": "the mechanism and its accounting are the paper's; where its claim does not follow from the "
+    "mechanism, these numbers are no proof",
+}
 
 
 @dataclass(frozen=True)
 class Headline:
     """The headline's numbers; None: not measured.
 
-    :param common: on the common test set.
-    :param local: on each device's own data.
-    :param gains: by device, on the common test set, where both were measured.
+    :param rows: what is compared with training alone, by what it is called; the first two are `common` and `local`.
+    :param common: on the common test set; `local`: on each device's own data.
     :param epsilon_server: the worst device's; likewise `epsilon_release`, and `delta` is the largest.
     :param unit: `device` or `record`: what the epsilons protect.
     :param raw_values: what leaves a device without noise, in words. Both epsilons are infinite then, and
         `noised_server` and `noised_release` are what the noised values alone cost.
     """
 
-    common: Comparison
-    local: Comparison
-    global_common: float | None
-    gains: list[float]
+    rows: tuple[tuple[str, Comparison], ...]
     epsilon_server: float | None
     epsilon_release: float | None
     delta: float | None
@@ -58,6 +64,14 @@ class Headline:
     raw_values: tuple[str, ...]
     noised_server: float | None
     noised_release: float | None
+
+    @property
+    def common(self) -> Comparison:
+        return self.rows[0][1]
+
+    @property
+    def local(self) -> Comparison:
+        return self.rows[1][1]
 
     @property
     def epsilons(self) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -70,51 +84,97 @@ class Headline:
 
 def judge(result: Result) -> Headline:
     """The headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
-    rows, alone, detail = result.privacy, result.local_only, result.details
-    final = final_by_device(detail.accuracy_own_common, len(detail.devices))
+    privacy, common, local = result.privacy, common_test(result), own_data(result)
+    if result.details.own_heads:
+        others = ("shared head, common test", "chosen heads, own data", "chosen heads, common test")
+        third = own_models(result)
+    else:
+        others = ("own models, common test", "own models, own data", "global model, common test")
+        third = Comparison(last_measured(result.rounds, lambda row: row.accuracy_global), None)
     return Headline(
-        common=Comparison(last_measured(result.rounds, lambda row: row.accuracy_own_common), alone.accuracy_own_common),
-        local=Comparison(last_measured(result.rounds, lambda row: row.accuracy_own_local), alone.accuracy_own_local),
-        global_common=last_measured(result.rounds, lambda row: row.accuracy_global),
-        gains=[a - b for a, b in zip(final, detail.local_only_common, strict=False) if a is not None and b is not None],
-        epsilon_server=_largest(row.epsilon_server for row in rows),
-        epsilon_release=_largest(row.epsilon_release for row in rows),
-        delta=_largest(row.delta for row in rows),
-        unit=rows[0].unit if rows else None,
-        raw_values=tuple(dict.fromkeys(words for row in rows for words in row.raw_values)),
-        noised_server=_largest(row.noised_server for row in rows),
-        noised_release=_largest(row.noised_release for row in rows),
+        rows=tuple(zip(others, (common, local, third), strict=True)),
+        epsilon_server=_largest(row.epsilon_server for row in privacy),
+        epsilon_release=_largest(row.epsilon_release for row in privacy),
+        delta=_largest(row.delta for row in privacy),
+        unit=privacy[0].unit if privacy else None,
+        raw_values=tuple(dict.fromkeys(words for row in privacy for words in row.raw_values)),
+        noised_server=_largest(row.noised_server for row in privacy),
+        noised_release=_largest(row.noised_release for row in privacy),
     )
 
 
-def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:
-    """Each device's newest measured value of a `[round][device]` list."""
-    return [last_measured([row[n] for row in grid], lambda value: value) for n in range(devices)] if grid else []
-
-
-def answer(headline: Headline) -> str:
-    """Did federating beat training alone?"""
-    common, local = headline.common.gain, headline.local.gain
-    tests = ((common, "on the common test set"), (local, "on each device's own kind of data"))
-    gains = [(gain, where) for gain, where in tests if gain is not None]
+def answer(result: Result, headline: Headline) -> str:
+    """Does federating beat training alone?"""
+    tests = ((headline.common, "on the common test set"), (headline.local, "on each device's own kind of data"))
+    gains = [(gain, where) for each, where in tests if (gain := each.gain) is not None]
     if not gains:
         return (
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."
         )
-    signs = {0 if abs(gain) < LEVEL_GAIN else math.copysign(1, gain) for gain, _ in gains}
-    if signs == {0}:
-        verb = "made no difference to"
-    elif signs <= {0, 1}:
-        verb = "beat"
-    else:
-        verb = "lost to" if signs <= {0, -1} else "won on one test and lost on the other against"
-    sentence = f"Federating {verb} training alone: {' and '.join(f'{points(gain)} {where}' for gain, where in gains)}."
-    if headline.gains:
-        better, compared = sum(gain > LEVEL_GAIN for gain in headline.gains), len(headline.gains)
-        who = "All" if better == compared else (better or "None")
-        sentence += f" {who} of {compared} devices got a better model on the common test set."
-    return sentence
+    told = []
+    for outcome in dict.fromkeys(gain.outcome for gain, _ in gains):
+        which = [f"{gained(gain)} {where}" for gain, where in gains if gain.outcome == outcome]
+        told.append(f"{_VERBS[outcome]}: {' and '.join(which)}")
+    sentences = [
+        f"Federating {'; it '.join(told)}.",
+        _spread(gains[0][0], result.seed),
+        *_no_better_than_chance(result, headline),
+    ]
+    common = headline.common.gains
+    if common:
+        better = sum(gain > 0 for gain in common)
+        who = "All" if better == len(common) else (better or "None")
+        sentences.append(f"{who} of {len(common)} devices got a better model on the common test set.")
+    return " ".join(sentences)
+
+
+def _spread(gain: Gain, seed: int | None) -> str:
+    if gain.standard_error is None:
+        return "Without several devices that were measured both ways there is no spread to compare with."
+    of_one_seed = "" if seed is None else ", with one seed"
+    return f"(± one standard error over {gain.count} devices{of_one_seed}.)"
+
+
+def _no_better_than_chance(result: Result, headline: Headline) -> list[str]:
+    """A sentence for each test where the accuracy is what guessing reaches, whatever it is beside training alone."""
+    tests = ((headline.common, "common test set"), (headline.local, "devices' own data"))
+    return [
+        f"{percent(each.federated)} on the {where} is no better than chance: always naming the commonest class "
+        f"reaches {percent(level)}."
+        for level, (each, where) in zip(chance(result), tests, strict=True)
+        if level is not None and each.federated is not None and each.federated <= level
+    ]
+
+
+def own_head_answer(result: Result) -> str:
+    """Which heads the devices keep for their own images, and whether one of them would be better off alone."""
+    kinds = Counter(head.kind for head in result.details.own_heads if head is not None)
+    if not kinds:
+        return ""
+    names = {
+        "shared": "the shared head",
+        "scaled": "the shared head in another scale or with their own label shares",
+        "pulled": "a head pulled to the shared one",
+        "mean": "the mean of the shared head and one trained alone",
+        "alone": "a head trained alone",
+    }
+    kept = ", ".join(f"{names[kind]} ({count})" for kind, count in kinds.most_common())
+    text = f"By cross-validation on their own images, which costs no privacy, the devices keep: {kept}."
+    found = worse_than_alone(result)
+    if found is not None:
+        worse, of = found
+        text += (
+            f" On their own data {worse or 'none'} of {of} devices {'is' if worse == 1 else 'are'} worse than alone by "
+            "more than the standard error of their own test."
+        )
+    return text
+
+
+def trust_answer(result: Result) -> str:
+    """Who must be trusted for epsilon_server to hold."""
+    trust = result.trust or TRUST[result.accounting]
+    return f"Trust model {trust}: {_TRUSTS[trust]}."
 
 
 def protection(epsilon: float, adversary: str) -> str:
@@ -167,25 +227,30 @@ def trade_answer(result: Result, headline: Headline) -> str:
     server, gain, limit = headline.epsilon_server, headline.common.gain, MEANINGLESS_EPSILON
     if server is None or gain is None:
         return ""
+    if server <= limit and gain.outcome == "better":
+        return "This run has both: a gain on the common test set, and meaningful privacy against the server."
     if server <= limit:
-        if gain >= LEVEL_GAIN:
-            return "This run has both: a gain on the common test set, and meaningful privacy against the server."
-        here = "The privacy against the server means something, but this run has no gain on the common test set."
-    elif gain >= LEVEL_GAIN:
+        which = "its gain is too close to call" if gain.outcome == "close" else "this run has no gain"
+        here = f"The privacy against the server means something, but {which} on the common test set."
+    elif gain.outcome == "better":
         here = "The gain is not bought with privacy against the server: there is none worth the name."
     else:
-        here = "This run has neither a gain on the common test set nor meaningful privacy against the server."
+        here = "This run has neither a sure gain on the common test set nor meaningful privacy against the server."
     if not result.details.privacy_sweep:
         return here
     best = best_private_point(result)
     if best is None:
         return f"{here} No point of the noise sweep has epsilon_server of {limit:g} or less."
-    if (best.gain_over_local_only or 0) < LEVEL_GAIN:
-        return f"{here} No noise level of the sweep with epsilon_server of {limit:g} or less leaves a gain."
+    if gain_of(best).outcome != "better":
+        return f"{here} No noise level of the sweep with epsilon_server of {limit:g} or less leaves a sure gain."
     return (
         f"{here} In the noise sweep, the best gain with meaningful privacy is "
-        f"{points(best.gain_over_local_only)} at epsilon_server = {number(best.epsilon_server)}."
+        f"{gained(gain_of(best))} at epsilon_server = {number(best.epsilon_server)}."
     )
+
+
+def gain_of(point: SweepPoint | WirePoint) -> Gain:
+    return Gain(point.gain_over_local_only or 0.0, point.gain_standard_error)
 
 
 def best_private_point(result: Result) -> SweepPoint | None:

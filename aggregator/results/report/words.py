@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import WireInfo
 
 NOT_MEASURED = "not measured"
@@ -42,6 +43,13 @@ def points(gain: float | None, unit: str = " points") -> str:
     if gain is None:
         return NOT_MEASURED
     return f"{round(100 * gain, 1) + 0.0:+.1f}".replace("-", MINUS).replace("+0.0", "0.0") + unit
+
+
+def gained(gain: Gain | None, unit: str = " points") -> str:
+    """A gain with its standard error: `+3.2 ± 0.4 points`."""
+    if gain is None or gain.standard_error is None:
+        return points(None if gain is None else gain.mean, unit)
+    return f"{points(gain.mean, '')} ± {100 * gain.standard_error:.1f}{unit}"
 
 
 def size(count: float | None) -> str:

@@ -122,9 +122,10 @@ def test_what_was_received_against_full_models(down: int, told: str) -> None:
 def test_the_numbers_of_the_result_are_in_the_report() -> None:
     page = Page(render_report(sample(2, 3, sweep=((3.0, 0.012), (50.0, 0.04)))))
     head = page.sections[""]
-    assert "+5.0 points" in head  # 75.0 % against 70.0 %
-    assert "+2.0 points" in head  # 90.0 % against 88.0 %
-    assert "common test: 75.0 %, alone 70.0 %" in head
+    assert "+5.0 ± 0.0 points" in head  # 75.0 % against 70.0 %
+    assert "+2.0 ± 0.0 points" in head  # 90.0 % against 88.0 %
+    assert "own models, common test: 75.0 %, alone 70.0 %" in head
+    assert "Trust model local: nobody is trusted" in head
     assert "epsilon_server = 12.2" in head
     assert "epsilon_release = 2" in head
     # 2 devices x 1000 B x 3 rounds sent; Eq. (20) 3 times and float32 4 times as much
@@ -257,14 +258,19 @@ def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
 @pytest.mark.parametrize(
     ("own", "own_local", "told"),
     [
-        (0.75, 0.90, "beat training alone: +5.0 points on the common test set and +2.0 points"),
-        (0.65, 0.80, "lost to training alone: \u22125.0 points on the common test set and \u22128.0 points"),
-        (0.75, 0.80, "won on one test and lost on the other against training alone: +5.0"),
-        (0.7001, 0.8801, "made no difference to training alone: 0.0 points"),
+        (0.75, 0.90, "beats training alone: +5.0 ± 0.0 points on the common test set and +2.0 ± 0.0 points on each"),
+        (0.65, 0.80, "is worse than training alone: \u22125.0 ± 0.0 points on the common test set and \u22128.0"),
+        (
+            0.75,
+            0.80,
+            "beats training alone: +5.0 ± 0.0 points on the common test set; it is worse than training",
+        ),
+        (0.7001, 0.8801, "is too close to training alone to call: 0.0 ± 0.0 points"),
     ],
 )
 def test_the_answer_follows_the_gains(own: float, own_local: float, told: str) -> None:
-    assert told in answer(judge(sample(own=own, own_local=own_local)))
+    result = sample(own=own, own_local=own_local)
+    assert told in answer(result, judge(result))
 
 
 @pytest.mark.parametrize(
@@ -300,9 +306,10 @@ def test_a_large_delta_is_named() -> None:
     [
         ({"epsilon_server": 5.0}, "This run has both"),
         ({"epsilon_server": 500.0}, "none worth the name"),
-        ({"epsilon_server": 5.0, "own": 0.6}, "no gain on the common test set"),
-        ({"epsilon_server": 500.0, "own": 0.6}, "neither a gain on the common test set nor"),
-        ({"epsilon_server": 500.0, "sweep": ((6.0, 0.02), (60.0, 0.3))}, "+2.0 points at epsilon_server = 6"),
+        ({"epsilon_server": 5.0, "own": 0.6}, "has no gain on the common test set"),
+        ({"epsilon_server": 5.0, "own": 0.7002}, "its gain is too close to call"),
+        ({"epsilon_server": 500.0, "own": 0.6}, "neither a sure gain on the common test set nor"),
+        ({"epsilon_server": 500.0, "sweep": ((6.0, 0.02), (60.0, 0.3))}, "+2.0 ± 0.1 points at epsilon_server = 6"),
         ({"epsilon_server": 500.0, "sweep": ((6.0, -0.02), (60.0, 0.3))}, "No noise level of the sweep"),
         ({"epsilon_server": 500.0, "sweep": ((60.0, 0.3),)}, "No point of the noise sweep"),
     ],
@@ -316,7 +323,7 @@ def test_devices_that_would_be_better_off_alone_are_counted() -> None:
     result = sample(4)
     details = result.details.model_copy(update={"local_only_common": [0.9, 0.8, 0.7, None]})
     result = result.model_copy(update={"details": details})
-    assert "1 of 3 devices got a better model" in answer(judge(result))
+    assert "1 of 3 devices got a better model" in answer(result, judge(result))
     page = Page(render_report(result))
     assert "Here 2 of 3 would be" in page.sections["devices-alone"]
 

@@ -45,7 +45,7 @@ def test_the_file_has_exactly_the_promised_keys(tmp_path: Path) -> None:
     assert set(data) == set(PROMISED[""].split())
     assert set(data["rounds"][0]) == set(PROMISED["rounds"].split())
     assert set(data["privacy"][0]) == set(PROMISED["privacy"].split())
-    assert set(data["local_only"]) == {"accuracy_own_common", "accuracy_own_local"}
+    assert set(data["local_only"]) == {"accuracy_own_common", "accuracy_own_local", "way"}
     assert data["schema"] == 1
     assert data["model"] == {"name": "digits-cnn", "parameters": 200, "layers": [["fc0", 100], ["fc1", 100]]}
 

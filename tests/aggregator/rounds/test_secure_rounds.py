@@ -62,3 +62,191 @@ def test_without_masks_the_models_are_the_same_bit_for_bit(make: Make) -> None:
             fleet.run_round(missing=missing)
         assert with_masks.engine.global_digest == without.engine.global_digest
     assert with_masks.engine.finished
+
+
+def opened(fleet: SecureFleet, senders: list[str] | None = None) -> SecureFleet:
+    """A round whose set of devices is settled."""
+    fleet.engine.open_round(())
+    fleet.send(fleet.names if senders is None else senders)
+    fleet.now += 600
+    assert not fleet.engine.should_close(fleet.now)
+    assert fleet.plan.phase == "unmask"
+    return fleet
+
+
+def test_once_the_set_is_settled_an_update_comes_too_late(make: Make) -> None:
+    fleet = make()
+    fleet.engine.open_round(())
+    late, again = fleet.update("dev-9"), fleet.update("dev-0")
+    fleet.send(fleet.names[:9])
+    fleet.now += 600
+    fleet.engine.should_close(fleet.now)
+    assert fleet.plan.phase == "unmask"
+    verdict = fleet.engine.accept("dev-9", late)
+    assert (verdict.code, verdict.acknowledged) == ("late", False)
+    assert fleet.engine.accept("dev-0", again).acknowledged, "it is in the store"
+    assert len(fleet.store.updates(1)) == 9
+
+
+def test_a_sum_of_too_few_devices_is_extended_and_never_opened(make: Make) -> None:
+    fleet = make()
+    before = fleet.engine.global_digest
+    fleet.engine.open_round(())
+    fleet.send(fleet.names[:5])
+    deadline = fleet.plan.deadline_s
+    fleet.now += 600
+    assert not fleet.engine.should_close(fleet.now, ready=10)
+    assert fleet.plan.phase == "open"
+    assert fleet.plan.deadline_s > deadline
+    for name in fleet.names[5:]:
+        fleet.engine.decline(name, "busy", "", round=1)
+    fleet.now += 600
+    assert fleet.engine.should_close(fleet.now, ready=10)
+    summary = fleet.engine.close()
+    assert (summary.participants, fleet.engine.global_digest) == (0, before)
+    assert len(fleet.store.charges()) == 5, "what was sent is charged"
+
+
+def test_members_that_stay_silent_hold_up_nobody_for_ever(make: Make) -> None:
+    fleet = opened(make())
+    before, extended = fleet.engine.global_digest, 0
+    for member in fleet.round.members[: fleet.round.rule.threshold - 1]:
+        fleet.engine.accept(member, fleet.answer(member))
+    while not fleet.engine.should_close(fleet.now + 600, ready=10):
+        fleet.now += 600
+        extended += 1
+        assert extended < 10
+    assert extended == 3
+    assert fleet.engine.close().participants == 0
+    assert fleet.engine.global_digest == before
+    fleet.run_round()
+    assert fleet.engine.global_digest != before
+
+
+def test_enough_answers_are_waited_upon_for_a_moment_only(make: Make) -> None:
+    fleet = opened(make())
+    for member in fleet.round.members[: fleet.round.rule.threshold]:
+        fleet.engine.accept(member, fleet.answer(member))
+    assert not fleet.engine.should_close(fleet.now + 9)
+    assert fleet.engine.should_close(fleet.now + 10)
+    assert fleet.engine.close().participants == 10
+
+
+def test_a_lie_among_all_answers_changes_nothing(make: Make) -> None:
+    honest, lied = opened(make()), opened(make())
+    for fleet in (honest, lied):
+        for place, member in enumerate(fleet.round.members):
+            answer = fleet.answer(member, change=int(fleet is lied and place == 4))
+            assert fleet.engine.accept(member, answer).code == "accepted"
+        assert fleet.engine.should_close(fleet.now)
+        fleet.engine.close()
+    assert lied.engine.global_digest == honest.engine.global_digest
+    assert not lied.store.faults(), "a device's wrong mask would look the same"
+
+
+def test_answers_that_contradict_each_other_are_waited_with_for_another(make: Make) -> None:
+    fleet = opened(make())
+    members, least = fleet.round.members, fleet.round.rule.threshold
+    for place, member in enumerate(members[: least + 1]):
+        fleet.engine.accept(member, fleet.answer(member, change=int(place == 2)))
+    fleet.now += 10
+    assert not fleet.engine.should_close(fleet.now)
+    fleet.engine.accept(members[least + 1], fleet.answer(members[least + 1]))
+    assert fleet.engine.should_close(fleet.now + 10)
+    assert fleet.engine.close().participants == 10
+
+
+def test_a_lie_that_nothing_contradicts_makes_an_absurd_sum_which_is_not_taken(make: Make) -> None:
+    fleet = opened(make())
+    before = fleet.engine.global_digest
+    for place, member in enumerate(fleet.round.members[: fleet.round.rule.threshold]):
+        fleet.engine.accept(member, fleet.answer(member, change=777 * (place == 0)))
+    fleet.now += 600
+    while not fleet.engine.should_close(fleet.now):
+        fleet.now += 600
+    assert fleet.engine.close().participants == 0
+    assert fleet.engine.global_digest == before
+
+
+def test_answers_are_refused_with_a_reason(make: Make) -> None:
+    fleet = make(devices=101, min_devices=60, unit={"delta": 1e-5})
+    fleet.engine.open_round(())
+    fleet.send(fleet.names)
+    fleet.engine.should_close(fleet.now)
+    first, second, third = fleet.round.members[:3]
+    stranger = next(name for name in fleet.names if name not in fleet.round.members)
+    good = fleet.answer(first)
+    assert fleet.plan.secure is not None
+    other_set = bytes([fleet.plan.secure.included[0] ^ 128]) + fleet.plan.secure.included[1:]
+    accept = fleet.engine.accept
+    assert accept(second, good).code == "bad-signature"
+    assert accept(second, fleet.answer(second, included=other_set)).code == "malformed"
+    assert fleet.store.faults() == {second: 1}
+    assert accept(third, fleet.answer(third)[:-70]).code == "malformed"
+    assert accept(third, b"HM\x01\x00").code == "malformed"
+    assert accept(stranger, good).code == "late"
+    assert accept(first, good).acknowledged
+    assert accept(first, good).acknowledged
+    assert accept(first, fleet.answer(first, change=1)).code == "duplicate"
+    fleet.engine.exclude(third)
+    assert accept(third, fleet.answer(third)).code == "unknown-device"
+
+
+def test_updates_that_do_not_fit_are_refused_with_a_reason(make: Make) -> None:
+    fleet = make()
+    fleet.engine.open_round(())
+    values = fleet.integers("dev-0")
+    cases = {
+        "wrong-shape": fleet.update("dev-0", integers=values[:-1]),
+        "malformed": fleet.update("dev-1", codec="float32"),
+        "out-of-bounds": fleet.update("dev-2", multiplier_server=9.0),
+        "late": fleet.update("dev-3", round=2),
+    }
+    for place, (code, data) in enumerate(cases.items()):
+        assert fleet.engine.accept(f"dev-{place}", data).code == code
+    assert fleet.engine.accepted == 0
+    assert not fleet.store.updates(1)
+
+
+def test_wherever_the_aggregator_is_killed_the_bits_are_the_same(make: Make) -> None:
+    calm, killed = make(rounds=2), make(rounds=2)
+    for number in (1, 2):
+        calm.run_round(missing=["dev-3"])
+        killed.engine.open_round(())
+        killed.restart()
+        for name in [each for each in killed.names if each != "dev-3"]:
+            killed.send([name])
+            killed.restart()
+        killed.engine.decline("dev-3", "busy", "", round=number)
+        killed.restart()
+        assert not killed.engine.should_close(killed.now)
+        included = killed.plan.secure
+        killed.restart()
+        assert (killed.plan.phase, killed.plan.secure) == ("unmask", included)
+        for member in [each for each in killed.round.members if each != "dev-3"]:
+            assert killed.engine.accept(member, killed.answer(member)).acknowledged
+            killed.restart()
+            assert killed.engine.accept(member, killed.answer(member)).acknowledged
+        killed.now += 60
+        assert killed.engine.should_close(killed.now)
+        killed.restart()
+        killed.now += 60
+        assert killed.engine.should_close(killed.now)
+        killed.engine.close()
+        killed.restart()
+        assert killed.engine.global_digest == calm.engine.global_digest
+    assert killed.engine.finished
+
+
+def test_a_cohort_is_drawn_by_the_roster_and_the_round_alone(make: Make) -> None:
+    fleet = make(devices=100, min_devices=30, cohort_size=50)
+    fleet.engine.open_round(fleet.names[:3])
+    cohort = set(fleet.engine.cohort)
+    assert 30 <= len(cohort) <= 70
+    outside = next(name for name in fleet.names if name not in cohort)
+    inside = min(cohort)
+    data = fleet.update(inside)
+    assert fleet.engine.accept(inside, data).code == "accepted"
+    assert fleet.engine.admission(outside, task="tiny-0001", round=1, digest=bytes(32)).code == "not-in-cohort"
+    fleet.restart()
+    assert set(fleet.engine.cohort) == cohort

@@ -12,6 +12,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hushfleet.config.spec import BlobRef
+from hushfleet.secure import field
+from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.wire.format import messages
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.difference import apply_difference, encode_difference
@@ -29,11 +32,12 @@ from hushfleet.wire.format.messages import (
     Offer,
     Refused,
     RoundPlan,
+    SecurePlan,
     ServerState,
     TaskNotice,
     Want,
 )
-from hushfleet.wire.format.update import UpdateHeader, decode_update, encode_update
+from hushfleet.wire.format.update import UpdateHeader, decode_masked, decode_update, encode_masked, encode_update
 
 encode_message = partial(messages.encode_message, federation="demo")
 decode_message = partial(messages.decode_message, federation="demo")
@@ -199,6 +203,34 @@ GOLDEN_PLAN_WITH_DIFFERENCES = (
     "6c569b79f108bf1d22b819f5674cfbd4be43a16b4364330b"
 )
 
+GOLDEN_PLAN_OF_A_SUM = (
+    "48460203f60000008ba47461736ba764656d6f2d3166a5726f756e6402a6726f756e647314a57068617365a6756e6d61"
+    "736bad676c6f62616c5f646967657374c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d"
+    "1e1fac676c6f62616c5f6279746573cd0190a6636f686f727480ab6e6f6973655f73706c697401aa646561646c696e65"
+    "5f73cb4082c00000000000a565706f636803a673656375726583a6726f7374657282a6646967657374c4200001020304"
+    "05060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa473697a65cdc350a472617465cb3fe00000000000"
+    "00a8696e636c75646564c402fe803ed2bef15f8bd21e9246d8dc92249f0a1b1920aa7d87c25857ab9710be5571c82655"
+    "275e5de58415a88de7c0ef254cb8891391a32d984803705696e0263ce50b"
+)
+
+GOLDEN_MASKED = (
+    "48550200ee0000008da47461736ba764656d6f2d3166a5726f756e6402a6646576696365a470692d31a5636f646563a6"
+    "6d61736b6564ab76616c75655f636f756e7408a5737465707390aa6e6f6973655f7374647392cb3ff0000000000000cb"
+    "3fe0000000000000aa636c69705f6e6f726d7392cb3ff0000000000000cb7ff0000000000000ad7075626c69635f6469"
+    "67657374c410000102030405060708090a0b0c0d0e0fae726f756e64735f6368617267656403ae657073696c6f6e5f73"
+    "6572766572cb7ff0000000000000b16d756c7469706c6965725f736572766572cb3ff4000000000000ab6e6f6973655f"
+    "73706c69740216000000e6ffe7ffe8ffe9ffeaffebffecffedffeeffeffff0ff00000000b58fc277e903363196c8291c"
+    "e9dc98a5ccaa092955b127d05f73a4b6025af4408507cf9d1e9e5e7e00a5c9108ac14e11f81d63b377fce46a7299d69a"
+    "44e6f50b"
+)
+
+GOLDEN_ANSWER = (
+    "484d01005200000085a47461736ba764656d6f2d3166a5726f756e6402a6646576696365a470692d31a8696e636c7564"
+    "6564c420a3c089c0737c6c7e7c728a1e278e2adfb260503fbbf27bb5fd36275ac21a62bea46269747318000000010000"
+    "000100fcffff85802690a8205b4a27739e523ac60f821670ada2fc1fe2846740ef3c6a3e1646772867b73a2679ff07aa"
+    "869ca31b7b873e8a2fea4a04e35174ed782f8f70ea02"
+)
+
 GOLDEN_DIFFERENCE = (
     "484401007e00000085a47461736ba764656d6f2d3166a5726f756e6402a462617365c4206a9a126564f58bb22e5cd2ef"
     "b58d117ddc023d562d5a86fc904994a08c92c19ea6726573756c74c4205ba686d176b09d91938f028ea26915b45211d7"
@@ -207,6 +239,9 @@ GOLDEN_DIFFERENCE = (
 )
 
 GOLDEN_RESULT = "0000c03f0000e03f000040c00000003f000020420000e0400000e0400000e040"
+
+
+SUM = SecurePlan(BlobRef(DIGEST, 50_000), 0.5, b"\xfe\x80")
 
 
 def header(codec: str) -> UpdateHeader:
@@ -229,6 +264,30 @@ def test_a_plan_with_the_fields_that_came_later() -> None:
     plan = RoundPlan("demo-1f", 2, 20, "open", DIGEST, 400, {}, 2, 600.0, {"clip_norm": 0.5}, differences, 3)
     assert encode_message(plan, DEVICE) == golden
     assert decode_message(golden, public_key=DEVICE.public_key) == plan
+
+
+def test_a_plan_that_asks_the_committee_of_a_secure_sum() -> None:
+    golden = bytes.fromhex(GOLDEN_PLAN_OF_A_SUM)
+    plan = RoundPlan("demo-1f", 2, 20, "unmask", DIGEST, 400, {}, 1, 600.0, epoch=3, secure=SUM)
+    assert encode_message(plan, DEVICE) == golden
+    assert decode_message(golden, public_key=DEVICE.public_key) == plan
+
+
+def test_masked_update() -> None:
+    golden, values = bytes.fromhex(GOLDEN_MASKED), np.arange(65510, 65521, dtype=np.uint32)
+    assert encode_masked(header("masked"), field.to_bytes(values, 16), identity=DEVICE) == golden
+    decoded, data = decode_masked(golden, public_key=DEVICE.public_key)
+    assert decoded == header("masked")
+    assert field.from_bytes(data, 16).tolist() == values.tolist()
+
+
+def test_answer_of_a_member() -> None:
+    golden, values = bytes.fromhex(GOLDEN_ANSWER), np.array([0, 1, 256, 16777212], np.uint32)
+    header = AnswerHeader.of("demo-1f", 2, "pi-1", SUM.included, 24)
+    assert encode_answer(header, values, identity=DEVICE) == golden
+    decoded = decode_answer(golden, public_key=DEVICE.public_key)
+    assert decoded.header == header
+    assert decoded.values.tolist() == values.tolist()
 
 
 def test_difference() -> None:

@@ -1,0 +1,1 @@
+"""Whether a fleet gains by taking part, before a board is flashed."""

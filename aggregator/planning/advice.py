@@ -1,0 +1,158 @@
+"""Will it pay? What a fleet's devices gain by a private shared head over learning alone, as far as was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from hushfleet.aggregator.config.task import LEAST_SHARE, Task
+from hushfleet.aggregator.planning.gain_table import Estimate, gain_table
+from hushfleet.errors import BadInput, PrivacyError
+from hushfleet.methods.hush_rule import signal
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.secure.committee import least_honest
+
+WORTH = 0.01
+"""A gain below a point is not worth an epsilon."""
+USUAL_IMAGES = 20  # a device, where nobody knows
+_MOST_DEVICES = 100_000
+_EPSILONS = np.geomspace(0.1, 32, 120)
+
+Answer = Literal["yes", "no", "too close to call"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A fleet that is thought of.
+
+    :param images: training images a device.
+    :param alpha: of the Dirichlet by which the devices' labels differ; None: alike.
+    :param local: whether each device adds all of the noise, and nobody is trusted; else sums are secure.
+    """
+
+    devices: int
+    images: int
+    classes: int
+    epsilon: float
+    delta: float = 1e-5
+    features: str = "scattering"
+    honest_fraction: float = 0.9
+    alpha: float | None = None
+    local: bool = False
+
+    @property
+    def least_devices(self) -> int:
+        """Of a sum that is opened."""
+        return max(2, math.ceil(LEAST_SHARE * self.devices - 1e-9))
+
+    @property
+    def honest_devices(self) -> int:
+        """Of how many devices the noise of a sum is counted on. Raises `BadInput` where there are none."""
+        honest = least_honest(
+            self.least_devices, devices=self.devices, honest_fraction=self.honest_fraction, drawn=self.devices
+        )
+        if honest == 0:
+            raise BadInput(
+                f"a sum of {self.least_devices} of {self.devices} devices, of which "
+                f"{self.honest_fraction:g} is honest, may have no honest one: more devices are needed, or more trust"
+            )
+        return honest
+
+    @property
+    def counted(self) -> float:
+        """As many devices, all of them honest and there, would have as much noise in their mean as these have."""
+        return math.sqrt(self.devices * (1 if self.local else self.honest_devices))
+
+    def estimate(self) -> Estimate:
+        """Raises `BadInput` or `PrivacyError` for fleets or epsilons that cannot be."""
+        r = signal(devices=self.counted, epsilon=self.epsilon, delta=self.delta)
+        return gain_table().estimate(
+            features=self.features, signal=r, images=self.images, classes=self.classes, alpha=self.alpha
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer, and where it would turn."""
+
+    question: Question
+    estimate: Estimate
+
+    @classmethod
+    def on(cls, question: Question) -> Advice:
+        return cls(question, question.estimate())
+
+    @property
+    def answer(self) -> Answer:
+        """Whether the gain is above a point and above twice its spread over seeds."""
+        found = self.estimate.accuracies
+        if found.gain < WORTH:
+            return "no"
+        return "yes" if found.gain > 2 * found.spread else "too close to call"
+
+    @property
+    def in_words(self) -> str:
+        """One sentence, without a full stop."""
+        asked, found = self.question, self.estimate.accuracies
+        fleet = f"{asked.devices} devices with {asked.images} images each at epsilon {asked.epsilon:g}"
+        gain = f"{100 * found.gain:+.1f} points over staying alone ({100 * found.alone:.0f} %)"
+        if self.answer == "yes":
+            return f"It pays: {fleet}: about {gain}"
+        if self.answer == "no":
+            return f"It does not pay: {fleet}: about {gain}; keep the images on the boards and train there"
+        return f"Too close to call: {fleet}: about {gain}, give or take {100 * 2 * found.spread:.1f}"
+
+    @property
+    def warning(self) -> str | None:
+        """One line for who starts such a run; None where it pays."""
+        return None if self.answer == "yes" else f"{self.in_words}. See: hushfleet plan --help"
+
+    def least_devices(self) -> int | None:
+        """The smallest fleet from which on the answer is yes at this epsilon; None: none up to 100,000."""
+        sizes = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
+        place = self._first([replace(self.question, devices=size) for size in sizes])
+        return None if place is None else sizes[place]
+
+    def least_epsilon(self) -> float | None:
+        """The smallest epsilon from which on the answer is yes for this fleet; None: none up to 32."""
+        place = self._first([replace(self.question, epsilon=float(epsilon)) for epsilon in _EPSILONS])
+        return None if place is None else float(_EPSILONS[place])
+
+    @staticmethod
+    def _first(questions: list[Question]) -> int | None:
+        first = None
+        for place in reversed(range(len(questions))):
+            try:
+                if Advice.on(questions[place]).answer != "yes":
+                    break
+            except (BadInput, PrivacyError):  # too few devices for a secure sum
+                break
+            first = place
+        return first
+
+
+def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice | None:
+    """The advice on a task of method `hush`; None for others, and for those without noise, which nobody has measured.
+
+    :param images: training images a device; None: nobody knows, and 20 are taken.
+    """
+    privacy = task.privacy
+    if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates:
+        return None
+    spent = [Step(task.privacy_spec().noise_multiplier, 1.0, task.round.rounds)]
+    return Advice.on(
+        Question(
+            devices=task.cohort_size,
+            images=images or USUAL_IMAGES,
+            classes=classes,
+            epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
+            delta=task.delta,
+            features=getattr(task.model, "features", None) or "scattering",
+            honest_fraction=privacy.honest_fraction if privacy.accounting == "secure" else 1.0,
+            alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
+            local=privacy.accounting == "strict",
+        )
+    )

@@ -1,0 +1,165 @@
+"""What `benchmarks/private_gain.py` measured, and what lies between its cells.
+
+What noise leaves of a gain hangs on one number, r = n / z_1 (`hushfleet.methods.hush_rule.signal`), on the images a
+device has, and on the classes. Between measured cells accuracies are interpolated in the logarithms of these; beyond
+them they are those of the nearest cell, and it is said so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hushfleet.methods.hush_rule import signal
+
+ALIKE_FROM = 2.0
+"""A Dirichlet of this alpha or more is closer to alike devices than to the alpha that was measured."""
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Of one fleet, means over its devices; shares of 1.
+
+    :param alone: the best way to learn alone, in hindsight, on a device's own mix of labels.
+    :param chosen: the head that a device chooses by its own images, likewise.
+    :param alone_common: alone, on a test set that is common to all.
+    :param shared: the shared head, likewise.
+    :param spread: standard deviation of `chosen - alone` over seeds.
+    """
+
+    alone: float
+    chosen: float
+    alone_common: float
+    shared: float
+    spread: float
+
+    @property
+    def gain(self) -> float:
+        return self.chosen - self.alone
+
+
+class Estimate(NamedTuple):
+    """What the table says of a fleet.
+
+    :param near: the measured cells that it was interpolated between, in words.
+    :param outside: in what the fleet lies outside of the table, in words; empty where it does not.
+    """
+
+    accuracies: Accuracies
+    near: tuple[str, ...]
+    outside: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Cells of one data set and one number of images: signals rising, and `[cells, 5]` as `Accuracies`."""
+
+    name: str
+    signals: np.ndarray
+    values: np.ndarray
+
+    def at(self, signal: float) -> np.ndarray:
+        where = np.log(self.signals)
+        found: np.ndarray = np.array([np.interp(math.log(signal), where, column) for column in self.values.T])
+        return found
+
+
+class GainTable:
+    """The measured cells.
+
+    :param plain: as the script writes them.
+    """
+
+    def __init__(self, plain: Mapping[str, Any]) -> None:
+        self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
+        self.features: Mapping[str, Mapping[str, float]] = plain["features"]
+        cells: dict[tuple[str, bool, int, int], list[tuple[float, list[float]]]] = defaultdict(list)
+        for fleet in plain["fleets"]:
+            if fleet["honest"] < 1:
+                continue
+            key = fleet["features"], fleet["alpha"] is None, fleet["classes"], fleet["images"]
+            for point in fleet["points"]:
+                r = signal(devices=fleet["devices"], epsilon=point["epsilon"], delta=plain["delta"])
+                alone = fleet["alone"]
+                values = [alone["own"], point["chosen"]["own"], alone["common"], point["shared"]["common"]]
+                cells[key].append((r, [*values, point["gain_std"]]))
+        self._curves = {key: _curve(key, found) for key, found in cells.items()}
+
+    def estimate(self, *, features: str, signal: float, images: int, classes: int, alpha: float | None) -> Estimate:
+        """:param signal: r. :param alpha: of the Dirichlet by which labels differ; None: devices are alike.
+
+        Features that were not measured are taken for scattering.
+        """
+        outside = []
+        if features not in {key[0] for key in self._curves}:
+            outside.append(f"features {features!r} were not measured; these are scattering's figures")
+            features = "scattering"
+        known = [key for key in self._curves if key[0] == features]
+        alike = alpha is None or alpha >= ALIKE_FROM or not any(not key[1] for key in known)
+        if not alike and not _within(classes, [key[2] for key in known if not key[1]]):
+            outside.append(f"devices that differ were not measured with {classes} classes, so alike ones are shown")
+            alike = True
+        known = [key for key in known if key[1] == alike]
+        total, near = np.zeros(5), []
+        for of_classes, share in _between(classes, [key[2] for key in known]):
+            for of_images, part in _between(images, [key[3] for key in known if key[2] == of_classes]):
+                curve = self._curves[features, alike, of_classes, of_images]
+                total += share * part * curve.at(signal)
+                near.append(curve.name)
+                if not curve.signals[0] * 0.999 <= signal <= curve.signals[-1] * 1.001:
+                    outside.append(
+                        f"the signal {signal:.3g} is outside of {curve.signals[0]:.3g} to {curve.signals[-1]:.3g}"
+                    )
+        outside += [f"{name} {value} outside of {min(seen)} to {max(seen)}" for name, value, seen in (
+            ("classes", classes, {key[2] for key in known}), ("images a device", images, {key[3] for key in known})
+        ) if not _within(value, seen)]  # fmt: skip
+        return Estimate(Accuracies(*map(float, total)), tuple(near), tuple(dict.fromkeys(outside)))
+
+
+@cache
+def gain_table() -> GainTable:
+    """The one that comes with the package."""
+    text = resources.files("hushfleet.aggregator.planning").joinpath("private_gain.json").read_text(encoding="utf-8")
+    return GainTable(json.loads(text))
+
+
+def _curve(key: tuple[str, bool, int, int], cells: list[tuple[float, list[float]]]) -> _Curve:
+    """Signals that are close to each other are one cell, their mean: a curve has no steps by chance."""
+    cells.sort(key=lambda cell: cell[0])
+    groups: list[list[tuple[float, list[float]]]] = []
+    for cell in cells:
+        if groups and cell[0] < 1.25 * groups[-1][0][0]:
+            groups[-1].append(cell)
+        else:
+            groups.append([cell])
+    features, alike, classes, images = key
+    name = f"{features}, {classes} classes, {images} images a device" + ("" if alike else ", devices that differ")
+    return _Curve(
+        name,
+        np.array([math.exp(np.mean([math.log(r) for r, _ in group])) for group in groups]),
+        np.array([np.mean([values for _, values in group], axis=0) for group in groups]),
+    )
+
+
+def _between(value: float, known: Sequence[int]) -> list[tuple[int, float]]:
+    """The measured neighbours of `value`, each with its share; the nearest one for values beyond them."""
+    seen = sorted(set(known))
+    value = min(max(value, seen[0]), seen[-1])
+    for low, high in pairwise(seen):
+        if low < value < high:
+            share = math.log(value / low) / math.log(high / low)
+            return [(low, 1 - share), (high, share)]
+    return [(int(value), 1.0)]
+
+
+def _within(value: float, known: Sequence[int] | set[int]) -> bool:
+    return bool(known) and min(known) <= value <= max(known)

@@ -1,0 +1,137 @@
+"""Gains over training alone beside their spread: what was gained, how sure that is, and what guessing would reach.
+
+The standard error is over devices. It does not cover what another seed would change for all devices alike, the noise in
+the shared model first of all; where there are several seeds, `Gain.of` their means says that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from hushfleet.aggregator.results.result import Result, last_measured
+
+Outcome = Literal["better", "worse", "close"]
+SURE = 2.0
+"""A gain of fewer standard errors is too close to call."""
+LEAST_GAIN = 0.0005
+"""So is one below a twentieth of a point, whatever its spread."""
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The mean of some gains, in fractions of 1.
+
+    :param standard_error: None where there is one value only, or the values are not known.
+    :param count: how many values there are.
+    """
+
+    mean: float
+    standard_error: float | None = None
+    count: int = 1
+
+    @classmethod
+    def of(cls, gains: Sequence[float]) -> Gain | None:
+        """None of none."""
+        if not gains:
+            return None
+        error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
+        return cls(fmean(gains), error, len(gains))
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.standard_error is None or abs(self.mean) < max(SURE * self.standard_error, LEAST_GAIN):
+            return "close"
+        return "better" if self.mean > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Mean accuracies of what devices predict with; None: not measured.
+
+    :param gains: of the devices where both were measured.
+    """
+
+    federated: float | None
+    alone: float | None
+    gains: tuple[float, ...] = ()
+
+    @property
+    def gain(self) -> Gain | None:
+        """The difference of the means, with the spread of the devices."""
+        if self.federated is None or self.alone is None:
+            return None
+        spread = Gain.of(self.gains)
+        mean = self.federated - self.alone
+        return Gain(mean) if spread is None else Gain(mean, spread.standard_error, spread.count)
+
+
+def common_test(result: Result) -> Comparison:
+    """What the fleet serves images from everywhere with: the devices' own models, or the shared head, where a device
+    chooses its own head for its own kind of images beside that."""
+    detail = result.details
+    if not detail.own_heads:
+        return own_models(result)
+    shared = last_measured(result.rounds, lambda row: row.accuracy_global)
+    return _compared(
+        [shared] * len(detail.devices), detail.local_only_common, shared, result.local_only.accuracy_own_common
+    )
+
+
+def own_models(result: Result) -> Comparison:
+    """The devices' own models on the common test set."""
+    mean = last_measured(result.rounds, lambda row: row.accuracy_own_common)
+    final = final_by_device(result.details.accuracy_own_common, len(result.details.devices))
+    return _compared(final, result.details.local_only_common, mean, result.local_only.accuracy_own_common)
+
+
+def own_data(result: Result) -> Comparison:
+    """The devices' own models on their own kind of data."""
+    mean = last_measured(result.rounds, lambda row: row.accuracy_own_local)
+    final = final_by_device(result.details.accuracy_own_local, len(result.details.devices))
+    return _compared(final, result.details.local_only_local, mean, result.local_only.accuracy_own_local)
+
+
+def _compared(final: Values, alone: Values, mean: float | None, mean_alone: float | None) -> Comparison:
+    gains = [a - b for a, b in zip(final, alone, strict=False) if a is not None and b is not None]
+    return Comparison(mean, mean_alone, tuple(gains))
+
+
+def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:
+    """Each device's newest measured value of a `[round][device]` list."""
+    return [last_measured([row[n] for row in grid], lambda value: value) for n in range(devices)] if grid else []
+
+
+def chance(result: Result) -> tuple[float | None, float | None]:
+    """What always naming the commonest class reaches, on the common test set and on own data; at least one over the
+    number of classes. None where labels are not known."""
+    counts, classes = result.details.label_counts, len(result.details.class_names)
+    least = 1 / classes if classes else None
+    held = [row for row in counts if sum(row)]
+    if not held:
+        return least, least
+    totals = [sum(column) for column in zip(*held, strict=True)]
+    shares = max(totals) / sum(totals), fmean(max(row) / sum(row) for row in held)
+    return max(shares[0], least or 0.0), max(shares[1], least or 0.0)
+
+
+def worse_than_alone(result: Result) -> tuple[int, int] | None:
+    """How many devices do worse on their own data than alone, by more than the standard error of their own test, and of
+    how many; None where that was not measured."""
+    detail = result.details
+    final = final_by_device(detail.accuracy_own_local, len(detail.devices))
+    rows = zip(final, detail.local_only_local, detail.local_test_images, strict=False)
+    known = [(f, a, n) for f, a, n in rows if f is not None and a is not None and n]
+    worse = sum(a - f > _standard_error(a, n) + 1e-12 for f, a, n in known)
+    return (worse, len(known)) if known else None
+
+
+def _standard_error(accuracy: float, images: int) -> float:
+    """Of a share of `images`; one right and one wrong answer are added, since nothing is certain after three images."""
+    share = (accuracy * images + 1) / (images + 2)
+    return math.sqrt(share * (1 - share) / images)

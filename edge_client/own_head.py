@@ -1,0 +1,65 @@
+"""Keeps the device's own head up to date, where the model is one linear layer: after each round, and at the end.
+
+It costs no privacy, since nothing of it leaves. It is done when nothing waits to be sent; a device that hides how long
+it works waits for the task's end. After the last round the final global model is fetched for it, also by a device that
+was in no round; if that does not come, the head of an earlier model stays. A simulated device leaves it to the
+simulator.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
+from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.model.own_head import is_linear, own_head_of
+from hushfleet.wire.format.messages import RoundPlan
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class OwnHeads:
+    """Chooses a head for each global model that the device has, once."""
+
+    def __init__(self, store: DeviceStore, model: GlobalModel) -> None:
+        self._store = store
+        self._model = model
+        self._done: tuple[str, bytes, bool] | None = None
+        """Task, digest of the model that was chosen with last or has failed, and whether it is the final one."""
+
+    def advance(self, plan: RoundPlan, task: TaskRuntime) -> bool:
+        """Chooses where there is a newer model; True where the final model was kept for it.
+
+        :param plan: settled, and of this task.
+        """
+        finished = plan.phase == "finished"
+        wanted = plan.task, plan.global_digest, finished
+        if self._done == wanted or not is_linear(task.spec.model.layout) or not (finished or not task.constant_time):
+            return False
+        try:
+            if finished:
+                data = self._model.need(plan, task.spec, most_asks=MOST_ASKS)
+                if data is None:
+                    return False  # it is being fetched
+            else:
+                data = self._store.blob(plan.global_digest)
+            self._done = wanted
+            if data is not None:
+                self._choose(plan, task, np.frombuffer(data, "<f4"))
+            return finished
+        except Exception as error:  # the rounds go on without it, and so does an older head
+            self._done = wanted
+            _log.warning("no head of its own was chosen with the model of round %d: %s", plan.round, error)
+            return False
+
+    def _choose(self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray) -> None:
+        kept = self._store.own_head(plan.task)
+        if kept is not None and kept.global_digest == plan.global_digest:
+            return
+        head = own_head_of(params, task.spec.model.layout, task.data.samples())
+        self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_params=params))
+        _log.info("round %d: own head: %s", plan.round, head.choice.words)

@@ -1,0 +1,115 @@
+"""Gains beside their spread, what chance reaches, and who would be better off alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hushfleet.aggregator.results.gains import Comparison, Gain, chance, common_test, own_data, worse_than_alone
+from hushfleet.aggregator.results.report.verdict import answer, judge, own_head_answer, trade_answer, trust_answer
+from hushfleet.aggregator.results.report.words import gained
+from hushfleet.aggregator.results.result import OwnHead, Result
+from support import report_samples
+
+sample, bare = report_samples.sample, report_samples.bare
+SHARED = OwnHead(kind="shared", name="the shared head", images=12, errors=1, errors_shared=1, errors_alone=6)
+ALONE = OwnHead(kind="alone", name="a head trained alone", images=12, errors=1, errors_shared=9, errors_alone=1)
+
+
+def changed(result: Result, **details: object) -> Result:
+    return result.model_copy(update={"details": result.details.model_copy(update=details)})
+
+
+def test_the_mean_and_its_standard_error_by_hand() -> None:
+    gain = Gain.of([0.01, 0.03, 0.05])
+    assert gain == Gain(pytest.approx(0.03), pytest.approx(0.02 / math.sqrt(3)), 3)
+    assert Gain.of([]) is None
+    assert Gain.of([0.5]) == Gain(0.5, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "outcome"),
+    [
+        (0.021, 0.01, "better"),
+        (0.019, 0.01, "close"),
+        (-0.019, 0.01, "close"),
+        (-0.021, 0.01, "worse"),
+        (0.3, None, "close"),
+        (0.0004, 0.0, "close"),
+        (0.0006, 0.0, "better"),
+    ],
+)
+def test_two_standard_errors_are_sure(mean: float, error: float | None, outcome: str) -> None:
+    assert Gain(mean, error).outcome == outcome
+
+
+def test_in_words() -> None:
+    assert gained(Gain(0.0321, 0.0042, 9)) == "+3.2 ± 0.4 points"
+    assert gained(Gain(-0.01)) == "\N{MINUS SIGN}1.0 points"
+    assert gained(None) == "not measured"
+
+
+def test_a_gain_within_its_spread_is_never_said_to_beat_anything() -> None:
+    result = changed(sample(4), local_only_common=[0.4, 1.0, 0.4, 1.0])
+    assert judge(result).common.gain == Gain(pytest.approx(0.05), pytest.approx(0.1 * math.sqrt(3)), 4)
+    told = answer(result, judge(result))
+    assert told.startswith("Federating is too close to training alone to call: +5.0 ± 17.3 points on the common test")
+    assert "it beats training alone: +2.0 ± 0.0 points on each device's own kind of data" in told
+    assert "± one standard error over 4 devices, with one seed" in told
+    assert "too close to call" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
+
+
+def test_one_device_has_no_spread() -> None:
+    result = sample(1)
+    told = answer(result, judge(result))
+    assert "too close to training alone to call: +5.0 points" in told
+    assert "no spread to compare with" in told
+
+
+def test_chance_is_the_commonest_class() -> None:
+    result = changed(sample(2), label_counts=[[8, 2, 0], [1, 1, 8]])
+    assert chance(result) == (pytest.approx(9 / 20), pytest.approx(0.8))
+    assert chance(changed(sample(2), label_counts=[])) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert chance(bare(sample(2))) == (None, None)
+
+
+def test_what_guessing_reaches_is_said_to_be_no_better_than_chance() -> None:
+    result = changed(sample(2, own=0.4, alone=0.3), label_counts=[[8, 2, 0], [8, 2, 0]])
+    told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "40.0 % on the common test set is no better than chance" in told
+    assert "naming the commonest class reaches 80.0 %" in told
+    assert "devices' own data is no better" not in told
+
+
+def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> None:
+    result = changed(sample(2), own_heads=[SHARED, ALONE], local_test_images=[100, 100])
+    assert common_test(result).federated == 0.6
+    assert common_test(result).gains == pytest.approx((-0.1, -0.1))
+    assert [name for name, _ in judge(result).rows] == [
+        "shared head, common test", "chosen heads, own data", "chosen heads, common test",
+    ]  # fmt: skip
+    told = own_head_answer(result)
+    assert "the devices keep: the shared head (1), a head trained alone (1)." in told
+    assert "none of 2 devices are worse than alone" in told
+    assert own_head_answer(sample(2)) == ""
+
+
+def test_worse_is_by_more_than_the_own_tests_standard_error() -> None:
+    own = [0.80, 0.80, 0.50, None]  # alone 0.88: sqrt(0.88 * 0.12 / 100) is 0.03
+    result = changed(sample(4), accuracy_own_local=[own] * 3, local_test_images=[100, 3, 3, 100])
+    assert worse_than_alone(result) == (2, 3)
+    assert worse_than_alone(sample(2)) is None
+
+
+def test_means_are_the_results_own() -> None:
+    assert own_data(sample(3)) == Comparison(0.9, 0.88, pytest.approx((0.02, 0.02, 0.02)))
+    assert common_test(bare(sample(3))).gain is None
+
+
+@pytest.mark.parametrize(
+    ("accounting", "told"), [("strict", "local:"), ("secure", "secure-sum:"), ("as-published", "as-published:")]
+)
+def test_trust_has_one_name(accounting: str, told: str) -> None:
+    assert f"Trust model {told}" in trust_answer(sample().model_copy(update={"accounting": accounting, "trust": None}))

@@ -1,0 +1,154 @@
+"""A device in the field chooses its own head for each new model, fetches the final one, and tells nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hushfleet.config.spec import BlobRef
+from hushfleet.edge_client import own_head
+from hushfleet.edge_client.__main__ import main
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.net.download import LONGEST_WAIT_S
+from hushfleet.models import get_model
+from hushfleet.models.export import export_graphs
+from support.edge import DEVICE, Bench, Package
+
+MakeBench = Callable[..., Bench]
+TASK = "digits-test"
+
+
+@pytest.fixture(scope="session")
+def linear(package: Package, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    model = get_model("linear", input_shape=(1, 8, 8))
+    graphs = export_graphs(model, cache_dir=tmp_path_factory.mktemp("linear"))
+    spec = replace(
+        package.spec.model,
+        name="linear",
+        layout=model.layout,
+        gradient=BlobRef.of(graphs.gradient),
+        inference=BlobRef.of(graphs.inference),
+        dropout=(),
+    )
+    blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
+    return replace(package, blobs=blobs, initial=model.init(7)).with_spec(model=spec)
+
+
+@pytest.fixture
+def field(config: DeviceConfig) -> DeviceConfig:
+    return replace(config, simulation=None)
+
+
+@pytest.fixture
+def bench(make_bench: MakeBench, linear: Package, field: DeviceConfig) -> Bench:
+    return make_bench(package=linear, config=field)
+
+
+def take_part(bench: Bench) -> None:
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.steps(5)
+
+
+def finish(bench: Bench, seed: int = 3) -> bytes:
+    """The task ends with another model; its digest."""
+    noise = np.random.default_rng(seed).normal(size=bench.server.global_params.shape)
+    bench.server.global_params = noise.astype(np.float32)
+    return bench.server.open_round(5, phase="finished").global_digest
+
+
+def kept(bench: Bench) -> bytes | None:
+    head = bench.store.own_head(TASK)
+    return None if head is None else head.global_digest
+
+
+def test_a_head_for_each_round_and_one_for_the_final_model(bench: Bench) -> None:
+    take_part(bench)
+    assert kept(bench) == bench.store.global_digest
+    sent = (len(bench.server.updates), len(bench.server.offers), len(bench.server.declines))
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+    assert bench.store.global_digest == final
+    assert bench.store.blob(final) is not None
+    assert sent == (len(bench.server.updates), len(bench.server.offers), len(bench.server.declines))
+
+
+def test_who_was_in_no_round_has_a_head_too(bench: Bench) -> None:
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+    assert bench.store.ledger.entries() == []
+
+
+def test_it_is_chosen_once_also_after_a_restart(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = own_head.own_head_of
+    monkeypatch.setattr(own_head, "own_head_of", lambda *given: calls.append(1) or real(*given))
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+    bench.restart()
+    bench.server.announce()
+    bench.steps(100)
+    assert len(calls) == 1
+
+
+def test_a_final_model_that_does_not_come_leaves_the_older_head(bench: Bench) -> None:
+    take_part(bench)
+    before = kept(bench)
+    bench.server.serves = False
+    finish(bench)
+    for _ in range(10):
+        bench.steps(5)
+        bench.clock.now += LONGEST_WAIT_S
+    assert kept(bench) == before is not None
+    assert bench.agent.blobs.fetch is None, "it is not asked for without end"
+
+
+def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(own_head, "own_head_of", fails)
+    take_part(bench)
+    bench.server.open_round(2, cohort={DEVICE: bench.store.load_state(TASK).public.digest()})
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert kept(bench) is None
+
+
+def test_a_simulated_device_leaves_it_to_the_simulator(
+    make_bench: MakeBench, linear: Package, config: DeviceConfig
+) -> None:
+    bench = make_bench(package=linear, config=config)
+    finish(bench)
+    bench.steps()
+    assert (kept(bench), bench.server.wants[3:]) == (None, [])
+
+
+def test_status_and_predict_say_which(
+    bench: Bench, field: DeviceConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_part(bench)
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+    path, image = tmp_path / "device.toml", tmp_path / "image.png"
+    path.write_text(
+        f'[device]\nid = "{DEVICE}"\nfederation = "test"\nstate_dir = "state"\n[broker]\nurl = "mqtt://127.0.0.1:9"\n'
+        '[data]\nkind = "arrays"\npath = "train.npz"\n[limits]\nepsilon_server = 1000.0\n'
+    )
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (8, 8), np.uint8)).save(image)
+    words = bench.store.own_head(TASK).choice.words
+    assert main(["status", str(path)]) == 0
+    assert f"{TASK}: {words}" in capsys.readouterr().out
+    assert main(["status", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["own_head"]
+    assert (told["task"], told["images"]) == (TASK, 48)
+    assert main(["predict", str(path), str(image), "--json", "--top", "10"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["model"] == words
+    assert sum(told["classes"].values()) == pytest.approx(1)
