@@ -162,8 +162,8 @@ def _status(options: argparse.Namespace) -> int:
         total, noised = ledger.epsilon_server(delta=delta), ledger.epsilon_noised(delta=delta)
         raw, unit, key = ledger.raw_values(), ledger.unit(), store.identity.public_key.hex()
         stopped, waiting = store.stopped_because, store.waiting()
+        head = store.own_head()
         trust, of_task = _trust(store)
-        heads = {task: head.choice for task in rounds if (head := store.own_head(task)) is not None}
     if options.json:
         report = {
             "device": config.device.id,
@@ -180,7 +180,7 @@ def _status(options: argparse.Namespace) -> int:
             "tasks": [
                 {"task": task, "rounds": rounds[task], "epsilon_server": _json_number(spent[task])} for task in spent
             ],
-            "own_heads": {task: to_plain(choice) for task, choice in heads.items()},
+            "own_head": head and {"task": head.task, **to_plain(head.choice)},
             "waiting": [{"task": task, "round": number} for task, number in waiting],
         }
         print(json.dumps(report))
@@ -193,8 +193,8 @@ def _status(options: argparse.Namespace) -> int:
         print(f"infinite   without noise have left: {', '.join(raw)}; the noised values alone: {noised:.3f}")
     for task in spent:
         print(f"task       {task}: {rounds[task]} rounds, epsilon_server {spent[task]:.3f}")
-    for task, choice in heads.items():
-        print(f"own head   {task}: {choice.words}; it never leaves the device")
+    if head is not None:
+        print(f"own head   {head.task}: {head.choice.words}; it never leaves the device")
     if stopped is not None:
         print(f"stopped    {stopped}")
     for task, number in waiting:

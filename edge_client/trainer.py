@@ -162,7 +162,7 @@ class Trainer:
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
 
-        Raises `BadInput` for a task, plan or roster that give none.
+        Raises `BadInput` for a task, plan or roster that give none, or too few honest devices.
         """
         if self._secure is None or self._secure[0] is not plan:
             spec = self.spec.privacy.secure

@@ -16,6 +16,7 @@ from rich.markup import escape
 from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
+from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.methods import allow_file
@@ -112,6 +113,7 @@ def run_and_show(
     """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130."""
     with console.status("loading data, exporting and checking the model's graphs"):
         simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
+    _warn(simulation, console)
     try:
         result = run(simulation, options, console=console)
     except KeyboardInterrupt:
@@ -119,6 +121,16 @@ def run_and_show(
     console.print(summary_table(result))
     console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
     return result
+
+
+def _warn(simulation: Simulation, console: Console) -> None:
+    """Says so where a run of this size would not pay."""
+    devices = simulation.fleet.devices
+    images = max(1, round(sum(len(each.train) for each in devices) / len(devices)))
+    classes = len(simulation.prepared.spec.model.class_names)
+    advice = worth_it(simulation.task, classes=classes, images=images)
+    if advice is not None and advice.warning is not None:
+        console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
 
 
 def open_simulation(

@@ -83,16 +83,18 @@ def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
     if not alone:
         return result
     baseline = {one.device: one for one in alone}
-    common = [baseline[name].accuracy_common for name in result.details.devices]
-    local = [baseline[name].accuracy_local for name in result.details.devices]
-    details = {
-        "local_only_common": common,
-        "local_only_local": [None if math.isnan(value) else value for value in local],
-    }
+    rows = [baseline[name] for name in result.details.devices]
+    common, local = ([_measured(value) for value in each] for each in zip(*(row[1:3] for row in rows), strict=True))
+    details = {"local_only_common": common, "local_only_local": local}
     local_only = LocalOnly(accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=alone[0].way)
     return result.model_copy(
         update={"local_only": local_only, "details": result.details.model_copy(update=details)},
     )
+
+
+def _measured(accuracy: float) -> float | None:
+    """A device may have no images, or no test images of its own."""
+    return None if math.isnan(accuracy) else accuracy
 
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.devices_file import read_devices
@@ -22,6 +23,7 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.report import write_report
@@ -96,6 +98,9 @@ def register(app: typer.Typer) -> None:
             policy = _enrolment(store, known, listed, closed=closed, console=console)
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
+            advice = worth_it(task, classes=len(prepared.spec.model.class_names))
+            if advice is not None and advice.warning is not None:
+                console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
             key_path = identity or default_path(federation)
             key = load_or_create(key_path)

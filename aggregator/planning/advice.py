@@ -12,7 +12,8 @@ from hushfleet.aggregator.config.task import LEAST_SHARE, Task
 from hushfleet.aggregator.planning.gain_table import Estimate, gain_table
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal
-from hushfleet.secure.honest import honest_in_sum
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.secure.committee import least_honest
 
 WORTH = 0.01
 """A gain below a point is not worth an epsilon."""
@@ -50,7 +51,15 @@ class Question:
     @property
     def honest_devices(self) -> int:
         """Of how many devices the noise of a sum is counted on. Raises `BadInput` where there are none."""
-        return honest_in_sum(self.least_devices, self.devices, honest_fraction=self.honest_fraction)
+        honest = least_honest(
+            self.least_devices, devices=self.devices, honest_fraction=self.honest_fraction, drawn=self.devices
+        )
+        if honest == 0:
+            raise BadInput(
+                f"a sum of {self.least_devices} of {self.devices} devices, of which "
+                f"{self.honest_fraction:g} is honest, may have no honest one: more devices are needed, or more trust"
+            )
+        return honest
 
     @property
     def counted(self) -> float:
@@ -96,6 +105,11 @@ class Advice:
             return f"It does not pay: {fleet}: about {gain}; keep the images on the boards and train there"
         return f"Too close to call: {fleet}: about {gain}, give or take {100 * 2 * found.spread:.1f}"
 
+    @property
+    def warning(self) -> str | None:
+        """One line for who starts such a run; None where it pays."""
+        return None if self.answer == "yes" else f"{self.in_words}. See: hushfleet plan --help"
+
     def least_devices(self) -> int | None:
         """The smallest fleet from which on the answer is yes at this epsilon; None: none up to 100,000."""
         sizes = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
@@ -120,7 +134,7 @@ class Advice:
         return first
 
 
-def worth_it(task: Task, *, images: int | None = None) -> Advice | None:
+def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice | None:
     """The advice on a task of method `hush`; None for others, and for those without noise, which nobody has measured.
 
     :param images: training images a device; None: nobody knows, and 20 are taken.
@@ -128,14 +142,13 @@ def worth_it(task: Task, *, images: int | None = None) -> Advice | None:
     privacy = task.privacy
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates:
         return None
-    spec = task.privacy_spec()
-    epsilon = privacy.epsilon or _epsilon(spec.noise_multiplier, task.round.rounds, task.delta)
+    spent = [Step(task.privacy_spec().noise_multiplier, 1.0, task.round.rounds)]
     return Advice.on(
         Question(
             devices=task.cohort_size,
             images=images or USUAL_IMAGES,
-            classes=len(task.data.class_names) or 10,
-            epsilon=epsilon,
+            classes=classes,
+            epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
             delta=task.delta,
             features=getattr(task.model, "features", None) or "scattering",
             honest_fraction=privacy.honest_fraction if privacy.accounting == "secure" else 1.0,
@@ -143,9 +156,3 @@ def worth_it(task: Task, *, images: int | None = None) -> Advice | None:
             local=privacy.accounting == "strict",
         )
     )
-
-
-def _epsilon(multiplier: float, rounds: int, delta: float) -> float:
-    from hushfleet.privacy.accounting.epsilon import Step, epsilon
-
-    return epsilon([Step(multiplier, 1.0, rounds)], delta=delta)

@@ -115,7 +115,7 @@ class GainTable:
                 curve = self._curves[features, alike, of_classes, of_images]
                 total += share * part * curve.at(signal)
                 near.append(curve.name)
-                if not curve.signals[0] <= signal <= curve.signals[-1]:
+                if not curve.signals[0] * 0.999 <= signal <= curve.signals[-1] * 1.001:
                     outside.append(
                         f"the signal {signal:.3g} is outside of {curve.signals[0]:.3g} to {curve.signals[-1]:.3g}"
                     )

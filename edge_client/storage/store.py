@@ -200,14 +200,14 @@ class DeviceStore:
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
-    def own_head(self, task: str) -> KeptHead | None:
-        """The head that was chosen last, if it is of this task. Raises `StoreError`."""
+    def own_head(self, task: str | None = None) -> KeptHead | None:
+        """The head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
         data = self._fact("own_head")
         if data is None:
             return None
         with self._whole("own head"):
             kept = unpack(KeptHead, data, what="the own head")
-        return kept if kept.task == task else None
+        return kept if task in (None, kept.task) else None
 
     def keep_own_head(self, head: KeptHead) -> None:
         self._set_facts("keep the own head", own_head=pack(head))

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hushfleet.config.schema import Checked, Count
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.model.params import ParamLayout
 from hushfleet.model.softmax import fit, log_softmax, rotated
 
@@ -113,7 +113,7 @@ def is_linear(layout: ParamLayout) -> bool:
     return layout.names == (WEIGHT, PRIOR)
 
 
-def own_head_of(params: np.ndarray, layout: ParamLayout, samples: Samples) -> OwnHead:
+def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSamples) -> OwnHead:
     """The head that a device keeps, by its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
@@ -189,4 +189,5 @@ def _words(scale: float, with_prior: bool) -> str:
 def log_prior(labels: np.ndarray, classes: int) -> np.ndarray:
     """The log of the share of each class, one image added to each: float32 `[C]`."""
     counts = np.bincount(labels, minlength=classes) + 1.0
-    return np.log(counts / counts.sum()).astype(np.float32)
+    logs: np.ndarray = np.log(counts / counts.sum()).astype(np.float32)
+    return logs

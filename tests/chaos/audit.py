@@ -129,7 +129,8 @@ def check_outboxes(simulation: Simulation, devices: Collection[str]) -> list[str
 
 
 def check_tap(simulation: Simulation, tap: Tap, *, devices: Collection[str] | None = None) -> list[str]:
-    """Whatever left a device was charged before, and of each round only one noising ever left.
+    """Whatever left a device was charged before, and of each round only one noising ever left, and answers for one
+    set of devices.
 
     :param devices: those that are honest; all by default. What others said in their names does not count.
     """
@@ -149,6 +150,10 @@ def check_tap(simulation: Simulation, tap: Tap, *, devices: Collection[str] | No
         for digest, offer in tap.offered(name, key).items():
             if digest not in charged[offer.round]:
                 wrong.append(f"{name} offered an update of round {offer.round} that its ledger does not have")
+    sets: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
+    for answer in tap.answers:
+        sets[answer.device, answer.round].add(answer.included)
+    wrong += [f"{name} answered for {len(seen)} sets in round {r}" for (name, r), seen in sets.items() if len(seen) > 1]
     wrong += [f"{name} sent {len(seen)} noisings of round {r}" for (name, r), seen in payloads.items() if len(seen) > 1]
     return wrong
 
@@ -174,7 +179,7 @@ def _rounds(simulation: Simulation) -> list[int]:
 
 
 def _charged(store: DeviceStore, simulation: Simulation) -> defaultdict[int, set[bytes]]:
-    """Round -> SHA-256 of the update that is charged, in both forms in which it may leave."""
+    """Round -> SHA-256 of the update that is charged, in both forms in which it may leave, and of a member's answer."""
     task = simulation.prepared.spec.task
     charged: defaultdict[int, set[bytes]] = defaultdict(set)
     for entry in store.ledger.entries(task):
@@ -182,6 +187,9 @@ def _charged(store: DeviceStore, simulation: Simulation) -> defaultdict[int, set
         charged[entry.round] = {entry.payload_digest}
         if held is not None and held.digest == entry.payload_digest and held.attached_digest:
             charged[entry.round].add(held.attached_digest)
+    for r in _rounds(simulation):
+        if answer := store.answers.of(task, r):
+            charged[r].add(answer.digest)
     return charged
 
 

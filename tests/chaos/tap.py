@@ -12,6 +12,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from hushfleet.errors import HushfleetError, WireError
+from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.simulator.engines.live.engine import FEDERATION
 from hushfleet.wire.format.chunks import Assembler, parse_frame
 from hushfleet.wire.format.messages import Offer, decode_message
@@ -81,6 +82,18 @@ class Transfer:
     data: bytes
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A committee member's answer that passed the broker, whole.
+
+    :param included: digest of the set of devices that it is for.
+    """
+
+    device: str
+    round: int
+    included: bytes
+
+
 class Tap(Listener):
     """After a restart of the broker it must be attached before devices come back, so as to miss nothing.
 
@@ -91,6 +104,7 @@ class Tap(Listener):
         topics = Topics(FEDERATION)
         super().__init__("tap", [topics.all_chunks, topics.all_msgs])
         self.transfers: list[Transfer] = []
+        self.answers: list[Answered] = []
         self.errors: list[tuple[str, bytes, Exception]] = []
         self._is_forged = is_forged
         self._open: dict[tuple[str, bytes], Assembler] = {}
@@ -142,6 +156,10 @@ class Tap(Listener):
         assembler.add(chunk)
         if assembler.complete:
             blob = self._open.pop(key).blob()
+            if is_answer(blob):
+                answer = read_answer_header(blob)
+                self.answers.append(Answered(answer.device, answer.round, answer.included))
+                return
             header = read_header(blob)
             transfer = Transfer(device, header.device, header.round, chunk.digest, payload_digest(blob), blob)
             self.transfers.append(transfer)

@@ -146,7 +146,8 @@ def test_status_and_predict_say_which(
     assert main(["status", str(path)]) == 0
     assert f"{TASK}: {words}" in capsys.readouterr().out
     assert main(["status", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["own_heads"][TASK]["images"] == 48
+    told = json.loads(capsys.readouterr().out)["own_head"]
+    assert (told["task"], told["images"]) == (TASK, 48)
     assert main(["predict", str(path), str(image), "--json", "--top", "10"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["model"] == words

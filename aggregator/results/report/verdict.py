@@ -159,8 +159,8 @@ def own_head_answer(result: Result) -> str:
         "mean": "the mean of the shared head and one trained alone",
         "alone": "a head trained alone",
     }
-    keep = ", ".join(f"{kinds[kind]} {name}" for kind, name in names.items() if kinds[kind])
-    text = f"By cross-validation on their own images, which costs no privacy, {keep}."
+    kept = ", ".join(f"{names[kind]} ({count})" for kind, count in kinds.most_common())
+    text = f"By cross-validation on their own images, which costs no privacy, the devices keep: {kept}."
     found = worse_than_alone(result)
     if found is not None:
         worse, of = found

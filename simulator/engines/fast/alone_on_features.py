@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.model.own_head import PENALTIES_ALONE
 from hushfleet.model.softmax import fit, rotated
 
@@ -20,7 +20,7 @@ Accuracies = dict[str, float]
 _BATCH = 256
 
 
-def tested_alone(train: Samples, tests: Sequence[Samples], *, classes: int) -> list[Accuracies]:
+def tested_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Accuracies]:
     """Trains one device alone, in each of the ways, and tests it on each of `tests`.
 
     :param train: the device's features, as `[m, F, 1, 1]` or any such shape.
@@ -60,7 +60,7 @@ def _ways() -> list[str]:
     return [*fits, "nearest neighbour", "nearest class mean"]
 
 
-def _features(samples: Samples) -> np.ndarray:
+def _features(samples: LabelledSamples) -> np.ndarray:
     return samples.x.reshape(len(samples), -1)
 
 

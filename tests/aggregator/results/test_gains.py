@@ -91,7 +91,7 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
         "shared head, common test", "chosen heads, own data", "chosen heads, common test",
     ]  # fmt: skip
     told = own_head_answer(result)
-    assert "1 the shared head, 1 a head trained alone" in told
+    assert "the devices keep: the shared head (1), a head trained alone (1)." in told
     assert "none of 2 devices are worse than alone" in told
     assert own_head_answer(sample(2)) == ""
 

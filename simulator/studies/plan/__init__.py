@@ -1,0 +1,1 @@
+"""`hushfleet plan`: will it pay, and what would it take."""

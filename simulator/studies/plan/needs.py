@@ -1,0 +1,125 @@
+"""What a fleet of method `hush` takes: rounds, noise, bytes and time, by formulas: nothing is built to know."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hushfleet.aggregator.planning.advice import Question
+from hushfleet.aggregator.planning.gain_table import gain_table
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles import Board
+from hushfleet.methods.hush_rule import rule
+from hushfleet.privacy.accounting.epsilon import epsilon, noise_multiplier_for
+from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.ring import least_bits
+from hushfleet.secure.committee import committee_rule
+from hushfleet.secure.field import PRIMES
+
+HEADER_BYTES = 400  # signature, header and messages around an update or an answer
+ROSTER_BYTES = 48  # a device in the roster: its name and its key
+DIFFERENCE_BITS = 3.2  # a value of a coded change of the global model, at half a standard deviation of its noise
+ROUND_S = 0.05
+"""CPU seconds of one core of generic-x86 for the rest of a round: five steps on the head, noise, masks, store. Rounded
+up: without masks it is 2 ms."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What it takes; bytes are of one device.
+
+    :param noise_multiplier: of a sum, over the honest devices.
+    :param share_std: of the noise that one device adds, in clip norms.
+    :param bits: of a value on the wire; 0: the update is not masked.
+    :param up: bytes of a masked update, a round.
+    :param answer: of a committee member's answer, in rounds in which the device is one.
+    :param down: of the global model, a round.
+    :param once: of the feature extractor, the roster and the task package.
+    :param epsilon_exchange: for exchanging a device's data for others, where epsilon is for adding or removing it.
+    """
+
+    rounds: int
+    clip_norm: float
+    noise_multiplier: float
+    share_std: float
+    epsilon_exchange: float
+    values: int
+    bits: int
+    members: int
+    up: float
+    answer: float
+    down: float
+    once: float
+
+    @property
+    def total_up(self) -> float:
+        return self.rounds * (self.up + self.answer)
+
+    @property
+    def total_down(self) -> float:
+        return self.rounds * self.down + self.once
+
+
+def needs(asked: Question) -> Needs:
+    """Raises `BadInput` or `PrivacyError` where no secure sum can be made of so few devices."""
+    steps = rule(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
+    multiplier = noise_multiplier_for(epsilon=asked.epsilon, delta=asked.delta, steps=steps.rounds)
+    count = asked.classes * feature_figures(asked.features)["count"]
+    values = int(count)
+    bits, members, up, answer, honest = 0, 0, values * 3.06 / 8, 0.0, 1
+    if not asked.local:
+        honest = asked.honest_devices
+        bits = least_bits(
+            PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=asked.devices, size=values
+        )
+        committee = committee_rule(asked.devices, honest_fraction=asked.honest_fraction)
+        if committee.packed < 1:
+            raise BadInput(
+                f"no committee of {asked.devices} devices can open a sum if a share of {asked.honest_fraction:g} is "
+                "honest; a larger fleet, or one that is trusted more, can"
+            )
+        width, members = committee.width(values), committee.members
+        up = (values + committee.may_miss * width) * bits / 8
+        answer = members / asked.devices * (width * bits / 8 + HEADER_BYTES)
+    exchanged = epsilon([Step(multiplier, 1.0, steps.rounds)], delta=asked.delta, adjacency="exchange")
+    return Needs(
+        rounds=steps.rounds,
+        clip_norm=steps.clip_norm,
+        noise_multiplier=multiplier,
+        share_std=multiplier / math.sqrt(honest),
+        epsilon_exchange=exchanged,
+        values=values,
+        bits=bits,
+        members=members,
+        up=up + HEADER_BYTES,
+        answer=answer,
+        down=values * DIFFERENCE_BITS / 8 + HEADER_BYTES,
+        once=feature_figures(asked.features)["graph_bytes"] + ROSTER_BYTES * asked.devices + 4 * values,
+    )
+
+
+@dataclass(frozen=True)
+class BoardTimes:
+    """Seconds that a board works: the features of its images, once, and each round with its transfers."""
+
+    board: str
+    features_s: float
+    round_s: float
+
+    @classmethod
+    def of(cls, board: Board, asked: Question, needed: Needs) -> BoardTimes:
+        speed = float(board.relative_cpu_speed)
+        up_s = (needed.up + needed.answer) * 8e-6 / float(board.network_up_mbit_s)
+        down_s = needed.down * 8e-6 / float(board.network_down_mbit_s)
+        waits_s = 8 * float(board.network_latency_ms) / 1000  # plan, ask and known, want, offer, ack
+        return cls(
+            board.name,
+            asked.images * feature_figures(asked.features)["image_s"] / speed,
+            ROUND_S / speed + up_s + down_s + waits_s,
+        )
+
+
+def feature_figures(features: str) -> dict[str, float]:
+    """Measured by `benchmarks/private_gain.py`; of features that were not measured, scattering's."""
+    known = gain_table().features
+    return dict(known.get(features, known["scattering"]))

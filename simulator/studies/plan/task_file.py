@@ -1,0 +1,43 @@
+"""The task file that a plan ends in."""
+
+from __future__ import annotations
+
+from hushfleet.aggregator.planning.advice import Question
+from hushfleet.simulator.studies.plan.needs import Needs
+
+
+def task_text(asked: Question, needed: Needs) -> str:
+    """A task for boards with class folders; the classes' names are left to fill in."""
+    side = 8 if asked.features == "filters" else 28
+    names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
+    accounting = "strict" if asked.local else "secure"
+    honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
+    least = "" if asked.local else f"\nmin_updates = {asked.least_devices}"
+    return f"""# Made by `hushfleet plan` for {asked.devices} devices with {asked.images} images each.
+name = "planned"
+
+[model]
+name = "linear"
+features = "{asked.features}"
+
+[method]
+name = "hush"
+
+[privacy]
+accounting = "{accounting}"
+{honest}epsilon = {asked.epsilon:g}
+delta = {asked.delta:g}
+clip_norm = {needed.clip_norm:g}
+
+[data]
+name = "folder"
+# The names of the boards' class folders.
+class_names = [{names}]
+# Channels (1 grey, 3 colour), height, width; images of any size are resized to it.
+input_shape = [1, {side}, {side}]
+devices = {asked.devices}
+
+[round]
+rounds = {needed.rounds}{least}
+deadline_s = 3600.0
+"""

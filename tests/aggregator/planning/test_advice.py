@@ -1,0 +1,157 @@
+"""Will it pay? The table that ships, what lies between its cells, and the words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.planning.advice import Advice, Question, worth_it
+from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
+from hushfleet.errors import BadInput
+from hushfleet.methods.hush_rule import signal
+
+
+def table_of(*fleets: dict[str, Any]) -> GainTable:
+    return GainTable(
+        {"made_by": "a test", "date": "today", "seeds": [0], "delta": 1e-5, "features": {}, "fleets": fleets}
+    )
+
+
+def fleet(devices: int, images: int, chosen: float, *, classes: int = 10, alpha: float | None = None) -> dict[str, Any]:
+    """One epsilon: 2."""
+    point = {"epsilon": 2.0, "chosen": {"own": chosen}, "shared": {"common": chosen}, "gain_std": 0.0}
+    who = {"features": "scattering", "devices": devices, "images": images, "classes": classes, "alpha": alpha}
+    return who | {"honest": 1.0, "alone": {"own": 0.5, "common": 0.4}, "points": [point]}
+
+
+def signal_of(devices: float) -> float:
+    return signal(devices=devices, epsilon=2.0, delta=1e-5)
+
+
+def test_between_cells_is_interpolated_in_logarithms() -> None:
+    table = table_of(*(fleet(n, m, 0.1 * a) for n, m, a in ((10, 5, 2), (1000, 5, 4), (10, 20, 6), (1000, 20, 8))))
+
+    def chosen(devices: float, images: int) -> float:
+        found = table.estimate(features="scattering", signal=signal_of(devices), images=images, classes=10, alpha=None)
+        assert not found.outside
+        return found.accuracies.chosen
+
+    assert chosen(10, 5) == pytest.approx(0.2)
+    assert chosen(100, 5) == pytest.approx(0.3)
+    assert chosen(100, 10) == pytest.approx(0.5)
+    assert chosen(1000, 20) == pytest.approx(0.8)
+
+
+def test_outside_of_the_table_the_nearest_cell_is_taken_and_it_is_said() -> None:
+    table = table_of(fleet(10, 5, 0.2), fleet(1000, 5, 0.4))
+    found = table.estimate(features="scattering", signal=signal_of(5000), images=500, classes=3, alpha=0.5)
+    assert found.accuracies.chosen == pytest.approx(0.4)
+    assert len(found.outside) == 3
+    unknown = table.estimate(features="mine.onnx", signal=signal_of(100), images=5, classes=10, alpha=None)
+    assert "mine.onnx" in unknown.outside[0]
+
+
+def test_fleets_that_differ_are_judged_by_such() -> None:
+    table = table_of(fleet(10, 5, 0.2), fleet(10, 5, 0.7, alpha=0.5))
+    at = {"features": "scattering", "signal": signal_of(10), "images": 5, "classes": 10}
+    assert table.estimate(**at, alpha=0.3).accuracies.chosen == pytest.approx(0.7)
+    assert table.estimate(**at, alpha=100.0).accuracies.chosen == pytest.approx(0.2)
+
+
+def test_the_table_that_ships_has_no_cell_without_noise_or_with_too_few_seeds() -> None:
+    table = gain_table()
+    assert table.made_by == "benchmarks/private_gain.py"
+    assert len(table.seeds) >= 3
+    assert {"scattering", "filters"} <= set(table.features)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (Question(devices=100, images=20, classes=10, epsilon=2), "yes"),
+        (Question(devices=8, images=60, classes=10, epsilon=2), "no"),
+        (Question(devices=100, images=20, classes=10, epsilon=2, local=True), "no"),
+        (Question(devices=100, images=12, classes=10, epsilon=2, features="filters"), "yes"),
+        (Question(devices=30, images=20, classes=26, epsilon=2), "no"),
+    ],
+)
+def test_the_answer_on_fleets_that_were_measured(question: Question, answer: str) -> None:
+    advice = Advice.on(question)
+    assert advice.answer == answer
+    assert (advice.warning is None) == (answer == "yes")
+
+
+@given(
+    st.integers(30, 3000),
+    st.integers(3, 100),
+    st.integers(2, 40),
+    st.floats(0.3, 20),
+    st.floats(0.5, 1),
+    st.sampled_from([None, 0.3, 5.0]),
+)
+def test_any_fleet_has_an_answer(
+    devices: int, images: int, classes: int, epsilon: float, honest: float, alpha: float | None
+) -> None:
+    try:
+        advice = Advice.on(Question(devices, images, classes, epsilon, honest_fraction=honest, alpha=alpha))
+    except BadInput:  # so few honest ones that a sum may have none
+        assert honest < 0.95
+        return
+    found = advice.estimate.accuracies
+    assert all(0 <= value <= 1 for value in dataclasses.astuple(found))
+    assert str(devices) in advice.in_words
+
+
+def test_break_even_is_where_the_answer_turns() -> None:
+    advice = Advice.on(Question(devices=60, images=20, classes=10, epsilon=2))
+    least = advice.least_devices()
+    assert least is not None
+    assert Advice.on(dataclasses.replace(advice.question, devices=least)).answer == "yes"
+    fewer = dataclasses.replace(advice.question, devices=least - 1)
+    assert Advice.on(fewer).answer != "yes"
+    smallest = advice.least_epsilon()
+    assert smallest is not None
+    assert Advice.on(dataclasses.replace(advice.question, epsilon=smallest)).answer == "yes"
+
+
+def test_fewer_honest_devices_count_for_less() -> None:
+    def counted(honest: float) -> float:
+        return Question(devices=100, images=20, classes=10, epsilon=2, honest_fraction=honest).counted
+
+    assert counted(1.0) == pytest.approx(math.sqrt(100 * 90))
+    assert counted(0.9) == pytest.approx(math.sqrt(100 * 80))
+    with pytest.raises(BadInput, match="honest"):
+        counted(0.05)
+
+
+def task(**changes: Any) -> Any:
+    plain: dict[str, Any] = {
+        "name": "t",
+        "model": {"name": "linear"},
+        "method": {"name": "hush"},
+        "privacy": {"accounting": "secure", "epsilon": 2.0, "delta": 1e-5},
+        "data": {"name": "digits", "devices": 100},
+    }
+    return parse_task(plain | changes)
+
+
+def test_a_task_is_judged_as_the_same_question() -> None:
+    advice = worth_it(task(), classes=10, images=30)
+    assert advice is not None
+    assert advice.question == Question(devices=100, images=30, classes=10, epsilon=2.0)
+    noised = task(privacy={"accounting": "secure", "noise_multiplier": 8.916, "delta": 1e-5}, round={"rounds": 20})
+    found = worth_it(noised, classes=10)
+    assert found is not None
+    assert found.question.epsilon == pytest.approx(2.0, rel=1e-3)
+
+
+def test_other_methods_and_runs_without_noise_are_not_judged() -> None:
+    plain = {"name": "t", "model": {"name": "digits-cnn"}, "data": {"name": "digits", "devices": 10}}
+    assert worth_it(parse_task({**plain, "method": {"name": "dp-fedavg"}}), classes=10) is None
+    assert worth_it(task(privacy={"accounting": "strict", "noise_multiplier": 0.0}), classes=10) is None

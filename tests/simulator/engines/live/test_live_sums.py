@@ -1,0 +1,71 @@
+"""Secure sums between real processes: masks, answers and kills at every phase, and the fast engine's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import Simulation, begin
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def summed(runs: Any, short_task: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    """By the fast engine, which leaves the masks out."""
+    task = short_task(
+        method={"name": "dp-fedavg"}, privacy={"accounting": "secure", "delta": 1e-5}, round={"rounds": 2}
+    )
+    return runs.fast(begin(task, tmp_path_factory.mktemp("fast") / "run", data_dir=None))
+
+
+@pytest.fixture
+def live(summed: Simulation, tmp_path: Path) -> Simulation:
+    return begin(summed.task, tmp_path / "run", data_dir=None)
+
+
+@pytest.mark.parametrize("broker", ["mosquitto", "amqtt"])
+def test_live_ends_in_the_model_of_fast(
+    broker: str, live: Simulation, summed: Simulation, audit: Any, tap: Any, finish: Any
+) -> None:
+    fleet = LiveFleet(live, broker_kind=broker)
+    with fleet.running():
+        assert fleet.broker is not None
+        tap.attach(fleet.broker.url)
+        finish(fleet)
+    assert audit.models(live) == audit.models(summed), "to the last bit"
+    audit.check(live)
+    audit.check_tap(live, tap)
+    assert {answer.round for answer in tap.answers} == {1, 2}
+    others = {transfer.digest for transfer in tap.transfers}
+    assert len(others) == 16
+
+
+def test_kills_in_every_phase_change_no_bit(
+    live: Simulation, summed: Simulation, audit: Any, finish: Any, wait: Any
+) -> None:
+    fleet = LiveFleet(live, restarts=4)
+
+    def happened(kind: str, number: int) -> bool:
+        return any(event["round"] == number for event in audit.events(live, kind))
+
+    def logs() -> str:
+        return audit.logs(live)
+
+    with fleet.running():
+        for kind, number, victims in (
+            ("update", 1, ["aggregator", "device-1"]),
+            ("unmask", 1, ["aggregator", "device-2", "device-5"]),
+            ("unmask", 2, ["broker", "device-0"]),
+            ("answer", 2, ["aggregator"]),
+        ):
+            wait(lambda kind=kind, number=number: happened(kind, number), f"{kind} in round {number}", logs=logs)
+            for name in victims:
+                fleet.kill(name)
+            fleet.check()
+        finish(fleet)
+    assert audit.models(live) == audit.models(summed), "to the last bit"
+    audit.check(live)

@@ -1,0 +1,128 @@
+"""After the last round of a linear model: chosen heads in store, metrics, result and ONNX files; and who is alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.gains import common_test
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.data.samples import FeatureSamples
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.model.own_head import own_head_of
+from hushfleet.simulator.engines.fast.alone_on_features import best_way, tested_alone
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.local_only import train_alone
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.own_heads import choose_own_heads
+from hushfleet.simulator.results import assemble
+from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.studies.sweep import own_point, sweep_noise
+
+DEVICES, ROUNDS = 4, 2
+
+
+@pytest.fixture(scope="module")
+def run(short_task: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    task = short_task(
+        model={"name": "linear"},
+        method={"name": "dp-fedavg", "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 64, "local_epochs": 5},
+        data={"devices": DEVICES, "limit": 200, "test_fraction": 0.0, "partition": "iid"},
+        round={"rounds": ROUNDS, "min_updates": DEVICES},
+    )
+    simulation = begin(task, tmp_path_factory.mktemp("linear") / "run", data_dir=None)
+    with Workers(1) as workers, EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events)
+        choose_own_heads(simulation, workers)
+    return simulation
+
+
+def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run: Simulation) -> None:
+    spec = run.prepared.spec
+    final = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(ROUNDS)
+    for device in run.fleet.devices:
+        expected = own_head_of(final, spec.model.layout, device.train.samples)
+        with DeviceStore(run.folder.device(device.name).store, device=device.name, inspect=True) as store:
+            kept = store.own_head(spec.task)
+        assert kept is not None
+        assert kept.choice == expected.choice
+        np.testing.assert_array_equal(kept.params, expected.params)
+
+
+def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
+    with Workers(1) as workers:
+        alone = list(train_alone(run, workers))
+    result = assemble(run, engine="fast", alone=alone)
+    first, last = result.rounds
+    assert first.accuracy_own_common is None
+    assert last.accuracy_own_common is not None
+    assert last.accuracy_own_local is not None
+    assert [head.images for head in result.details.own_heads] == [len(d.train) for d in run.fleet.devices]
+    assert result.details.local_test_images == [len(d.local_test) for d in run.fleet.devices]
+    assert result.local_only.way != ""
+    assert result.local_only.accuracy_own_common > 0.5
+    gain = common_test(result).gain
+    assert gain.mean == pytest.approx(last.accuracy_global - result.local_only.accuracy_own_common)
+    point = own_point(result)
+    assert (point.noise_multiplier, point.gain_over_local_only) == (0.3, gain.mean)
+    assert point.gain_standard_error == gain.standard_error > 0
+
+
+def test_the_onnx_file_of_a_device_is_its_chosen_head(run: Simulation) -> None:
+    device, x = run.fleet.devices[0], run.fleet.common_test.take(slice(0, 40)).x
+    files = {file.stem: file for file in write_models(run)}
+    with DeviceStore(run.folder.device(device.name).store, device=device.name, inspect=True) as store:
+        params = store.own_head().params
+    (found,) = onnxruntime.InferenceSession(files[device.name]).run(["logits"], {"x": x})
+    np.testing.assert_allclose(found, run.prepared.inference(params, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_points_of_a_sweep_have_heads_too(run: Simulation) -> None:
+    with Workers(1) as workers:
+        (point,) = sweep_noise(run, workers, [1.0], list(train_alone(run, workers)))
+    assert point.accuracy_own_common is not None
+    assert point.gain_standard_error > 0
+
+
+def test_neighbours_and_class_means_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 5)).astype(np.float32), rng.integers(0, 3, 12)
+    shown, labels = rng.normal(size=(300, 5)).astype(np.float32), rng.integers(0, 3, 300)
+
+    def of(features: np.ndarray, named: np.ndarray) -> FeatureSamples:
+        return FeatureSamples(features.reshape(len(features), -1, 1, 1), named)
+
+    found, empty = tested_alone(of(x, y), [of(shown, labels), of(shown[:0], labels[:0])], classes=4)
+    nearest = [y[np.argmin(np.linalg.norm(x - each, axis=1))] for each in shown]
+    means = {label: x[y == label].mean(0) for label in set(y)}
+    by_mean = [min(means, key=lambda label, each=each: np.linalg.norm(means[label] - each)) for each in shown]
+    assert found["nearest neighbour"] == np.mean(nearest == labels)
+    assert found["nearest class mean"] == np.mean(by_mean == labels)
+    assert len(found) == 5
+    assert all(np.isnan(value) for value in empty.values())
+
+
+def test_the_best_way_is_the_fleets() -> None:
+    ways = [{f"softmax regression (penalty {p:g})": 0.1 for p in (0.01, 0.001, 0.0001)} for _ in range(2)]
+    for each, neighbour, mean in zip(ways, (0.9, 0.1), (0.4, 0.7), strict=True):
+        each |= {"nearest neighbour": neighbour, "nearest class mean": mean}
+    assert best_way(ways) == "nearest class mean"
+
+
+def test_who_has_no_images_reaches_nothing_alone() -> None:
+    none = FeatureSamples(np.zeros((0, 5, 1, 1), np.float32), np.zeros(0, np.int64))
+    (found,) = tested_alone(none, [none], classes=3)
+    assert all(np.isnan(value) for value in found.values())
+
+
+def test_another_network_leaves_no_choice(calm: Simulation, tmp_path: Path) -> None:
+    with Workers(1) as workers:
+        choose_own_heads(calm, workers)
+    assert assemble(calm, engine="fast").details.own_heads == []
