@@ -165,11 +165,11 @@ def test_with_the_unit_record_no_label_is_counted() -> None:
     ("devices", "epsilon", "expected"),
     [
         (30, 2, Steps(5, 1.0)),
-        (50, 2, Steps(12, 1.5)),
-        (100, 2, Steps(20, 2.0)),
-        (200, 2, Steps(20, 4.0)),
-        (1000, 2, Steps(20, 6.0)),
-        (100, 8, Steps(20, 4.0)),
+        (50, 2, Steps(20, 2.0)),
+        (100, 2, Steps(20, 3.0)),
+        (200, 2, Steps(20, 6.0)),
+        (1000, 2, Steps(20, 9.0)),
+        (100, 8, Steps(20, 9.0)),
     ],
 )
 def test_the_rule_follows_devices_over_noise(devices: int, epsilon: float, expected: Steps) -> None:
