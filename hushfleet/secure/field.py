@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
 from hushfleet.errors import BadInput
 
-PRIMES = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
+PRIMES: dict[Literal[16, 24, 32], int] = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
 """The field of each width in bits: the largest prime that fits; of 32 bits 2^31 - 1, so that products stay in 63."""
 _BYTES = {16: 2, 24: 3, 32: 4}
 _BLOCK = 8192  # columns at a time: what is taken of memory beside the result is a few MB
