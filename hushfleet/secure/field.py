@@ -17,12 +17,12 @@ _BLOCK = 8192  # columns at a time: what is taken of memory beside the result is
 _EXACT_TERMS = 64
 
 
-def to_bytes(values: np.ndarray, bits: int) -> bytes:
+def to_bytes(values: np.ndarray, bits: Literal[16, 24, 32]) -> bytes:
     """Values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits."""
     return values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, : _BYTES[bits]].tobytes()
 
 
-def from_bytes(data: bytes | memoryview, bits: int) -> np.ndarray:
+def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarray:
     """The inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
     if len(data) % _BYTES[bits]:
         raise BadInput(f"{len(data)} bytes are no whole number of values of {bits} bits")
