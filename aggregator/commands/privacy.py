@@ -18,11 +18,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.config.spec import Unit
+from hushfleet.aggregator.config.task import LEAST_SHARE
+from hushfleet.config.spec import TRUST, Accounting, Unit
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.accounting.epsilon import Accountant, Step, check_delta, epsilon, noise_multiplier_for
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY, GaussianMechanism
+from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.snr import snr_db
+from hushfleet.secure.committee import least_honest
+from hushfleet.secure.field import PRIMES
 
 HELP = """What a noise level costs in epsilon, or what an epsilon costs in noise: against both adversaries.
 
@@ -37,6 +41,10 @@ The noise that gives epsilon 2 to the released models, nothing divided:
 Record-level noise, 3000 batches with each record drawn with probability 1/100:
 
     hushfleet privacy --unit record --epsilon 4 --rounds 3000 --sample-rate 0.01 --delta 1e-5
+
+A hundred devices with secure sums, of which a tenth may be corrupt and another tenth missing:
+
+    hushfleet privacy --accounting secure --devices 100 --parameters 5130 --epsilon 2 --rounds 20 --delta 1e-5
 
 Epsilon is for adding or removing a unit, and beside it for exchanging one for another. `--accountant rdp` computes as
 the papers do, with Rényi's bound, which is larger.
@@ -102,6 +110,10 @@ def register(app: typer.Typer) -> None:
         unit: Annotated[Unit, typer.Option(help="What is protected.")] = "device",
         units: Annotated[int | None, typer.Option(help="How many of them there are, to judge delta by.")] = None,
         parameters: Annotated[int | None, typer.Option(help="Values sent, for the signal-to-noise ratio of one device's update.")] = None,
+        accounting: Annotated[Accounting | None, typer.Option(help="Whom a device must trust: strict (nobody), secure (sums of enough honest devices), as-published.")] = None,
+        devices: Annotated[int | None, typer.Option(help="Devices in a secure sum, where none is missing.")] = None,
+        honest_fraction: Annotated[float, typer.Option(help="Of them, at least; with secure sums.")] = 0.9,
+        min_devices: Annotated[int | None, typer.Option(help="The fewest devices of a sum that is opened; nine tenths if not given.")] = None,
         accountant: Annotated[Accountant, typer.Option(help="How epsilon is found; rdp as in the papers.")] = "exact",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False,
     ) -> None:  # fmt: skip
@@ -113,8 +125,17 @@ def register(app: typer.Typer) -> None:
             raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
         if unit == "record" and parameters is not None:
             raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
-        summed = participants if participants is not None else noise_split
+        if accounting == "strict" and noise_split != 1:
+            raise BadInput("strict noise is not divided: leave out --noise-split")
+        if (accounting == "secure") != (devices is not None):
+            raise BadInput("--accounting secure and --devices go together")
         try:
+            if devices is not None:
+                if unit == "record" or noise_split != 1 or participants is not None or sample_rate != 1:
+                    raise BadInput("of a secure sum give --devices, --honest-fraction and --min-devices alone")
+                least = min_devices if min_devices is not None else max(2, math.ceil(LEAST_SHARE * devices - 1e-9))
+                noise_split = _honest(least, devices, honest_fraction)
+            summed = participants if participants is not None else noise_split
             if noise_multiplier is None:
                 total = noise_multiplier_for(
                     epsilon=target or 0.0,
@@ -128,14 +149,27 @@ def register(app: typer.Typer) -> None:
             mechanism, record = GaussianMechanism(noise_multiplier, noise_split=noise_split), unit == "record"
             release = noise_multiplier if record else mechanism.multiplier_release(summed)
             own, rate = "its own updates: server, broker, wire", sample_rate if record else 1.0
+            seen = release if devices is not None else mechanism.multiplier_server
+            if devices is not None:
+                own = "sums, and what the corrupt devices know"
             view = partial(_view, unit=unit, rounds=rounds, delta=delta, accountant=accountant)
             both = (
-                view("server", own, mechanism.multiplier_server, rate),
+                view("server", own, seen, rate),
                 view("release", "released models only", release, sample_rate),
             )
             judged = units if units is not None else (summed if summed > 1 else None)
             notes = [] if judged is None else check_delta(delta, judged, as_published=True)
-            if parameters is not None:
+            sums = None
+            if devices is not None:
+                if parameters is None:
+                    raise BadInput("how many bits a value takes depends on how many there are: give --parameters")
+                sums = _sums(noise_multiplier, noise_split, devices, parameters)
+                notes.append(
+                    f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "
+                    f"{sums['steps']:.1f} steps in a clip norm, noise of {sums['noise']:.1f} steps in the sum and "
+                    f"{sums['part']:.1f} from each device; rounding costs {100 * sums['extra']:.2f} % of noise"
+                )
+            elif parameters is not None:
                 ratio = snr_db(1.0, both[0].noise_multiplier, parameters)
                 notes.append(f"signal-to-noise ratio of one device's {parameters} values: {ratio:.1f} dB at most")
         except PrivacyError as error:
@@ -151,11 +185,42 @@ def register(app: typer.Typer) -> None:
             "sample_rate": sample_rate,
             "noise_split": noise_split,
             "participants": summed,
+            "trust": None if accounting is None else TRUST[accounting],
+            "sums": sums,
         }
         if as_json:
             _print_json(facts, both, notes)
         else:
             _print_table(facts, both, notes)
+
+
+def _honest(least: int, devices: int, honest_fraction: float) -> int:
+    if not (2 <= least <= devices and 0 < honest_fraction <= 1):
+        raise BadInput(
+            f"a sum has 2 devices or more, and an honest fraction lies in (0, 1]; got {least} of {devices} devices and "
+            f"{honest_fraction:g}"
+        )
+    honest = least_honest(least, devices=devices, honest_fraction=honest_fraction, drawn=devices)
+    if honest == 0:
+        raise BadInput(f"of the fewest {least} devices of a sum perhaps none is honest: nothing can be promised")
+    return honest
+
+
+def _sums(multiplier: float, honest: int, devices: int, size: int) -> dict[str, float]:
+    """Of the ring that a task with these numbers has; lengths in its steps."""
+    bits = least_bits(PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size)
+    scale = scale_for(
+        prime=PRIMES[bits], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size
+    )
+    noise = math.sqrt(scale.variance)
+    return {
+        "bits": bits,
+        "steps": scale.steps,
+        "noise": noise,
+        "part": noise / math.sqrt(honest),
+        "inflation": scale.inflation,
+        "extra": scale.extra,
+    }
 
 
 def _print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
@@ -179,6 +244,8 @@ def _print_table(facts: dict[str, Any], both: tuple[View, View], notes: list[str
         if view.epsilon_exchange is not None and view.meaning_exchange is not None:
             console.print(f"  exchange {view.epsilon_exchange:.4g}: {escape(view.meaning_exchange)}")
     console.print(f"noise multiplier {facts['noise_multiplier']:.6g}; accountant: {facts['accountant']}")
+    if facts["trust"] is not None:
+        console.print(f"trust: {facts['trust']}")
     console.print(f"adjacency: {escape(facts['adjacency'])}; exchange: one of them for another")
     for note in notes:
         console.print(f"[yellow]note:[/] {escape(note)}")

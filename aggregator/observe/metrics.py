@@ -20,7 +20,7 @@ class RoundSummary:
     """A closed round.
 
     :param participants: devices whose updates went into the global model; 0 where too few came.
-    :param uplink_bytes: update blobs of the accepted devices together.
+    :param uplink_bytes: update blobs of the accepted devices together, and the answers of a committee.
     :param downlink_bytes: what they had to fetch of the global model together, see `downlink.download_bytes`.
     :param snr_db: signal over noise of all that was sent, pooled; None without noise or visible signal.
     :param wall_s: from opening to closing.
@@ -28,6 +28,8 @@ class RoundSummary:
     :param eq20_bytes: uplink by Eq. (20) of FedGLP-ADP: 32 bits a shared parameter, one a parameter for the mask.
     :param float32_bytes: uplink of plain FedAvg: four bytes a parameter and device.
     :param sample_rate: of the round's charge, 1 with the unit `device`; likewise `steps`.
+    :param committee: of a secure sum: how many members it had, 0 elsewhere; `answers`: how many of them answered, with
+        `answer_bytes` together.
     """
 
     round: int
@@ -44,6 +46,9 @@ class RoundSummary:
     float32_bytes: int
     sample_rate: float = 1.0
     steps: int = 1
+    committee: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

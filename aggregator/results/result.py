@@ -93,7 +93,11 @@ class ModelInfo(_Record):
 
 
 class RoundRow(_Record):
-    """One round. The three accuracies are means over devices, defined in `docs/result.md`."""
+    """One round. The three accuracies are means over devices, defined in `docs/result.md`.
+
+    :param committee: of a secure sum: how many members it had; `answers`: how many of them answered.
+    :param answer_bytes: of these answers together, a part of `uplink_bytes`.
+    """
 
     round: Count
     participants: Count
@@ -105,6 +109,9 @@ class RoundRow(_Record):
     downlink_bytes: Count
     snr_db: Measured = None
     wall_s: Measured = None
+    committee: Count = 0
+    answers: Count = 0
+    answer_bytes: Count = 0
 
 
 class LocalOnly(_Record):

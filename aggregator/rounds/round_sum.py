@@ -33,6 +33,14 @@ class Sound(NamedTuple):
     add: Callable[[], None]
 
 
+class Answers(NamedTuple):
+    """Of a committee: its members, how many of them answered, and the bytes of their answers together."""
+
+    members: int = 0
+    answers: int = 0
+    size: int = 0
+
+
 class RoundSum(Protocol):
     """The sum of one open round. Nothing in it depends on the order in which updates came."""
 
@@ -55,6 +63,11 @@ class RoundSum(Protocol):
 
     def resume(self) -> list[str]:
         """Adds what the store has of the round, after a restart; of which devices."""
+        ...
+
+    @property
+    def answers(self) -> Answers:
+        """Of the committee of a secure sum."""
         ...
 
     def open(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from hushfleet.aggregator.ingest.checks import UpdateChecks
 from hushfleet.aggregator.ingest.decoding import Refusal
-from hushfleet.aggregator.rounds.round_sum import Sound
+from hushfleet.aggregator.rounds.round_sum import Answers, Sound
 from hushfleet.aggregator.rounds.server_half import ServerHalf
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
@@ -25,10 +25,11 @@ from hushfleet.errors import BadInput, BadSignature, StoreError, WireError
 from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.field import add_into, from_bytes
 from hushfleet.secure.masking import Masked
-from hushfleet.secure.member_answer import MemberAnswer, decode_answer
+from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_masked
 
@@ -107,6 +108,19 @@ class SecureSum:
     def asks_members(self) -> bool:
         """Whether the set of devices must be fixed before the sum can be opened."""
         return self.masked and self._plan.phase == "open"
+
+    @property
+    def answers(self) -> Answers:
+        """Without masks as if all members had answered."""
+        members = self.round.members
+        if self.masked:
+            sizes = self._store.answer_sizes(self._plan.round)
+            return Answers(len(members), len(sizes), sum(sizes))
+        task, number, bits = self._plan.task, self._plan.round, self.round.spec.bits
+        values, nobody = np.zeros(self.round.width, np.uint32), Identity.from_bytes(bytes(32))
+        headers = [AnswerHeader.of(task, number, member, b"", bits) for member in members]
+        sizes = [len(encode_answer(header, values, identity=nobody)) for header in headers]
+        return Answers(len(members), len(sizes), sum(sizes))
 
     @property
     def answered(self) -> Collection[str]:

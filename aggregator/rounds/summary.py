@@ -10,6 +10,7 @@ import numpy as np
 from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.aggregator.observe.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.publish.model_step import download_bytes
+from hushfleet.aggregator.rounds.round_sum import Answers
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
@@ -29,10 +30,13 @@ def summarise(
     held: Mapping[str, bytes],
     evaluate: Callable[[np.ndarray], Evaluation] | None,
     wall_s: float,
+    cohort: int,
+    answers: Answers,
 ) -> RoundSummary:
     """:param updates: the accepted ones.
     :param params: the new global vector float32 `[d]`.
     :param changed: whether the updates went into it; they do not where too few came.
+    :param cohort: how many devices it had; `answers`: of its committee, if it had one.
     :param held: of each device, SHA-256 of the model that it trained on when it was last accepted before.
     """
     terms = RoundTerms(plan.noise_split, plan.controls)
@@ -41,9 +45,9 @@ def summarise(
     accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
     return RoundSummary(
         round=plan.round,
-        cohort_size=len(plan.cohort),
+        cohort_size=cohort,
         participants=participants,
-        uplink_bytes=sum(update.size for update in updates),
+        uplink_bytes=sum(update.size for update in updates) + answers.size,
         downlink_bytes=sum(download_bytes(plan, held.get(update.device)) for update in updates),
         snr_db=snr_db(updates),
         wall_s=wall_s,
@@ -54,6 +58,9 @@ def summarise(
         float32_bytes=4 * params.size * len(updates),
         sample_rate=charge.sample_rate,
         steps=charge.steps,
+        committee=answers.members,
+        answers=answers.answers,
+        answer_bytes=answers.size,
     )
 
 

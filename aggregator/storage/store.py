@@ -339,6 +339,10 @@ class AggregatorStore(SqliteFile):
         """Member -> its answer, of a round that is not closed."""
         return dict(self.rows("SELECT device, data FROM answers WHERE round = ? ORDER BY device", (round,)))
 
+    def answer_sizes(self, round: int) -> list[int]:
+        """Bytes of each accepted answer, also after the round was closed."""
+        return [size for (size,) in self.rows("SELECT bytes FROM answers WHERE round = ? ORDER BY device", (round,))]
+
     # declines, refusals, privacy
 
     def put_decline(self, round: int, device: str, *, code: str, reason: str) -> None:

@@ -21,7 +21,7 @@ from hushfleet.graphs.session import open_session
 from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
 from hushfleet.user_files import read_cached, write_cached
 
-FEATURES_BATCH = 16
+FEATURES_BATCH = 8
 """Images that go through the graph together; more take memory and save no time."""
 
 
@@ -78,7 +78,7 @@ class FeatureGraph:
         features = np.empty(shape, np.float32)
         if not len(samples):
             return features
-        session = open_session(self._graph, threads=self._threads)
+        session = open_session(self._graph, threads=self._threads, fold=False)  # weights in bytes stay in bytes
         for first in range(0, len(samples), FEATURES_BATCH):
             part = slice(first, first + FEATURES_BATCH)
             try:

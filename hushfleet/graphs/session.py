@@ -24,8 +24,11 @@ from hushfleet.model.params import ParamLayout
 _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 
-def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
-    """A session that takes little memory and gives the same results each time. Raises `GraphRefused`."""
+def open_session(graph: bytes, *, threads: int = 1, fold: bool = True) -> ort.InferenceSession:
+    """A session that takes little memory and gives the same results each time. Raises `GraphRefused`.
+
+    :param fold: whether what follows from constants alone is computed once and kept.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -37,7 +40,8 @@ def open_session(graph: bytes, *, threads: int = 1) -> ort.InferenceSession:
     # the peak as it is, and makes steps half as long again by page faults.
     options.enable_mem_pattern = False
     try:
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        left_out = [] if fold else ["ConstantFolding"]
+        return ort.InferenceSession(graph, options, ["CPUExecutionProvider"], disabled_optimizers=left_out)
     except Exception as error:  # the binding raises a class of its own for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot load the graph: {error}") from error
 

@@ -12,6 +12,7 @@ images. The shared head stays unless another makes fewer errors by more than `MA
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -119,7 +120,13 @@ def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSample
     :param params: float32 `[d]`, the global model, of a linear layout.
     """
     shared = layout.unflatten(params)
-    return choose_own_head(samples.x.reshape(len(samples), -1), samples.y, shared[WEIGHT], shared[PRIOR])
+    return choose_own_head(features_of(samples), samples.y, shared[WEIGHT], shared[PRIOR])
+
+
+def features_of(samples: LabelledSamples) -> np.ndarray:
+    """float32 `[m, F]`, what a linear layer takes of them."""
+    x = samples.x
+    return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def choose_own_head(features: np.ndarray, labels: np.ndarray, shared: np.ndarray, bias: np.ndarray) -> OwnHead:

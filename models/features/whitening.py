@@ -22,6 +22,7 @@ POWER = 0.5
 LEVELS = 127
 _LEAST_STD = 0.03  # of the largest: what public images hardly show must not be blown up
 _LEAST_NORM = 1e-6
+_BLOCK = 64  # columns that are floats at the same time on a board
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +67,10 @@ class Whitening:
 
     def add(self, graph: Graph, raw: str) -> str:
         """The same as ONNX nodes; the name of their result."""
-        matrix = graph.node("Cast", graph.constant(self.matrix), to=1)
-        scaled = graph.node("Mul", graph.node("MatMul", raw, matrix), graph.constant(self.scale))
+        starts = range(0, self.matrix.shape[1], _BLOCK)
+        blocks = [graph.constant(np.ascontiguousarray(self.matrix[:, first : first + _BLOCK])) for first in starts]
+        parts = [graph.node("MatMul", raw, graph.node("Cast", block, to=1)) for block in blocks]
+        scaled = graph.node("Mul", graph.node("Concat", *parts, axis=1), graph.constant(self.scale))
         return add_unit_with_bias(graph, graph.node("Add", scaled, graph.constant(self.offset)))
 
 

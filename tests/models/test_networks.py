@@ -10,8 +10,8 @@ from hushfleet.models import get_model, model_names
 
 
 def test_every_name_gives_its_model():
-    names = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "resnet18-gn", "svhn-cnn"]
-    assert model_names() == names
+    cnns = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "resnet18-gn", "svhn-cnn"]
+    assert model_names() == sorted([*cnns, "linear"])
     for name in model_names():
         assert get_model(name).name == name
 
@@ -34,6 +34,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         ("svhn-cnn", 896 + 18496 + 12544 * 128 + 128 + 1290),
         ("cifar10-cnn", 448 + 4640 + 9248 + 262656 + 65664 + 1290),
         ("resnet18-gn", 11_173_962),
+        ("linear", 785 * 10),
     ],
 )
 def test_layout_covers_every_parameter(name, size):
@@ -50,6 +51,17 @@ def test_forward_gives_one_logit_a_class(name):
     x = torch.zeros(3, *model.input_shape)
     logits = model.forward(model.layout.unflatten(torch.from_numpy(model.init(0))), x)
     assert logits.shape == (3, 7)
+
+
+def test_a_linear_model_takes_any_shape_and_begins_at_zero():
+    model = get_model("linear", classes=3, input_shape=(2, 5, 1))
+    assert model.layout.slices == {"head.weight": slice(0, 30), "prior": slice(30, 33)}
+    assert not model.init(0).any()
+    rng = np.random.default_rng(0)
+    params, x = rng.standard_normal(33, np.float32), rng.standard_normal((4, 2, 5, 1), np.float32)
+    logits = model.forward(model.layout.unflatten(torch.from_numpy(params)), torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(logits, x.reshape(4, 10) @ params[:30].reshape(3, 10).T + params[30:], rtol=1e-5)
+    assert get_model("digits-cnn", input_shape=(2, 5, 1)).input_shape == (1, 8, 8)
 
 
 def test_samples_of_a_batch_do_not_influence_each_other():

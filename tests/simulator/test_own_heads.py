@@ -15,7 +15,7 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.own_head import own_head_of
-from hushfleet.simulator.engines.fast.alone_on_features import best_way, tested_alone
+from hushfleet.simulator.engines.fast.alone_on_features import best_way, reached_alone
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -97,9 +97,9 @@ def test_neighbours_and_class_means_by_hand() -> None:
     shown, labels = rng.normal(size=(300, 5)).astype(np.float32), rng.integers(0, 3, 300)
 
     def of(features: np.ndarray, named: np.ndarray) -> FeatureSamples:
-        return FeatureSamples(features.reshape(len(features), -1, 1, 1), named)
+        return FeatureSamples(features[:, :, None, None], named)
 
-    found, empty = tested_alone(of(x, y), [of(shown, labels), of(shown[:0], labels[:0])], classes=4)
+    found, empty = reached_alone(of(x, y), [of(shown, labels), of(shown[:0], labels[:0])], classes=4)
     nearest = [y[np.argmin(np.linalg.norm(x - each, axis=1))] for each in shown]
     means = {label: x[y == label].mean(0) for label in set(y)}
     by_mean = [min(means, key=lambda label, each=each: np.linalg.norm(means[label] - each)) for each in shown]
@@ -118,7 +118,7 @@ def test_the_best_way_is_the_fleets() -> None:
 
 def test_who_has_no_images_reaches_nothing_alone() -> None:
     none = FeatureSamples(np.zeros((0, 5, 1, 1), np.float32), np.zeros(0, np.int64))
-    (found,) = tested_alone(none, [none], classes=3)
+    (found,) = reached_alone(none, [none], classes=3)
     assert all(np.isnan(value) for value in found.values())
 
 

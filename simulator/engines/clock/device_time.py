@@ -52,6 +52,7 @@ class Costs:
     :param load_s: to load a task's graphs.
     :param accept_s: to check, commit and add one update.
     :param close_s: to close a round: new model, its test.
+    :param pair_s: of a committee member, for each device of a secure sum.
     """
 
     batch_s: float
@@ -61,6 +62,7 @@ class Costs:
     load_s: float
     accept_s: float
     close_s: float
+    pair_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -88,6 +90,7 @@ class DeviceTimes:
     :param release_s: after the last batch.
     :param write_s_per_byte: of the store.
     :param enough_memory: whether the device would train at all.
+    :param pair_s: as a member of a committee, for each device of a secure sum.
     """
 
     latency_s: float
@@ -103,6 +106,7 @@ class DeviceTimes:
     release_s: float
     write_s_per_byte: float
     enough_memory: bool
+    pair_s: float = 0.0
     idle_w: float
     active_w: float
 
@@ -186,6 +190,7 @@ def device_times(
         release_s=costs.release_s / speed,
         write_s_per_byte=write_s,
         enough_memory=own_memory >= task_memory_mib,
+        pair_s=costs.pair_s / speed,
         idle_w=float(board.power_idle_w),
         active_w=float(board.power_active_w),
     )

@@ -14,7 +14,7 @@ closes meanwhile goes on until its own deadline.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from hushfleet.aggregator.config.task import RoundSection
 from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
@@ -64,6 +64,7 @@ class FleetClock:
         self._present: set[str] = set()
         self._version = 0  # of the global model
         self._broadcasts: dict[int, Broadcasts] = {}  # of so many differences, or (0) of the whole model
+        self._rate = 1.0  # with which each device is drawn
         self._closed_rounds = 0
         self._open: OpenRound | None = None
         self._idle_since = 0.0
@@ -119,13 +120,13 @@ class FleetClock:
         if self._open is not None or closed >= rules.rounds or not self._links.server_linked:
             return
         present, waited_s = len(self._present), now - self._idle_since
-        if not may_open(rules, present, least=self._least, closed_rounds=closed, waited_s=waited_s):
+        if not may_open(rules, present, least=self._least, closed_rounds=closed, waited_s=waited_s, rate=self._rate):
             return
-        cohort = choose_cohort(self._present, size=rules.cohort_size, seed=self._seed, round=closed + 1)
+        cohort = self._choose(closed + 1)
         self._open = OpenRound(closed + 1, now, cohort)
         self._begin_waiting(self._open)
-        self._queue.log("round_open", round=closed + 1, cohort=cohort)
-        plan_bytes = self._announce(len(cohort))
+        self._queue.log("round_open", round=closed + 1, **self._told_of(cohort))
+        plan_bytes = self._announce(self._named(self._open))
         begin = []
         for name in cohort:
             device = self._by_name[name]
@@ -137,13 +138,43 @@ class FleetClock:
             self._begin_attempt(self._by_name[name], self._open, heard_at)
         self._playback.round_opened(closed + 1, now)
 
+    def _choose(self, round: int) -> list[str]:
+        return choose_cohort(self._present, size=self._rules.cohort_size, seed=self._seed, round=round)
+
+    def _told_of(self, cohort: list[str]) -> dict[str, Any]:
+        """The log's fields."""
+        return {"cohort": cohort}
+
+    def _named(self, current: OpenRound | None) -> int:
+        """How many devices the plan names."""
+        return 0 if current is None else current.size
+
     def _begin_waiting(self, current: OpenRound) -> None:
         self._rule.begin(current.cohort, now=self._queue.now)
         self._queue.at(self._rule.deadline, self._check_close, current)
 
+    def _wait_again(self, current: OpenRound) -> None:
+        """After a restart of the aggregator."""
+        self._begin_waiting(current)
+        for name in current.arrivals:
+            self._rule.accept(name)
+        self._rule.answer(*current.declined)
+
     def _takes(self, current: OpenRound) -> bool:
         """Whether this round is open, and not about to be closed."""
         return self._open is current and not current.closing
+
+    def _collects(self, current: OpenRound) -> bool:
+        """Whether it takes updates."""
+        return self._takes(current)
+
+    def _is_over(self, current: OpenRound) -> bool:
+        """Whether the round closes, now that nobody is waited for."""
+        return True
+
+    def _is_used(self, current: OpenRound) -> bool:
+        """Whether there is a new global model."""
+        return len(current.arrivals) >= self._rules.min_updates
 
     def _begin_attempt(self, device: Device, current: OpenRound, heard_at: float) -> None:
         """A linked device of the cohort hears of the open round."""
@@ -172,13 +203,13 @@ class FleetClock:
 
     def _arrive(self, device: Device, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
-        if device.number == number and self._takes(current) and self._links.server_linked:
+        if device.number == number and self._collects(current) and self._links.server_linked:
             self._busy_until = max(self._busy_until, self._queue.now) + self._costs.accept_s
             self._queue.at(self._busy_until, self._accept, device, current, self._life)
 
     def _accept(self, device: Device, current: OpenRound, life: int) -> None:
         attempt, now = device.attempt, self._queue.now
-        if life != self._life or not self._takes(current) or attempt is None:
+        if life != self._life or not self._collects(current) or attempt is None:
             return
         self._rule.accept(device.name)
         current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes)
@@ -191,7 +222,7 @@ class FleetClock:
         self._check_close(current)
 
     def _decline(self, device: Device, current: OpenRound, code: str, reason: str) -> None:
-        if self._open is not current or not device.linked or not self._rule.expects(device.name):
+        if not self._collects(current) or not device.linked or not self._rule.expects(device.name):
             return
         self._rule.answer(device.name)
         current.declined[device.name] = None
@@ -203,7 +234,7 @@ class FleetClock:
             return
         now = self._queue.now
         decision = self._rule.decide(now, ready=len(self._present))
-        if decision == "close":
+        if decision == "close" and self._is_over(current):
             current.closing = True
             # at once: updates that have come and were not looked at yet are late
             self._busy_until = now + self._costs.close_s
@@ -216,7 +247,9 @@ class FleetClock:
         """Who still trains gives up at its own deadline and begins anew; who has not begun has more time."""
         now = self._queue.now
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
-        plan_bytes = self._announce(current.size)
+        plan_bytes = self._announce(self._named(current))
+        if not self._collects(current):
+            return
         for name in current.cohort:
             device, attempt = self._by_name[name], self._by_name[name].attempt
             if attempt is None or not device.linked or not self._rule.expects(name):
@@ -242,7 +275,7 @@ class FleetClock:
     def _close_round(self, current: OpenRound, life: int) -> None:
         if life != self._life:
             return
-        now, used = self._queue.now, self._rule.accepted >= self._rules.min_updates
+        now, used = self._queue.now, self._is_used(current)
         fates: dict[str, list[str]] = {"used": [], "late": [], "declined": [], "lost": [], "given_up": []}
         for name in current.cohort:
             device = self._by_name[name]
@@ -329,7 +362,7 @@ class FleetClock:
 
     def came(self, device: Device, *, linked_at: float) -> None:
         """The aggregator hears of a device whose link is up since `linked_at`."""
-        sizes, plan_bytes = self._sizes, self._sizes.plan_wire_bytes(0 if self._open is None else self._open.size)
+        sizes, plan_bytes = self._sizes, self._sizes.plan_wire_bytes(self._named(self._open))
         device.spent.up_bytes += sizes.packet[Birth] + sizes.packet[Ask]
         device.spent.down_bytes += plan_bytes + sizes.packet[Known]
         device.announced_from = self._announced
@@ -385,10 +418,7 @@ class FleetClock:
             self._busy_until = now
             self._rule = ClosingRule(self._rules, least_ready=self._least)
             if current is not None:
-                self._begin_waiting(current)
-                for name in current.arrivals:
-                    self._rule.accept(name)
-                self._rule.answer(*current.declined)
+                self._wait_again(current)
         for device in self.fleet:
             if device.linked:
                 self._hear_of(device, now, went_at=went_at)
@@ -417,7 +447,7 @@ class FleetClock:
         if current is None or current.closing or not self._rule.expects(device.name):
             return
         if attempt is None:
-            plan_s = self._sizes.plan_wire_bytes(current.size) * times.down_s_per_byte
+            plan_s = self._sizes.plan_wire_bytes(self._named(current)) * times.down_s_per_byte
             self._begin_attempt(device, current, linked_at + plan_s)
             return
         if device.committed_round == current.number:  # in an earlier life; the plan says that it is still wanted

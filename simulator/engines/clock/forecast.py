@@ -18,9 +18,9 @@ from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import Device, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.engine import FleetClock
 from hushfleet.simulator.engines.clock.events import ClosedRound
 from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import schedule_of
 
@@ -135,7 +135,7 @@ def forecast(
     names = device_names(len(mix))
     schedule = schedule_of(replace(task, round=rules), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
-    clock = FleetClock(rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
+    clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
     return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)
 
 

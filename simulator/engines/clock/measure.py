@@ -9,6 +9,7 @@ machine's speed to the reference board of the profiles.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import resource
 import subprocess
@@ -33,7 +34,13 @@ from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
+from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.committee import committee_rule
+from hushfleet.secure.field import PRIMES
+from hushfleet.secure.masking import member_answer
+from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.clock.device_time import Costs
+from hushfleet.wire.format.identity import Identity
 
 Value = TypeVar("Value")
 
@@ -71,6 +78,7 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
         load_s=(inference_s + gradient_s) * machine_speed,
         accept_s=min(trial.accept_s),
         close_s=min(trial.close_s),
+        pair_s=_pair_s(prepared) * machine_speed,
     )
 
 
@@ -96,6 +104,7 @@ class _Trial:
         self._gradient, self._inference, self._store = gradient, inference, store
         self._engine = RoundEngine(server, self._prepared)
         server.add_device("trial", public_key=store.identity.public_key)
+        self._roster = None if spec.privacy.secure is None else _roster(prepared, store.identity.public_key)
 
     def step_and_rest(self, batch_size: int) -> tuple[float, float]:
         """CPU seconds of one batch of this size, and of a device's round besides its batches."""
@@ -110,7 +119,7 @@ class _Trial:
     def _round(self, batch_size: int, batches: int) -> float:
         engine, spec = self._engine, self._prepared.spec
         samples = _samples(self._prepared, batches * batch_size)
-        plan, params = engine.open_round(["trial"]), engine.global_params
+        plan, params = engine.open_round(["trial"], roster=self._roster), engine.global_params
         trainer = Trainer(
             device="trial",
             store=self._store,
@@ -121,13 +130,36 @@ class _Trial:
             randomness=SeededRandomness(0, 0),
             limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
         )
-        entry, seconds = _measured(lambda: trainer.run_round(plan, params))
+        entry, seconds = _measured(lambda: trainer.run_round(plan, params, self._roster))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))
         if not verdict.acknowledged:
             raise HushfleetError(f"the trial's update was refused ({verdict.code}): {verdict.reason}")
         self.accept_s.append(accept_s)
         self.close_s.append(_measured(engine.close)[1])
         return seconds
+
+
+def _roster(prepared: PreparedTask, key: bytes) -> Roster:
+    """The device of the trial, among others that only have keys."""
+    others = {f"other-{number}": _key(number).public_key for number in range(prepared.task.data.devices - 1)}
+    return Roster.of({**others, "trial": key})
+
+
+def _key(number: int) -> Identity:
+    return Identity.from_bytes(hashlib.sha256(b"%d" % number).digest())
+
+
+def _pair_s(prepared: PreparedTask) -> float:
+    """CPU seconds of a committee's member for one device of a secure sum."""
+    secure = prepared.spec.privacy.secure
+    if secure is None:
+        return 0.0
+    task, prime = prepared.task, PRIMES[secure.bits]
+    rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, roster=task.data.devices)
+    width, agreement = rule.width(prepared.spec.model.layout.size), KeyAgreement(_key(0))
+    peers = [_key(number).public_key for number in range(1, 9)]
+    _, seconds = _measured(lambda: member_answer([agreement.key(peer, b"trial") for peer in peers], width, prime))
+    return seconds / len(peers)
 
 
 def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:

@@ -18,6 +18,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.secure.roster import Roster
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
@@ -26,8 +27,10 @@ from hushfleet.simulator.engines.clock.events import ClosedRound, LogEvent
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
+from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.engines.fast.engine import check_participation, hear, train_cohort
 from hushfleet.simulator.engines.fast.jobs import Answer
+from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
@@ -74,12 +77,14 @@ def run_clocked_rounds(
         evaluate = plan.round == plan.rounds or plan.round % evaluate_every == 0
         return train_cohort(simulation, workers, plan, devices, runtime=runtime, evaluate=evaluate)
 
-    closed_rounds = fleet_clock(simulation, mix).rounds()
     with (
         AggregatorStore(simulation.folder.aggregator, durable=False) as store,
         EventLog(simulation.folder.scenario, clock=time) as scenario,
     ):
-        engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time)
+        secure = simulation.prepared.spec.privacy.secure
+        roster = None if secure is None else write_roster(simulation, workers, store)
+        closed_rounds = fleet_clock(simulation, mix, roster=roster).rounds()
+        engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time, masked=False)
         rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=_GROUP * workers.count)
         rounds.begin()
         for closed in closed_rounds:
@@ -87,8 +92,11 @@ def run_clocked_rounds(
         rounds.end()
 
 
-def fleet_clock(simulation: Simulation, mix: FleetMix) -> FleetClock:
-    """The clock of a simulation; what its work costs is measured once and kept in the run folder."""
+def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None = None) -> FleetClock:
+    """The clock of a simulation; what its work costs is measured once and kept in the run folder.
+
+    :param roster: of secure sums.
+    """
     prepared, fleet = simulation.prepared, simulation.fleet.devices
     if len(mix) != len(fleet):
         raise BadInput(f"there are boards for {len(mix)} devices, but {len(fleet)} devices")
@@ -103,9 +111,11 @@ def fleet_clock(simulation: Simulation, mix: FleetMix) -> FleetClock:
     devices = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     # as in the live engine, where a killed process's connection ends at once
     options = LinkOptions(lost_noticed_s=0.0, first_backoff_s=RECONNECT_S)
-    return FleetClock(
+    return clock_of(
+        prepared,
         simulation.task.round,
         devices,
+        roster=roster,
         costs=costs,
         sizes=sizes,
         schedule=schedule,
@@ -155,10 +165,10 @@ class VirtualRounds:
             return
         time.now = closed.opened_s
         plan = engine.plan or engine.open_round(closed.cohort)
-        if (plan.round, sorted(plan.cohort)) != (closed.round, list(closed.cohort)):
+        if (plan.round, sorted(engine.cohort)) != (closed.round, sorted(closed.cohort)):
             raise HushfleetError(
                 f"the clock is at round {closed.round} with {len(closed.cohort)} devices, the aggregator at round "
-                f"{plan.round} with {len(plan.cohort)}: the run folder belongs to another fleet or another task"
+                f"{plan.round} with {len(engine.cohort)}: the run folder belongs to another fleet or another task"
             )
         for first in range(0, len(closed.arrivals), self._group):
             group = closed.arrivals[first : first + self._group]

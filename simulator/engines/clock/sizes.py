@@ -15,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.config.spec import SecureSpec
 from hushfleet.methods.state import PublicState
+from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format import codec, forms
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD
 from hushfleet.wire.format.difference import encode_difference
-from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.identity import KEY_BYTES, Identity
 from hushfleet.wire.format.messages import (
     MAX_DIFFERENCES,
     Ack,
@@ -34,7 +36,7 @@ from hushfleet.wire.format.messages import (
     encode_message,
 )
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update
 from hushfleet.wire.link.interface import publish_packet_bytes
 
 _TRIAL_VALUES = 1 << 16
@@ -202,13 +204,24 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
     return Sizes(
         parameters=spec.model.layout.size,
         chunk_bytes=spec.wire.chunk_bytes,
-        task_blobs=(prepared.spec_ref.size, *(graph.size for graph in spec.model.graphs)),
+        task_blobs=(
+            prepared.spec_ref.size,
+            *(graph.size for graph in spec.model.graphs),
+            *_roster_bytes(prepared, name_bytes),
+        ),
         shared=_shared_values(prepared),
         bits_per_value=_bits_per_value(prepared),
         header_bytes=_header_bytes(prepared, name_bytes),
         name_bytes=name_bytes,
         difference_bytes=_difference_bytes(prepared),
     )
+
+
+def _roster_bytes(prepared: PreparedTask, name_bytes: int) -> tuple[int, ...]:
+    """Of secure sums: the list of devices and keys, which a device fetches once."""
+    if prepared.spec.privacy.secure is None:
+        return ()
+    return ((name_bytes + 1 + KEY_BYTES) * prepared.task.data.devices,)
 
 
 def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
@@ -227,10 +240,19 @@ def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
 
 def _bits_per_value(prepared: PreparedTask) -> float:
     """The codec's own size of Gaussian values: noise hides the signal, and steps are tied to it."""
-    wire = prepared.spec.wire
+    wire, privacy = prepared.spec.wire, prepared.spec.privacy
+    if privacy.secure is not None:
+        return _masked_bits(prepared, privacy.secure)
     if wire.codec != "quantized":
         return {"one-bit": 1.0, "float16": 16.0, "float32": 32.0}[wire.codec]
     return _coded_bits(prepared, wire.step if _noised(prepared) else wire.relative_step, dither_key=bytes(16))
+
+
+def _masked_bits(prepared: PreparedTask, secure: SecureSpec) -> float:
+    """With the corrections for a committee of the mean cohort."""
+    task = prepared.task
+    rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, roster=task.data.devices)
+    return secure.bits * (1 + rule.may_miss / max(1, rule.packed))
 
 
 def _difference_bytes(prepared: PreparedTask) -> int:
@@ -277,6 +299,8 @@ def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
         multiplier_server=1.0,
         noise_split=1,
     )
+    if form == "masked":
+        return len(encode_masked(header, b"", identity=_KEY))
     values, counts = np.zeros(layers, np.float32), [1] * layers
     whole = encode_update(header, values, counts=counts, identity=_KEY).data
     coded = forms.encode(

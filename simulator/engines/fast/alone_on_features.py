@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.model.own_head import PENALTIES_ALONE
+from hushfleet.model.own_head import PENALTIES_ALONE, features_of
 from hushfleet.model.softmax import fit, rotated
 
 Accuracies = dict[str, float]
@@ -20,12 +20,12 @@ Accuracies = dict[str, float]
 _BATCH = 256
 
 
-def tested_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Accuracies]:
+def reached_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Accuracies]:
     """Trains one device alone, in each of the ways, and tests it on each of `tests`.
 
     :param train: the device's features, as `[m, F, 1, 1]` or any such shape.
     """
-    x, y = _features(train), train.y
+    x, y = features_of(train), train.y
     if not len(y):
         return [dict.fromkeys(_ways(), float("nan")) for _ in tests]
     basis = rotated(x)
@@ -38,7 +38,7 @@ def tested_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, cl
         correct = dict.fromkeys(_ways(), 0)
         for first in range(0, len(test), _BATCH):
             batch = test.take(slice(first, first + _BATCH))
-            shown = _features(batch)
+            shown = features_of(batch)
             answers = [
                 *(shown @ heads.swapaxes(1, 2)).argmax(2),
                 y[_nearest(shown, x)],
@@ -58,10 +58,6 @@ def best_way(found: Sequence[Accuracies]) -> str:
 def _ways() -> list[str]:
     fits = [f"softmax regression (penalty {penalty:g})" for penalty in PENALTIES_ALONE]
     return [*fits, "nearest neighbour", "nearest class mean"]
-
-
-def _features(samples: LabelledSamples) -> np.ndarray:
-    return samples.x.reshape(len(samples), -1)
 
 
 def _nearest(x: np.ndarray, others: np.ndarray) -> np.ndarray:

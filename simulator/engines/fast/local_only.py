@@ -19,7 +19,7 @@ from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import is_linear
-from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, best_way, tested_alone
+from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, best_way, reached_alone
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -70,7 +70,7 @@ def _test_one(job: _Job) -> list[Accuracies]:
     """On the common test and on the device's own."""
     run = loaded_run(job.path, job.runtime)
     tests = (run.common_test, run.local_test(job.device))
-    return tested_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
+    return reached_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
 
 
 def _train_one(job: _Job) -> Alone:

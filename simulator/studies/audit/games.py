@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.errors import BadInput
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.audit import device, record
@@ -34,6 +35,12 @@ class Effort:
 
 
 def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) -> Subject:
+    """Raises `BadInput` for a task whose adversary never sees what the games look at."""
+    if prepared.spec.privacy.secure is not None:
+        raise BadInput(
+            "the audit tells one device's own update apart, and with secure sums nobody sees any: audit the task with "
+            "--set privacy.accounting='\"strict\"'; the sum's own noise is tested against exact privacy curves"
+        )
     task = prepared.task
     cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
     return Subject(prepared.spec, prepared.initial, cohort, seed, field_noise)

@@ -11,10 +11,12 @@ import pytest
 
 import hushfleet
 from hushfleet.aggregator.config.task import DataSet, Partition, Task, load_task, parse_task
+from hushfleet.config.spec import TRUST
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.hush_rule import PAYS_FROM, signal
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -80,6 +82,9 @@ def test_there_are_the_examples_that_the_documents_name() -> None:
         "mnist-fedavg",
         "cifar10-fedglp-adp",
         "folder-fedglp-adp",
+        "digits-hush",
+        "fashion-mnist-hush",
+        "folder-hush",
     }
 
 
@@ -108,8 +113,8 @@ def test_the_digits_have_the_shape_that_is_assumed_here() -> None:
 
 
 def test_the_two_fashion_mnist_examples_differ_by_their_method_only() -> None:
-    ours, baseline = (load_task(path) for path in TASKS if path.stem.startswith("fashion-mnist"))
-    assert {ours.method.name, baseline.method.name} == {"dp-fedavg", "fedglp-adp"}
+    ours, baseline = (load_task(TASKS[0].with_name(f"fashion-mnist-{n}.toml")) for n in ("fedglp-adp", "dp-fedavg"))
+    assert [ours.method.name, baseline.method.name] == ["fedglp-adp", "dp-fedavg"]
     for section in ("seed", "model", "privacy", "data", "round", "wire"):
         assert getattr(ours, section) == getattr(baseline, section)
 
@@ -120,6 +125,19 @@ def test_what_the_folder_example_says_about_its_epsilon() -> None:
     spent = epsilon([Step(example.privacy.noise_multiplier, 1.0, example.round.rounds)], delta=example.delta)
     assert example.privacy.accounting == "strict"
     assert f"an epsilon of {spent:.1f} for each device" in path.read_text()
+
+
+def test_what_the_hush_examples_say_about_secure_sums() -> None:
+    digits, fashion, folder = (
+        load_task(TASKS[0].with_name(f"{name}-hush.toml")) for name in ("digits", "fashion-mnist", "folder")
+    )
+    assert {TRUST[task.privacy.accounting] for task in (digits, fashion, folder)} == {"secure-sum"}
+    assert digits.round.min_updates == parse_task({**digits.to_plain(), "round": {}}).round.min_updates
+    assert (digits.round.rounds, digits.privacy.clip_norm) == (20, 3.0)
+    pays = [PAYS_FROM / signal(devices=1, epsilon=epsilon, delta=1e-5) for epsilon in (2, 4, 8)]
+    said = "50 boards at 2, 27 at 4, 15 at 8"
+    assert said == "{:.0f} boards at 2, {:.0f} at 4, {:.0f} at 8".format(*pays)
+    assert said in (TASKS[0].with_name("folder-hush.toml")).read_text().replace("\n# ", " ")
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:

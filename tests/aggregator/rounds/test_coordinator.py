@@ -520,6 +520,29 @@ def test_the_end_is_announced_even_if_the_link_was_down_when_it_came(make_field:
     assert field.kinds().count("finished") == 1
 
 
+def test_who_still_fetches_the_final_model_is_waited_for_a_minute_at_most(make_field: MakeField) -> None:
+    field = make_field(rounds=1)
+    field.join_all()
+    for name in field.fleet.names:
+        field.deliver(name, field.fleet.update(name).data)
+    assert field.plan.phase == "finished"
+    began, final = field.fleet.now, field.plan
+
+    def waits() -> bool:
+        return not field.coordinator._served_all(began, 2.0)
+
+    while field.fleet.now < began + 58:
+        field.fleet.now += 1.9
+        field.send("dev-0", Want(final.global_digest, final.global_bytes, ()))
+        field.run()
+        assert waits()
+    field.fleet.now += 2.1
+    assert not waits()
+    field.send("dev-0", Want(final.global_digest, final.global_bytes, ()))
+    field.run()
+    assert not waits()
+
+
 def test_an_unknown_public_state_is_asked_for_and_taken(make_field: MakeField) -> None:
     field = make_field()
     field.join_all()

@@ -101,6 +101,7 @@ def test_of_a_linear_models_flat_vector() -> None:
     assert head.params.shape == params.shape
     again = choose_own_head(samples.x.reshape(20, WIDTH), samples.y, GOOD, BIAS)
     np.testing.assert_array_equal(head.params, again.params)
+    assert own_head_of(params, layout, samples.take(slice(0, 0))).choice.images == 0
     assert not is_linear(ParamLayout(("head.weight", "head.bias"), ((2, 3), (2,))))
 
 

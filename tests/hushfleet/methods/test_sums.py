@@ -1,0 +1,96 @@
+"""With `accounting = "secure"`: which methods go, what a round costs, and that noise is left to the ring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hushfleet.config.spec import PrivacySpec, SecureSpec
+from hushfleet.errors import PrivacyError
+from hushfleet.methods import METHODS, TaskMethod, make_method
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
+from hushfleet.methods.stages import ClipWhole, Gaussian, KeepLargest, Transform
+from hushfleet.methods.state import RoundContext, RoundTerms
+from hushfleet.methods.sums import check_sums
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.noise import SeededNoise
+
+LAYOUT = ParamLayout(("body.weight", "head.weight", "prior"), ((4, 2), (3, 2), (3,)))
+SECURE = SecureSpec(16, min_devices=90, honest_devices=80, honest_fraction=0.9)
+PRIVACY = PrivacySpec("device", "secure", clip_norm=2.0, noise_multiplier=8.9, delta=1e-5, secure=SECURE)
+GO = {
+    *("dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto", "fedper", "lg-fedavg", "fedrep", "perfreezeclip"),
+    *("pfedsd", "feddpa", "hush"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_these_methods_go_with_secure_sums(name: str) -> None:
+    try:
+        make_method(name, {}, PRIVACY, LAYOUT, rounds=20)
+    except PrivacyError:
+        assert name not in GO
+    else:
+        assert name in GO
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("fedavg", {}, "clipped to the round's clip norm and then noised"),
+        ("fedglp-adp", {}, "a mask of its own"),
+        ("dp-fedsim", {}, "cannot be weighed"),
+        ("dp-fedsim", {"msa": False}, "clips layer by layer"),
+        ("acdp-pfsd", {}, "report numbers"),
+        ("acdp-pfsd", {"clipping": "quantile"}, "report numbers"),
+        ("fedaddp", {}, "clips layer by layer"),
+        ("apdp-fl", {}, "each chooses its own"),
+    ],
+)
+def test_the_others_are_refused_with_a_reason(name: str, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PrivacyError, match=reason):
+        make_method(name, settings, PRIVACY, LAYOUT, rounds=20)
+
+
+def test_a_method_without_what_is_in_the_way_goes() -> None:
+    make_method("acdp-pfsd", {"clipping": "fixed"}, PRIVACY, LAYOUT, rounds=20)
+    make_method("dp-fedsim", {"agc": False, "msa": False}, PRIVACY, LAYOUT, rounds=20)
+
+
+class AfterClipping(Transform):
+    def change(self, context: Any, update: Any, noise: Any) -> Any:
+        return update * 2
+
+
+@pytest.mark.parametrize(
+    "stages", [(), (ClipWhole(),), (Gaussian(),), (ClipWhole(), AfterClipping(), Gaussian()), (KeepLargest(0.5),)]
+)
+def test_an_update_without_bound_or_noise_is_not_summed(stages: tuple[Any, ...]) -> None:
+    with pytest.raises(PrivacyError, match="clipped to the round's clip norm"):
+        check_sums(Method(stages=stages), PRIVACY)
+
+
+def test_records_are_not_protected_by_a_sum() -> None:
+    with pytest.raises(PrivacyError, match='unit must be "device"'):
+        check_sums(Method(stages=CLIP_AND_NOISE), replace(PRIVACY, unit="record"))
+
+
+def test_a_round_costs_what_the_sum_has() -> None:
+    method = TaskMethod(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
+    for split in (1, 7, 1000):  # whatever a plan says
+        charge = method.charge(RoundTerms(split))
+        assert (charge.noise_multiplier, charge.noise_split, charge.mechanism) == (8.9, 80, "gaussian")
+        assert method.multiplier_release(RoundTerms(split), participants=100) == 8.9
+        assert method.cost(RoundTerms(split)).values_multiplier == 8.9
+
+
+def test_noise_is_left_to_the_ring() -> None:
+    method = TaskMethod(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
+    state, update = method.init_state(), np.arange(LAYOUT.size, dtype=np.float32)
+    context = RoundContext(method.setting(RoundTerms()), state, np.zeros_like(update), np.zeros_like(update))
+    release = method.release(context, update, SeededNoise(0, 0, 0))
+    np.testing.assert_allclose(release.values, update * 2.0 / np.linalg.norm(update), rtol=1e-5)
+    np.testing.assert_allclose(release.noise_stds, 2.0 * 8.9)
