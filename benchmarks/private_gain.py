@@ -43,7 +43,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SEEDS = (0, 1, 2)
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
 JUDGED = 12  # devices of a fleet that are compared with training alone
-DIGITS = {5: (10, 30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
+DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
 FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering"}
 MOST_TRAIN, MOST_TEST, BATCH = 24_000, 5_000, 64
 

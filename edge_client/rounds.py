@@ -136,8 +136,9 @@ class RoundHandler:
             self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
-        if self.upload is not None and not (plan.phase == "open" and same_round(plan, self.upload.entry)):
-            _log.warning("round %d closed before its update was acknowledged", self.upload.entry.round)
+        goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
+        if self.upload is not None and not (goes_on and plan.phase in _IN_PROGRESS):
+            _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
             self.upload = None
         self._reconsider()
 

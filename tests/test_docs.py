@@ -30,7 +30,8 @@ from hushfleet.edge_client.board.config import BrokerSection, DataSection, Devic
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.methods.state import PublicState
+from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.training.own_samples import HiddenSamples
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -348,7 +349,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
     assert after.own is not None
     np.testing.assert_array_equal(after.public.mask, state.public.mask)
     assert after.public.participations == 2
-    started_again = prepared.method.parts.personal.start(after, params, None)
+    started_again = prepared.method.begin(after, params, RoundTerms(), HiddenSamples()).start
     np.testing.assert_array_equal(started_again[last.start :], params[last.start :])
     assert (after.own[: last.start] != params[: last.start]).any()
     np.testing.assert_array_equal(started_again[: last.start], params[: last.start])

@@ -87,7 +87,8 @@ class OwnPrior(Everything):
                 f'method.name = "hush" needs a network that ends with one bias a class, and {layout.names[-1]!r} has '
                 f'the shape {list(layout.shapes[-1])}; take model.name = "linear"'
             )
-        return np.arange(layout.size) >= layout.slices[layout.names[-1]].start
+        mask: np.ndarray = np.arange(layout.size) >= layout.slices[layout.names[-1]].start
+        return mask
 
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, CopiedStore
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.field import add_into
 from hushfleet.secure.member_answer import decode_answer, is_answer
@@ -357,6 +358,55 @@ def test_lost_doubled_and_reordered_messages(make_fleet: MakeFleet, seed: int) -
         through(lambda: answer_of(fleet, number) == "acked")  # noqa: B023
     assert len(set(bench.server.updates)) == 4
     assert [entry.round for entry in bench.store.ledger.entries()] == [1, 2]
+
+
+def test_a_device_that_is_no_member_is_done_with_its_update(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(others=400)
+    for number in range(1, fleet.spec.rounds + 1):
+        plan = sent(fleet, number)
+        secure_round = fleet.of(plan)
+        if DEVICE not in secure_round.members:
+            break
+    else:
+        pytest.skip("drawn into each committee: one run in 1,000")
+    updates = len(fleet.bench.server.updates)
+    fleet.unmask(plan, secure_round.pack_included(secure_round.devices))
+    fleet.bench.steps(60)
+    assert answer_of(fleet, plan.round) is None
+    assert len(fleet.bench.server.updates) == updates
+    assert fleet.bench.server.declines == []
+
+
+def test_a_deadline_that_is_extended_does_not_begin_the_answer_again(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    plan = sent(fleet, 1)
+    secure_round = fleet.of(plan)
+    asks = fleet.unmask(plan, secure_round.pack_included(secure_round.devices))
+    fleet.bench.server.answers = False
+    fleet.bench.until(lambda: len(fleet.bench.server.updates) == 2)
+    fleet.bench.steps(20)
+    chunks = len(fleet.bench.server.chunks_seen)
+    fleet.bench.server.open_round(1, **{**vars(asks), "deadline_s": 900.0})
+    fleet.bench.server.answers = True
+    fleet.bench.until(lambda: answer_of(fleet, 1) == "acked")
+    assert len(fleet.bench.server.chunks_seen) == chunks
+
+
+def test_an_old_copy_of_the_store_that_lacks_an_answer_stops_for_good(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    """It could be asked for a second set."""
+    fleet = make_fleet()
+    bench = fleet.bench
+    plan = sent(fleet, 1)
+    old = bench.store.path.read_bytes()
+    secure_round = fleet.of(plan)
+    fleet.unmask(plan, secure_round.pack_included(secure_round.devices))
+    bench.until(lambda: answer_of(fleet, 1) == "acked")
+    bench.hub.cut(DEVICE)
+    bench.store.close()
+    bench.store.path.write_bytes(old)
+    bench.restart()
+    with pytest.raises(CopiedStore):
+        bench.steps(60)
 
 
 def test_rosters_do_not_fill_the_card(make_fleet: MakeFleet) -> None:

@@ -35,6 +35,9 @@ from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
+from hushfleet.secure import field
+from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
+from hushfleet.secure.roster import Roster
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m
 from hushfleet.wire.format.chunks import Assembler, parse_frame, split
@@ -43,14 +46,21 @@ from hushfleet.wire.format.difference import apply_difference, encode_difference
 from hushfleet.wire.format.forms import Form, decode, encode
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import UpdateHeader, decode_update, encode_update, read_header
+from hushfleet.wire.format.update import (
+    UpdateHeader,
+    decode_masked,
+    decode_update,
+    encode_masked,
+    encode_update,
+    read_header,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
 FEDERATION = "demo"
 COUNTS = [150, 50]
-FORMS = get_args(Form)
+FORMS = tuple(form for form in get_args(Form) if form != "masked")
 VALUES = np.random.default_rng(1).standard_normal(200).astype(np.float32)
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((15, 10), (50,)))
 
@@ -83,10 +93,22 @@ def _messages() -> list[bytes]:
         "demo-1f", 2, 20, "open", DIGEST, 800, {"pi-1": DIGEST[:16]}, 2, 600.0, {"clip_norm": 0.5},
         (m.DifferenceRef(DIGEST[:8], DIGEST, 90),),
     )  # fmt: skip
+    asks = m.RoundPlan(
+        "demo-1f",
+        2,
+        20,
+        "unmask",
+        DIGEST,
+        800,
+        {},
+        1,
+        600.0,
+        secure=m.SecurePlan(BlobRef(DIGEST, 90), 0.5, b"\xff\x80"),
+    )
     return [
         m.encode_message(message, KEY, federation=FEDERATION)
         for message in (
-            m.ServerState(3, "ready", KEY.public_key), m.TaskNotice("demo-1f", DIGEST, 5000, 3), plan,
+            m.ServerState(3, "ready", KEY.public_key), m.TaskNotice("demo-1f", DIGEST, 5000, 3), plan, asks,
             m.Birth("pi-1", 7, "training", "pi-4", "0.1.0", KEY.public_key, 900),
             m.Want(DIGEST, 5000, ((0, 1), (4, 7))),
             m.Offer("demo-1f", 2, DIGEST, 5000), m.Decline("demo-1f", 2, "budget", "epsilon would be 9.1"),
@@ -121,6 +143,30 @@ def _updates() -> list[bytes]:
         )
         made.append(encode_update(header, VALUES, counts=COUNTS, identity=KEY, public=b"mask").data)
     return made
+
+
+def _masked() -> list[bytes]:
+    header = UpdateHeader("demo-1f", 2, "pi-1", "masked", 200, (), (1.0, 0.5), (1.0, 1.0), bytes(16), 3, 1.5, 1.25, 2)
+    return [encode_masked(header, field.to_bytes(np.arange(300, dtype=np.uint32), 16), identity=KEY)]
+
+
+def _read_masked(data: bytes) -> None:
+    with suppress(BadInput):
+        field.from_bytes(decode_masked(data, public_key=KEY.public_key)[1], 16)
+
+
+def _answers() -> list[bytes]:
+    return [
+        encode_answer(
+            AnswerHeader.of("demo-1f", 2, "pi-1", b"\xff\x80", bits), np.arange(50, dtype=np.uint32), identity=KEY
+        )
+        for bits in field.PRIMES
+    ]
+
+
+def _rosters() -> list[bytes]:
+    roster = Roster.of({f"pi-{number}": bytes([number] * 32) for number in range(3)})
+    return [roster.to_bytes(), roster.signed(KEY).to_bytes()]
 
 
 def _frames() -> list[bytes]:
@@ -286,6 +332,10 @@ TARGETS: dict[str, Target] = {
         Target("update", lambda data: decode_update(data, public_key=KEY.public_key, counts=COUNTS),
                lambda: _unsigned(_updates()), WIRE, _signed),
         Target("update-header", read_header, _updates, WIRE),
+        Target("masked-update", _read_masked, lambda: _unsigned(_masked()), WIRE, _signed),
+        Target("member-answer", lambda data: decode_answer(data, public_key=KEY.public_key),
+               lambda: _unsigned(_answers()), WIRE, _signed),
+        Target("roster", Roster.from_bytes, _rosters, WIRE),
         Target("chunk", _assembled, _frames, WIRE, _checked),
         Target("coded-values", lambda data: decode_values(data, counts=[200], steps=[1.0], dither_key=bytes(16)),
                _coded, WIRE),

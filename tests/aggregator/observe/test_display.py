@@ -213,6 +213,12 @@ def test_the_summary_has_the_comparison_and_both_epsilons(width: int) -> None:
     screen.print(summary_table(bare(sample())))
     text = raw.getvalue().decode().replace("\N{NO-BREAK SPACE}", " ")
     assert max(len(line) for line in text.splitlines()) <= width
-    for words in ("75.0 %", "70.0 %", "+5.0 points", "epsilon_server 12.2, epsilon_release 2", "beat training alone"):
+    for words in (
+        "75.0 %",
+        "70.0 %",
+        "+5.0 ± 0.0 points",
+        "epsilon_server 12.2, epsilon_release 2",
+        "beats training alone",
+    ):
         assert words in " ".join(text.split())
     assert "cannot say whether" in " ".join(text.split())

@@ -165,11 +165,11 @@ def test_with_the_unit_record_no_label_is_counted() -> None:
     ("devices", "epsilon", "expected"),
     [
         (30, 2, Steps(5, 1.0)),
-        (50, 2, Steps(12, 1.5)),
-        (100, 2, Steps(20, 2.0)),
-        (200, 2, Steps(20, 4.0)),
-        (1000, 2, Steps(20, 6.0)),
-        (100, 8, Steps(20, 4.0)),
+        (50, 2, Steps(20, 2.0)),
+        (100, 2, Steps(20, 3.0)),
+        (200, 2, Steps(20, 6.0)),
+        (1000, 2, Steps(20, 9.0)),
+        (100, 8, Steps(20, 9.0)),
     ],
 )
 def test_the_rule_follows_devices_over_noise(devices: int, epsilon: float, expected: Steps) -> None:
@@ -190,7 +190,7 @@ def task(**sections: Any) -> Any:
 def test_a_task_that_leaves_them_out_has_rounds_and_clip_norm_by_the_rule() -> None:
     privacy = {"epsilon": 2.0, "delta": 1e-5}
     left = task(privacy=privacy)
-    assert (left.round.rounds, left.privacy.clip_norm) == (20, 2.0)
+    assert (left.round.rounds, left.privacy.clip_norm) == (20, 3.0)
     given = task(privacy={**privacy, "clip_norm": 0.7}, round={"rounds": 3})
     assert (given.round.rounds, given.privacy.clip_norm) == (3, 0.7)
     # Where each device adds all the noise, a hundred are worth ten.
