@@ -135,8 +135,13 @@ class RoundEngine:
     @property
     def min_devices(self) -> int:
         """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
-        drawn = self.spec.privacy.secure is not None
-        return least_devices(self._rules, devices=self.prepared.task.data.devices, drawn=drawn)
+        devices = self.prepared.task.data.devices
+        return least_devices(self._rules, devices=devices, drawn=self.drawn_at is not None)
+
+    @property
+    def drawn_at(self) -> float | None:
+        """With which probability a device is drawn for a secure sum; None where cohorts are chosen."""
+        return None if self.spec.privacy.secure is None else self.prepared.task.sampling_rate
 
     @property
     def accepted(self) -> int:
