@@ -126,9 +126,31 @@ def test_help_teaches_by_examples(app):
     assert "--epsilon 2" in text
 
 
+HUNDRED = ("--accounting", "secure", "--devices", 100, "--rounds", 20, "--delta", 1e-5)
+
+
+def test_a_secure_sum_has_one_number_and_a_ring(app):
+    found = json.loads(run(app, *HUNDRED, "--parameters", 5130, "--epsilon", 2, "--json"))
+    assert (found["trust"], found["noise_split"], found["sums"]["bits"]) == ("secure-sum", 80, 16)
+    assert [each["epsilon"] for each in found["adversaries"]] == pytest.approx([2.0, 2.0], rel=1e-6)
+    assert found["sums"]["extra"] < 0.01
+    assert found["sums"]["noise"] == pytest.approx(found["sums"]["part"] * math.sqrt(80))
+    many = json.loads(run(app, *HUNDRED, "--parameters", 1_000_000, "--epsilon", 2, "--json"))
+    assert many["sums"]["bits"] == 24
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ((*HUNDRED, "--epsilon", 2), "give --parameters"),
+        ((*HUNDRED, "--epsilon", 2, "--noise-split", 2), "alone"),
+        ((*HUNDRED, "--epsilon", 2, "--honest-fraction", 0.05), "perhaps none is honest"),
+        ((*HUNDRED, "--epsilon", 2, "--min-devices", 101), "101 of 100 devices"),
+        (("--devices", 100, "--epsilon", 2, "--rounds", 1, "--delta", 0.1), "go together"),
+        (
+            ("--accounting", "strict", "--noise-split", 2, "--epsilon", 2, "--rounds", 1, "--delta", 0.1),
+            "strict noise is not divided",
+        ),
         (("--rounds", 1, "--delta", 0.1), "either --noise-multiplier or --epsilon"),
         (("--noise-multiplier", 1, "--epsilon", 1, "--rounds", 1, "--delta", 0.1), "either"),
         (("--noise-multiplier", 1, "--rounds", 0, "--delta", 0.1), "--rounds must be 1 or more"),

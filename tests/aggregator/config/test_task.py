@@ -48,6 +48,55 @@ def task(**sections: Any) -> Task:
     return parse_task(plain(**sections))
 
 
+def of_sums(**sections: Any) -> Task:
+    given = {"method": {"name": "dp-fedavg"}, "data": {"devices": 100}, **sections}
+    return task(**{**given, "privacy": {"accounting": "secure", "epsilon": 2.0, **sections.get("privacy", {})}})
+
+
+def test_a_task_of_secure_sums_is_completed() -> None:
+    found = of_sums()
+    assert (found.wire.codec, found.wire.downlink, found.round.min_updates, found.delta) == (
+        "masked",
+        "difference",
+        90,
+        1e-5,
+    )
+    privacy = found.privacy_spec(size=5130)
+    assert privacy.secure is not None
+    assert (privacy.secure.bits, privacy.secure.min_devices, privacy.secure.honest_devices) == (16, 90, 80)
+    assert privacy.noise_split == 80
+    assert epsilon([Step(privacy.noise_multiplier, 1.0, 20)], delta=1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert parse_task(found.to_plain()) == found
+    assert found.privacy_spec(size=1_200_000).secure.bits == 24
+    trusting = of_sums(privacy={"honest_fraction": 1.0}, round={"min_updates": 100})
+    assert trusting.privacy_spec(size=5130).secure.honest_devices == 100
+    drawn = of_sums(data={"devices": 1000}, round={"cohort_size": 100}).privacy_spec(size=5130).secure
+    assert 1 < drawn.honest_devices < drawn.min_devices < 90
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"wire": {"codec": "float16"}}, 'secure sums have their own, "masked"'),
+        ({"round": {"aggregation": "median"}}, "only the mean"),
+        ({"privacy": {"reading": "client-sampling"}}, "counts in full"),
+        ({"privacy": {"clip_norm": math.inf, "epsilon": None}}, "finite"),
+        ({"privacy": {"unit": "record"}}, 'unit must be "device"'),
+        ({"privacy": {"honest_fraction": 0.05}}, "may have no honest one"),
+        ({"round": {"min_updates": 101}}, "a round has 100 devices"),
+        ({"method": {"name": "fedglp-adp"}}, "a mask of its own"),
+    ],
+)
+def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        of_sums(**sections)
+
+
+def test_masked_values_belong_to_secure_sums() -> None:
+    with pytest.raises(BadInput, match=r'belongs to privacy\.accounting = "secure"'):
+        task(wire={"codec": "masked"})
+
+
 def test_the_defaults_are_the_papers() -> None:
     short = task()
     assert short.round.rounds == 20

@@ -1,0 +1,60 @@
+"""A task of secure sums counts on trust that a board's owner has not given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hushfleet.config.spec import BlobRef, SecureSpec
+from hushfleet.errors import BadInput
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from support.device import config, make_bench, package  # noqa: F401
+from support.secure_fleet import SecureFleet, with_secure_sums
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"accounting": "strict"}, 'limits.accounting is "strict", which trusts nobody'),
+        ({"accounting": "secure", "min_devices": 9}, "limits.min_devices is 9"),
+        ({"accounting": "secure", "honest_fraction": 0.8}, "limits.honest_fraction is 0.8"),
+        ({"accounting": "secure", "noise_split": 5}, "limits.noise_split is 5"),
+        ({"accounting": "secure", "min_noise_multiplier": 2.1}, "limits.min_noise_multiplier is 2.1"),
+        ({"accounting": "secure"}, None),
+        ({"accounting": "as-published", "min_devices": 8, "honest_fraction": 0.9, "min_noise_multiplier": 2.0}, None),
+    ],
+)
+def test_what_the_owner_allows(make_bench: Any, package: Any, config: Any, limits: Any, words: str | None) -> None:  # noqa: F811
+    owned = replace(config, limits=replace(config.limits, **limits))
+    fleet = SecureFleet(make_bench(package=with_secure_sums(package), config=owned))
+    server = fleet.bench.server
+    fleet.bench.until(lambda: bool(server.births))
+    fleet.open_round(1)
+    fleet.bench.until(lambda: bool(server.declines or server.updates))
+    if words is None:
+        (entry,) = fleet.bench.store.ledger.entries()
+        assert (entry.charge.noise_multiplier, entry.charge.noise_split) == (2.0, 7)
+    else:
+        assert words in server.declines[-1].reason
+        assert server.declines[-1].code == "no-privacy"
+        assert fleet.bench.store.ledger.entries() == []
+
+
+def test_a_roster_with_room_for_more_corrupt_devices_than_were_counted() -> None:
+    """The task says that 80 of 90 are honest; with 200 in the roster, 20 may be corrupt."""
+    spec = SecureSpec(16, min_devices=90, honest_devices=80, honest_fraction=0.9)
+    rosters = [Roster.of({f"d{i:03}": Identity.generate().public_key for i in range(count)}) for count in (100, 200)]
+    plans = [
+        RoundPlan(
+            "t-1", 1, 20, "open", bytes(32), 400, {}, 1, 60.0, secure=SecurePlan(BlobRef.of(each.to_bytes()), 1.0)
+        )
+        for each in rosters
+    ]
+    SecureRound(spec, plans[0], rosters[0], size=10)
+    with pytest.raises(BadInput, match="may have 70"):
+        SecureRound(spec, plans[1], rosters[1], size=10)
