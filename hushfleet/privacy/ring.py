@@ -199,8 +199,8 @@ class Ring:
         whole = self._rounded(values, noise)
         if self._share is not None:
             whole += self._share.sample(self.size, noise)
-        whole %= self.prime
-        return whole.astype(np.uint32)
+        encoded: np.ndarray = (whole % self.prime).astype(np.uint32)
+        return encoded
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """The sum of values, float64 `[size]`, of the sum modulo the prime, uint32 `[size]`."""
