@@ -199,12 +199,13 @@ class Ring:
         whole = self._rounded(values, noise)
         if self._share is not None:
             whole += self._share.sample(self.size, noise)
-        encoded: np.ndarray = (whole % self.prime).astype(np.uint32)
-        return encoded
+        whole %= self.prime
+        return whole.astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """The sum of values, float64 `[size]`, of the sum modulo the prime, uint32 `[size]`."""
-        return self._signs * _hartley(self._centred(total) * self.unit)
+        values: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)
+        return values
 
     def suspected_wraps(self, total: np.ndarray) -> int:
         """How many values lie beyond 6 of the 6.5 deviations that fit: of honest sums, hardly ever one.
