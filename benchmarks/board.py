@@ -51,11 +51,14 @@ def client(folder: Path, runtime: str) -> None:
     os.cpu_count = lambda: 1  # what the client gives ONNX Runtime
     config, package = load_config(folder / "device.toml"), (folder / "package.bin").read_bytes()
     spec, initial = TaskSpec.from_bytes(package), np.load(folder / "initial.npy")
-    refs = spec.model.gradient, spec.model.inference
-    gradient, inference = ((folder / "graphs" / f"{ref.digest.hex()}.onnx").read_bytes() for ref in refs)
+    graphs = [(folder / "graphs" / f"{ref.digest.hex()}.onnx").read_bytes() for ref in spec.model.graphs]
+    gradient, inference, features = (*graphs, None)[:3]
+    assert gradient is not None
+    assert inference is not None
     digest = hashlib.sha256(package).digest()
     store = DeviceStore(folder / f"{runtime}.sqlite", device=DEVICE)
-    task = TaskRuntime(digest=digest, spec=spec, gradient=gradient, inference=inference, config=config, store=store)
+    how = {"gradient": gradient, "inference": inference, "features": features, "config": config}
+    task = TaskRuntime(digest=digest, spec=spec, store=store, **how)
     trainer = task.trainer
     if runtime != "onnx":
         from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
@@ -83,10 +86,17 @@ def client(folder: Path, runtime: str) -> None:
         total = between([began, clock()])
         return {**total, "step": between(marks), "update_bytes": len(entry.data)}
 
+    def read() -> Answer:
+        """The device's images, as its network takes them."""
+        marks = [clock()]
+        count = len(trainer.samples)
+        marks.append(clock())
+        return {**between(marks), "images": count}
+
     if runtime == "onnx" and "torch" in sys.modules:
         raise SystemExit("the client has imported PyTorch; its figures would mean nothing")
     ready = {"cpu_s": time.process_time(), "mib": memory_mib("VmHWM")}
-    Parent(ready).serve({"round": a_round, "peak": lambda: {"mib": memory_mib("VmHWM")}})
+    Parent(ready).serve({"read": read, "round": a_round, "peak": lambda: {"mib": memory_mib("VmHWM")}})
 
 
 def plain(folder: Path, model_name: str) -> None:

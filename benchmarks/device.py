@@ -31,6 +31,11 @@ from hushfleet.models import get_model, model_names
 from hushfleet.simulator.run_folder import begin
 
 MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-cnn", "emnist-cnn")
+FEATURES = {
+    "filters-8": ("filters", (1, 8, 8)),
+    "scattering-28": ("scattering", (1, 28, 28)),
+    "scattering-32-colour": ("scattering", (3, 32, 32)),
+}
 SHOWN_METHODS = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
 CLIENT_IMPORTS = "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.wire.link.mqtt"
 IMPORTS = {"python alone": "pass", "the client": CLIENT_IMPORTS, "numpy": "import numpy", "torch": "import torch"}
@@ -66,14 +71,23 @@ def write_images(folder: Path, shape: Sequence[int], *, classes: int, samples: i
 
 
 def write_task(folder: Path, model_name: str, method: str, *, batch: int, samples: int) -> Path:
-    """A run folder with one device, which trains on its images twice a round."""
-    model = get_model(model_name)
-    data = write_images(folder / "images", model.input_shape, classes=model.classes, samples=samples)
+    """A run folder with one device, which trains on its images twice a round.
+
+    :param model_name: of a network, or features and the shape of the images that they are made of.
+    """
+    network: dict[str, str] = {"name": model_name}
+    if model_name in FEATURES:
+        kind, shape = FEATURES[model_name]
+        network, classes = {"name": "linear", "features": kind}, 10
+    else:
+        model = get_model(model_name)
+        shape, classes = model.input_shape, model.classes
+    data = write_images(folder / "images", shape, classes=classes, samples=samples)
     noised = {"accounting": "as-published", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-5}
     task = parse_task(
         {
             "name": f"board-{model_name}",
-            "model": {"name": model_name},
+            "model": network,
             "method": {"name": method, "batch_size": batch, "local_epochs": 2},
             "privacy": {"noise_multiplier": 0.0} if method == "fedavg" else noised,
             "data": {**data, "devices": 1, "test_fraction": 0.0, "min_samples": 2},
@@ -119,6 +133,24 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
     return {"model": name, "parameters": get_model(name).layout.size, PLAIN: torch, "methods": by_method}
 
 
+def measure_features(name: str, folder: Path, **work: int) -> Figures:
+    """A linear head on features: what an image takes, and a whole client's memory through two rounds."""
+    run = write_task(folder / name, name, "dp-fedavg", batch=work["batch"], samples=work["samples"])
+    with Child("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
+        read = ours.ask("read")
+        made_mib = ours.ask("peak")["mib"]
+        rounds = [ours.ask("round")["cpu_ms"] for _ in range(2)]
+        peak = ours.ask("peak")["mib"]
+    return {
+        "features": name,
+        "image_ms": read["cpu_ms"] / read["images"],
+        "round_ms": min(rounds),
+        "ready_mib": ours.ready["mib"],
+        "features_peak_mib": made_mib,
+        "round_peak_mib": peak,
+    }
+
+
 def measure_imports(turns: int) -> Figures:
     """The quickest of some fresh processes; files are in the system's cache after the first."""
     found: dict[str, Figures] = {}
@@ -150,6 +182,7 @@ def show(figures: Figures) -> None:
     table("A step of local training, CPU ms on one thread", steps)
     table("A whole round, CPU ms", rounds)
     table("Peak memory, MiB resident", memory)
+    table("A linear head on features: CPU ms an image and a round, peak MiB resident", figures["features"])
     imports = figures["imports"]
     table("Imports in a fresh process", [{"import": name, **spent} for name, spent in imports.items()])
 
@@ -157,6 +190,7 @@ def show(figures: Figures) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=words_of(model_names()), default=MODELS, metavar="A,B")
+    parser.add_argument("--features", type=words_of(FEATURES), default=tuple(FEATURES), metavar="A,B")
     parser.add_argument("--methods", type=words_of(METHODS), default=SHOWN_METHODS, metavar="A,B", help="or all")
     parser.add_argument("--runtimes", type=words_of(("native", "torch")), default=("torch",), help="beside onnx")
     parser.add_argument("--batch", type=int, default=16, help="samples a step (default %(default)s)")
@@ -169,7 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models = [
             measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
         ]
-    figures = {**work, "models": models, "imports": measure_imports(work["turns"])}
+        features = [measure_features(name, Path(folder), **work) for name in options.features]
+    figures = {**work, "models": models, "features": features, "imports": measure_imports(work["turns"])}
     show(figures)
     write(options, figures)
 

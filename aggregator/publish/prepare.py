@@ -24,7 +24,7 @@ from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.models import Model, get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.models.features import get_features
+from hushfleet.models.features import FeatureExtractor, get_features
 
 FOLDER_MEAN = 0.5
 FOLDER_STD = 0.25
@@ -102,7 +102,7 @@ def prepare(
             inference=BlobRef.of(graphs.inference),
             features=None if extractor is None else extractor.spec,
         ),
-        memory_mib=_memory_mib(model),
+        memory_mib=_memory_mib(model, extractor),
         augment=task.data.augment,
     )
     package = spec.to_bytes()
@@ -159,6 +159,7 @@ def _shown(shape: tuple[int, ...]) -> str:
     return " x ".join(str(n) for n in shape)
 
 
-def _memory_mib(model: Model) -> int:
-    """Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the model's size."""
-    return 64 + model.layout.size * 4 * 10 // (1 << 20)
+def _memory_mib(model: Model, features: FeatureExtractor | None) -> int:
+    """Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the model's size. Making features
+    takes five times their graph, at the beginning."""
+    return 64 + (model.layout.size * 4 * 10 + (0 if features is None else 5 * len(features.graph))) // (1 << 20)

@@ -441,7 +441,8 @@ class Coordinator:
 
     def _enough_present(self, now: float) -> bool:
         rules, least = self.engine.prepared.task.round, self.engine.min_devices
-        if least == self.engine.prepared.task.data.devices:  # the whole fleet: of it, none that is blocked
+        rate = self.engine.drawn_at
+        if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
             least = max(1, least - self.enrolment.blocked)
         return may_open(
             rules,
@@ -449,7 +450,7 @@ class Coordinator:
             least=least,
             closed_rounds=self.engine.closed_rounds,
             waited_s=now - self._idle_since,
-            rate=self.engine.prepared.task.sampling_rate if self.engine.spec.privacy.secure else 1.0,
+            rate=rate or 1.0,
         )
 
     def _store_refusals(self, *, force: bool = False) -> None:

@@ -28,9 +28,10 @@ from hushfleet.aggregator.rounds.admission import Opened, Sort, admission
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.round_sum import Answers, commit
-from hushfleet.aggregator.rounds.secure_sum import SecureSum
+from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
+from hushfleet.aggregator.rounds.unmasking import Unmasking
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.schema import pack, unpack
 from hushfleet.config.spec import BlobRef
@@ -77,6 +78,7 @@ class RoundEngine:
         self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
+        self._unmasking = Unmasking(store, self.responses, monotonic=monotonic)
         self._torch_device = torch.device(device)
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
@@ -87,7 +89,7 @@ class RoundEngine:
         self._excluded: set[str] = set()
         self._server: ServerArrays = {}
         self._trained_on: dict[str, bytes] = {}
-        self._check_same_task()
+        store.belong_to(self.spec.task, prepared.spec_ref.digest)
         self._resume()
 
     # what is going on
@@ -133,8 +135,13 @@ class RoundEngine:
     @property
     def min_devices(self) -> int:
         """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
-        drawn = self.spec.privacy.secure is not None
-        return least_devices(self._rules, devices=self.prepared.task.data.devices, drawn=drawn)
+        devices = self.prepared.task.data.devices
+        return least_devices(self._rules, devices=devices, drawn=self.drawn_at is not None)
+
+    @property
+    def drawn_at(self) -> float | None:
+        """With which probability a device is drawn for a secure sum; None where cohorts are chosen."""
+        return None if self.spec.privacy.secure is None else self.prepared.task.sampling_rate
 
     @property
     def accepted(self) -> int:
@@ -163,7 +170,7 @@ class RoundEngine:
             raise BadInput(f"no round can be opened: round {self.closed_rounds} of {self.spec.rounds}")
         number = self.closed_rounds + 1
         if self.spec.privacy.secure is not None:
-            self._open_secure(number, roster or self._known_devices())
+            self._open_secure(number, roster or roster_of(self.store, excluded=self._excluded))
         else:
             self._open_plain(number, present)
         return self.announcement
@@ -194,12 +201,6 @@ class RoundEngine:
             )
         self._plan = plan
 
-    def _known_devices(self) -> Roster:
-        keys = {row.device: row.public_key for row in self.store.devices() if row.device not in self._excluded}
-        if not keys:
-            raise BadInput("no device is known, so a secure sum has no roster")
-        return Roster.of(keys)
-
     def accept(self, device: str, data: bytes) -> Verdict:
         """Takes an update, or a member's answer, that came from `device`; whatever the bytes are, the answer is a
         verdict."""
@@ -229,20 +230,10 @@ class RoundEngine:
         verdict = self.admission(device, task=header.task, round=header.round, digest=digest, of="answer")
         if verdict is not None:
             return verdict
-        collected = self._open_sum
-        if not isinstance(collected, SecureSum):
+        if not isinstance(self._sum, SecureSum):
             return Verdict("malformed", "this task has no secure sums", of="answer")
-        answer = collected.read_answer(device, data)
-        self.store.put_answer(header.round, device, data, digest=digest)
-        collected.add_answer(device, answer)
-        self.responses.accept(device)
-        self._hasten(collected)
+        self._unmasking.take(self._sum, device, data, digest=digest)
         return Verdict("accepted", "", True, of="answer")
-
-    def _hasten(self, collected: SecureSum) -> None:
-        """Enough members have answered: the others' answers would only show who lies."""
-        if len(collected.answered) >= collected.round.rule.threshold:
-            self.responses.close_by(self._monotonic() + self.responses.answers_grace_s)
 
     def admission(self, device: str, *, task: str, round: int, digest: bytes, of: Sort = "any") -> Verdict | None:
         """Whether an update, or a member's answer, may be taken at present: None, or what to answer instead.
@@ -305,27 +296,16 @@ class RoundEngine:
         return decision == "close"
 
     def _closing(self, collected: SecureSum, now: float) -> Decision:
-        """No update is waited for any more, or no answer: the set of devices is fixed, or the sum is tried."""
+        """No update is waited for any more, or no answer: the set of devices is settled, or the sum is tried."""
         if not collected.asks_members:
-            contradicted = self._open_plan.phase == "unmask" and not collected.open()
-            return "extend" if contradicted and self.responses.wait_longer(now) else "close"
+            return self._unmasking.closing(collected, now)
         if collected.count < self._least_updates:
             return "close"
         plan = collected.fixed()
         self.store.fix_sum(plan.round, secure=pack(plan.secure))
-        self._ask(collected, plan)
-        return "wait"
-
-    def _ask(self, collected: SecureSum, plan: RoundPlan) -> None:
-        """The committee, for the set of devices that is stored."""
-        now, least = self._monotonic(), collected.round.rule.threshold
-        collected.ask(plan)
         self._plan = plan
-        self.responses.begin_answers(collected.round.members, least=least, now=now)
-        self.responses.answer(*self._excluded)
-        for member in collected.answered:
-            self.responses.accept(member)
-        self._hasten(collected)
+        self._unmasking.begin(collected, plan, excluded=self._excluded)
+        return "wait"
 
     def close(self) -> RoundSummary:
         """Makes the next global model of what was accepted, and commits the round.
@@ -395,20 +375,6 @@ class RoundEngine:
         if last is not None and last.phase != "closed":
             self._resume_open(last)
 
-    def _check_same_task(self) -> None:
-        """A store belongs to one task package: mixing two would spend privacy on a model that is neither."""
-        known = self.store.get("spec_digest")
-        if known is None:
-            with self.store.transaction():
-                self.store.put("task", self.spec.task.encode())
-                self.store.put("spec_digest", self.prepared.spec_ref.digest)
-        elif known != self.prepared.spec_ref.digest:
-            task = (self.store.get("task") or b"").decode()
-            raise BadInput(
-                f"{self.store.folder} holds the run {task}, and the task file or the software has changed "
-                "since; go on with what it was begun with, or start anew in another folder"
-            )
-
     def _resume_open(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
         plan = self._plan_of(row.round, row.cohort, secure)
@@ -418,7 +384,7 @@ class RoundEngine:
             return
         added = collected.resume()
         if isinstance(collected, SecureSum) and row.phase == "unmask":
-            self._ask(collected, plan)
+            self._unmasking.begin(collected, plan, excluded=self._excluded)
             return
         for device in added:
             self.responses.accept(device)

@@ -246,3 +246,11 @@ class SecureSum:
                 "are needed",
             )
         return Masked(values[:size], values[size:].reshape(corrections.shape))
+
+
+def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Roster:
+    """All devices that the store knows. Raises `BadInput` where there are none."""
+    keys = {row.device: row.public_key for row in store.devices() if row.device not in excluded}
+    if not keys:
+        raise BadInput("no device is known, so a secure sum has no roster")
+    return Roster.of(keys)

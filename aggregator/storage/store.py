@@ -188,6 +188,19 @@ class AggregatorStore(SqliteFile):
     def put(self, key: str, value: bytes) -> None:
         self.write("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
+    def belong_to(self, task: str, spec_digest: bytes) -> None:
+        """To one task package: mixing two would spend privacy on a model that is neither. Raises `BadInput`."""
+        known = self.get("spec_digest")
+        if known is None:
+            with self.transaction():
+                self.put("task", task.encode())
+                self.put("spec_digest", spec_digest)
+        elif known != spec_digest:
+            raise BadInput(
+                f"{self.folder} holds the run {(self.get('task') or b'').decode()}, and the task file or the software "
+                "has changed since; go on with what it was begun with, or start anew in another folder"
+            )
+
     # devices
 
     def device(self, device: str) -> DeviceRow | None:

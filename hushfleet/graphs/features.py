@@ -21,7 +21,7 @@ from hushfleet.graphs.session import open_session
 from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
 from hushfleet.user_files import read_cached, write_cached
 
-FEATURES_BATCH = 8
+FEATURES_BATCH = 4
 """Images that go through the graph together; more take memory and save no time."""
 
 

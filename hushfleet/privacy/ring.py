@@ -204,8 +204,8 @@ class Ring:
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """The sum of values, float64 `[size]`, of the sum modulo the prime, uint32 `[size]`."""
-        values: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)
-        return values
+        summed: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)
+        return summed
 
     def suspected_wraps(self, total: np.ndarray) -> int:
         """How many values lie beyond 6 of the 6.5 deviations that fit: of honest sums, hardly ever one.

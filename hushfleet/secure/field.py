@@ -10,20 +10,19 @@ import numpy as np
 
 from hushfleet.errors import BadInput
 
-Bits = Literal[16, 24, 32]
-PRIMES: dict[Bits, int] = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
+PRIMES: dict[Literal[16, 24, 32], int] = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
 """The field of each width in bits: the largest prime that fits; of 32 bits 2^31 - 1, so that products stay in 63."""
 _BYTES = {16: 2, 24: 3, 32: 4}
 _BLOCK = 8192  # columns at a time: what is taken of memory beside the result is a few MB
 _EXACT_TERMS = 64
 
 
-def to_bytes(values: np.ndarray, bits: int) -> bytes:
+def to_bytes(values: np.ndarray, bits: Literal[16, 24, 32]) -> bytes:
     """Values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits."""
     return values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, : _BYTES[bits]].tobytes()
 
 
-def from_bytes(data: bytes | memoryview, bits: Bits) -> np.ndarray:
+def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarray:
     """The inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
     if len(data) % _BYTES[bits]:
         raise BadInput(f"{len(data)} bytes are no whole number of values of {bits} bits")

@@ -54,6 +54,9 @@ class RawFeatures(Protocol):
     """What is whitened: the same function in PyTorch and as ONNX nodes, and the images to whiten it by."""
 
     @property
+    def image_shape(self) -> Shape: ...
+
+    @property
     def kept(self) -> int: ...
 
     def public_images(self) -> np.ndarray: ...
@@ -106,10 +109,9 @@ def fit(raw: RawFeatures) -> Whitening:
     return Whitening.fit(np.concatenate(values), raw.kept)
 
 
-def make_graph(raw: Filters | Scattering | RawFeatures, white: Whitening) -> bytes:
+def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
     """The ONNX file of both, compared with PyTorch on random images. Raises `GraphRefused`."""
-    made = Graph()
-    shape: Shape = raw.image_shape  # type: ignore[union-attr]
+    made, shape = Graph(), raw.image_shape
     data = made.to_bytes(white.add(made, raw.add(made, "x")), shape, white.count)
     session, rng = open_session(data), np.random.default_rng(0)
     for size in CHECKED_BATCHES:

@@ -28,7 +28,7 @@ def from_file(path: Path, image_shape: Shape) -> tuple[bytes, int]:
         raise BadInput(f"model.features = {str(path)!r} has {len(data)} bytes, above the cap of {MAX_GRAPH_BYTES}")
     try:
         model = onnx.load_from_string(data)
-        model = onnx.shape_inference.infer_shapes(model)
+        model = onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
     except Exception as error:  # protobuf's and onnx's own classes
         raise BadInput(f"model.features = {str(path)!r} is not an ONNX file: {error}") from error
     graph = model.graph
@@ -41,7 +41,7 @@ def from_file(path: Path, image_shape: Shape) -> tuple[bytes, int]:
         raise BadInput(f"model.features = {str(path)!r} takes images of {shape[1:]}, the task has {list(image_shape)}")
     if len(found) != 2 or found[1] < 1:
         raise BadInput(f"model.features = {str(path)!r} gives {found}; it must give [batch, features]")
-    ends = Graph(prefix="hushfleet")
+    ends = Graph()
     result = add_unit_with_bias(ends, graph.output[0].name)
     return ends.appended_to(model, inputs[0].name, result, image_shape, found[1] + 1), found[1] + 1
 

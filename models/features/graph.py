@@ -13,23 +13,19 @@ _IR_VERSION = 8
 
 
 class Graph:
-    """Nodes and constants in the order in which they are added; values are called by the names that are returned.
+    """Nodes and constants in the order in which they are added; values are called by the names that are returned."""
 
-    :param prefix: of all names.
-    """
-
-    def __init__(self, prefix: str = "") -> None:
-        self._prefix = prefix
+    def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
     def constant(self, array: np.ndarray) -> str:
-        name = f"{self._prefix}c{len(self.constants)}"
+        name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        name = f"{self._prefix}v{len(self.nodes)}"
+        name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 

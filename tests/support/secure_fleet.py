@@ -21,11 +21,10 @@ from support.edge import CHUNK_BYTES, DEVICE, Bench, Package
 BITS = 16
 
 
-def with_secure_sums(package: Package, *, min_devices: int = 8, **changes: object) -> Package:
-    secure = SecureSpec(BITS, min_devices, honest_devices=min_devices - 1, honest_fraction=0.9)
+def with_secure_sums(package: Package, *, honest_fraction: float = 0.9) -> Package:
+    secure = SecureSpec(BITS, min_devices=8, honest_devices=7, honest_fraction=honest_fraction)
     privacy = PrivacySpec("device", "secure", clip_norm=1.0, noise_multiplier=2.0, delta=1e-5, secure=secure)
-    fields: dict[str, object] = {"privacy": privacy, "wire": WireSpec(codec="masked", chunk_bytes=CHUNK_BYTES)}
-    return package.with_spec(**{**fields, **changes})
+    return package.with_spec(privacy=privacy, wire=WireSpec(codec="masked", chunk_bytes=CHUNK_BYTES))
 
 
 @dataclass
@@ -63,10 +62,11 @@ class SecureFleet:
         secure = SecurePlan(self.serve(self.roster), 1.0)
         return self.bench.server.open_round(round, **{"cohort": {}, "secure": secure, **changes})
 
-    def unmask(self, plan: RoundPlan, included: bytes) -> RoundPlan:
+    def unmask(self, plan: RoundPlan, included: bytes, **changes: object) -> RoundPlan:
         assert plan.secure is not None
+        secure = replace(plan.secure, included=included)
         return self.bench.server.open_round(
-            plan.round, phase="unmask", cohort={}, secure=replace(plan.secure, included=included), epoch=plan.epoch
+            plan.round, **{"phase": "unmask", "cohort": {}, "secure": secure, "epoch": plan.epoch, **changes}
         )
 
     def of(self, plan: RoundPlan, roster: Roster | None = None) -> SecureRound:

@@ -68,7 +68,7 @@ def accuracy(result: Result, headline: Headline) -> Section:
         ("Own models on the common test", detail.accuracy_own_common, 0),
         ("Own models on their own data", detail.accuracy_own_local, 1),
     ):
-        if any(value is not None for row in grid for value in row):
+        if sum(any(value is not None for value in row) for row in grid) > 1:  # of one round there is no course
             parts.append(over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT))
     lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
     return Section("accuracy", "Accuracy and loss", lead, parts)
@@ -106,10 +106,10 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
             note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
             parts.append(charts.sorted_gains(f"{title}: gain", list(gains), values, note=note))
     lead = "An average can hide devices that would be better off alone."
-    gains = headline.common.gains
-    if gains:
-        below = sum(gain < 0 for gain in gains)
-        lead += f" Here {below or 'none'} of {len(gains)} would be, on the common test set."
+    compared = headline.common.gains
+    if compared:
+        below = sum(gain < 0 for gain in compared)
+        lead += f" Here {below or 'none'} of {len(compared)} would be, on the common test set."
     return Section("devices-alone", "Each device against training alone", lead, parts)
 
 

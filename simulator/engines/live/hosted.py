@@ -91,8 +91,8 @@ def main() -> int:
     stop, devices = threading.Event(), []
     logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(threadName)s %(message)s", level=logging.WARNING)
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each would warn that its noise has a seed
-    runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined,misc]
-    runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined,misc]
+    runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined]
+    runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]
     Trainer.run_round = in_turns(Trainer.run_round)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)

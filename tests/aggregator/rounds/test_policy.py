@@ -86,7 +86,10 @@ def test_rounds_open_as_the_coordinator_opens_them(
     )
     least = least_devices(rules, devices=8)
     engine = SimpleNamespace(
-        prepared=SimpleNamespace(task=SimpleNamespace(round=rules)), min_devices=least, closed_rounds=closed
+        prepared=SimpleNamespace(task=SimpleNamespace(round=rules)),
+        min_devices=least,
+        closed_rounds=closed,
+        drawn_at=None,
     )
     coordinator: Any = SimpleNamespace(
         engine=engine, present=dict.fromkeys(range(present)), enrolment=SimpleNamespace(blocked=0), _idle_since=0.0

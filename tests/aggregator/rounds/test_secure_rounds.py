@@ -250,3 +250,18 @@ def test_a_cohort_is_drawn_by_the_roster_and_the_round_alone(make: Make) -> None
     assert fleet.engine.admission(outside, task="tiny-0001", round=1, digest=bytes(32)).code == "not-in-cohort"
     fleet.restart()
     assert set(fleet.engine.cohort) == cohort
+
+
+def test_a_draw_of_too_few_devices_is_given_up_at_once(make: Make) -> None:
+    fleet = make(devices=40, min_devices=20, cohort_size=20, rounds=30, unit={"delta": 1e-5})
+    before = fleet.engine.global_digest
+    fleet.engine.open_round(())
+    while fleet.engine.cohort:  # half of all draws are of fewer than 20
+        fleet.engine.close()
+        fleet.engine.open_round(())
+    number = fleet.plan.round
+    assert fleet.engine.should_close(fleet.now)
+    fleet.restart()
+    assert fleet.engine.should_close(fleet.now)
+    assert fleet.engine.close().participants == 0
+    assert (fleet.engine.closed_rounds, fleet.engine.global_digest) == (number, before)

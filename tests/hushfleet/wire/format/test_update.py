@@ -27,6 +27,7 @@ from hushfleet.wire.format.update import (
     read_header,
 )
 
+FORMS = [form for form in get_args(Form) if form != "masked"]  # which is integers, and has no encoder of its own
 DEVICE = Identity.from_bytes(bytes(range(32)))
 STRANGER = Identity.from_bytes(bytes(range(1, 33)))
 COUNTS = [700, 0, 300]
@@ -58,7 +59,7 @@ def packed(plain: UpdateHeader, **changes: Any) -> bytes:
     return msgpack.packb({**to_plain(plain), **changes})
 
 
-@pytest.mark.parametrize("codec", get_args(Form))
+@pytest.mark.parametrize("codec", FORMS)
 @pytest.mark.parametrize("public", [None, b"mask"])
 def test_what_was_sent_is_what_is_decoded_bit_for_bit(codec: str, public: bytes | None) -> None:
     sent_header = header(codec=codec)
@@ -157,7 +158,7 @@ def test_values_that_do_not_fit_the_mask_are_malformed(counts: list[int]) -> Non
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("codec", get_args(Form))
+@pytest.mark.parametrize("codec", FORMS)
 def test_values_that_are_not_finite_are_neither_sent_nor_taken(codec: str, bad: float) -> None:
     values = VALUES.copy()
     values[5] = bad

@@ -1,0 +1,97 @@
+"""Tasks on features of images: engines agree, and models that leave take images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file
+
+from hushfleet.aggregator.config.task import Task
+from hushfleet.edge_client.predict import predict
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import BadInput
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.run_folder import Simulation, begin
+
+
+@pytest.fixture(scope="module")
+def task(short_task: Any) -> Task:
+    return short_task(
+        model={"name": "linear", "features": "filters"},
+        method={"name": "dp-fedavg", "learning_rate": 1.0},
+        data={"devices": 4, "limit": 200},
+        round={"rounds": 2, "min_updates": 4},
+    )
+
+
+@pytest.fixture(scope="module")
+def fast(task: Task, runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    return runs.fast(begin(task, tmp_path_factory.mktemp("fast") / "run", data_dir=None))
+
+
+def last_model(simulation: Simulation) -> np.ndarray:
+    tensors = load_file(simulation.folder.aggregator / "global-2.safetensors")
+    return np.concatenate([tensors[name].ravel() for name in simulation.prepared.spec.model.layout.names])
+
+
+def test_features_are_made_once_in_a_run(fast: Simulation) -> None:
+    """Of each device's images, of its test images, and of the common test set."""
+    assert len(list(fast.folder.features.iterdir())) <= 2 * len(fast.fleet.devices) + 1
+    spec = fast.prepared.spec.model
+    assert spec.image_shape == (1, 8, 8)
+    assert spec.input_shape == (129, 1, 1)
+    assert (spec.mean, spec.std) == ((0.0,), (1.0,))
+
+
+def test_arrays_train_on_the_same_features(task: Task, fast: Simulation, runs: Any, tmp_path: Path) -> None:
+    arrays = runs.fast(begin(task, tmp_path / "run", data_dir=None), runtime="vmap")
+    np.testing.assert_allclose(last_model(arrays), last_model(fast), atol=0.1 * np.abs(last_model(fast)).max())
+
+
+def test_a_model_file_takes_images(fast: Simulation) -> None:
+    spec, features = fast.prepared.spec.model, fast.prepared.features
+    assert features is not None
+    [path, *_] = write_models(fast)
+    images = fast.fleet.common_test.take(slice(0, 20))
+    found = onnxruntime.InferenceSession(path).run(["logits"], {"x": images.x})[0]
+    expected = fast.prepared.inference(last_model(fast), features.of(images).x)
+    assert found.shape == (20, len(spec.class_names))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_boards_end_in_the_same_model_and_predict(
+    task: Task, fast: Simulation, tmp_path: Path, finish: Any, audit: Any
+) -> None:
+    from PIL import Image
+
+    live = begin(task, tmp_path / "run", data_dir=None)
+    fleet = LiveFleet(live)
+    with fleet.running():
+        finish(fleet)
+    assert audit.models(live) == audit.models(fast), "to the last bit"
+    pixels = live.fleet.common_test.images[0, 0]
+    Image.fromarray(pixels).save(tmp_path / "digit.png")
+    device = live.fleet.devices[0].name
+    with DeviceStore(live.folder.device(device).store, device=device, inspect=True) as store:
+        seen = predict(store, tmp_path / "digit.png")
+    assert len(seen.classes) == 10
+    assert sum(odds for _, odds in seen.classes) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"data": {"augment": "flip-crop"}}, "computed once"),
+        ({"model": {"name": "digits-cnn"}}, "features go with name = 'linear'"),
+    ],
+)
+def test_what_does_not_go_with_features_is_refused(short_task: Any, sections: dict[str, Any], text: str) -> None:
+    model = {"name": "linear", "features": "filters", **sections.pop("model", {})}
+    with pytest.raises(BadInput, match=text):
+        short_task(model=model, method={"name": "dp-fedavg"}, **sections)
