@@ -369,12 +369,10 @@ def main() -> None:
     images: dict[str, Images] = {}
     features: Figures = {}
     for fleet in fleets(quick=options.quick):
-        if time.monotonic() > ends:
-            break
         if fleet.data not in images:
             found = featured(fleet.data, data_dir=options.data_dir, kept=options.kept)
             images[fleet.data], features[FEATURES[fleet.data]] = found
-        if fleet not in done:
+        if fleet not in done and time.monotonic() < ends:
             done[fleet] = {"fleet": asdict(fleet), **measure(fleet, images[fleet.data].first_classes(fleet.classes))}
             with options.kept.open("a") as file:
                 file.write(json.dumps(done[fleet]) + "\n")
