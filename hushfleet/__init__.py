@@ -3,4 +3,4 @@
 Nothing here imports PyTorch or a network model, so a board can import all of it.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

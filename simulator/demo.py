@@ -23,7 +23,6 @@ from hushfleet.simulator.cli import BrokerOption, Out, Resume, overridden, run_a
 from hushfleet.simulator.run import RunOptions
 
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb", "jetson-orin-nano")
-SHORT = ("round.rounds=3",)
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Half:
 
 
 HALVES = {
-    "paper": Half("FedGLP-ADP, each board for itself", "demo_paper.toml", 0, SHORT),
-    "secure": Half("hush, sums only", "demo_secure.toml", 8, (*SHORT, "data.devices=24")),
+    "paper": Half("FedGLP-ADP, as the paper", "demo_paper.toml", 0, ("round.rounds=3",)),
+    "secure": Half("hush, secure sums", "demo_secure.toml", 8, ("round.rounds=5",)),
 }
 
 
@@ -51,7 +50,7 @@ def register(app: typer.Typer) -> None:
     def demo(
         half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
         out: Out = None,
-        short: Annotated[bool, typer.Option("--short", help="3 rounds of each, and 24 devices in the second half: a smoke test.")] = False,
+        short: Annotated[bool, typer.Option("--short", help="3 and 5 rounds: a smoke test.")] = False,
         broker: BrokerOption = "auto",
         resume: Resume = False,
     ) -> None:  # fmt: skip

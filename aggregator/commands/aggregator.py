@@ -187,7 +187,7 @@ def _run(
     identity: Identity,
     enrolment: Enrolment,
     *,
-    roster: Roster | None,
+    roster: Roster | None = None,
     epoch: int,
     federation: str,
     console: Console,

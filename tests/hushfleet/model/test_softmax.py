@@ -39,7 +39,7 @@ def test_fits_end_where_a_general_optimizer_ends(images, width, classes, penalti
             return loss(at, x, y, offset, penalty), slope.ravel()
 
         best = minimize(objective, np.zeros(classes * width), jac=True, method="L-BFGS-B")
-        assert objective(pull.astype(np.float64).ravel())[0] <= best.fun + 1e-3 * max(1, best.fun)
+        assert objective(pull.astype(np.float64).ravel())[0] <= best.fun + 5e-3 * max(1, best.fun)
 
 
 @given(images=st.integers(1, 12), width=st.integers(1, 12), rank=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
