@@ -43,17 +43,13 @@ def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, di
     return ("unmask" if fixed else "round_extended"), fields
 
 
+_OF_ANSWERS = ("round", "device", "bytes", "code", "reason")
+
+
 def fields_of(verdict: Verdict, *, device: str, round: int, payload_bytes: int) -> dict[str, Any]:
     """Of `update` or `answer`: what became of one."""
-    if verdict.of == "update":
-        return update_fields(verdict, device=device, round=round, payload_bytes=payload_bytes)
-    return {
-        "round": round,
-        "device": device,
-        "bytes": payload_bytes,
-        "code": verdict.code,
-        "reason": verdict.reason,
-    }
+    fields = update_fields(verdict, device=device, round=round, payload_bytes=payload_bytes)
+    return fields if verdict.of == "update" else {name: fields[name] for name in _OF_ANSWERS}
 
 
 def update_fields(verdict: Verdict, *, device: str, round: int, payload_bytes: int) -> dict[str, Any]:

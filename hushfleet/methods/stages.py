@@ -180,9 +180,7 @@ class ClipWhole:
         return replace(cost, norm=1.0)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
-        clip_norm = context.setting.clip_norm
-        bounds = np.full(len(context.layout.layers), clip_norm)
-        return replace(release, values=clip(release.values, clip_norm), clip_norms=bounds, by_layer=False)
+        return _bounded(context, release, clip)
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,14 @@ class ScaleWhole:
         return replace(cost, norm=1.0)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
-        clip_norm = context.setting.clip_norm
-        bounds = np.full(len(context.layout.layers), clip_norm)
-        return replace(release, values=scale(release.values, clip_norm), clip_norms=bounds, by_layer=False)
+        return _bounded(context, release, scale)
+
+
+def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, float], Array]) -> Release:
+    """The values as a whole brought to the round's clip norm C."""
+    clip_norm = context.setting.clip_norm
+    bounds = np.full(len(context.layout.layers), clip_norm)
+    return replace(release, values=bound(release.values, clip_norm), clip_norms=bounds, by_layer=False)
 
 
 class LayerBounds:

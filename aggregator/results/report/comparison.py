@@ -55,7 +55,8 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
     answers = []
     for number_of_run, (name, result) in enumerate(runs.items()):
         headline = judge(result)
-        answers.append(f"{name}: {answer(result, headline)}")
+        verdict = answer(result, headline)
+        answers.append(f"{name}: {verdict}")
         told = (
             own_head_answer(result),
             privacy_answer(headline, devices=result.devices),
@@ -66,7 +67,7 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
         accuracy = sections.accuracy(result, headline).parts[:1]
         gains = sections.devices_against_alone(result, headline).parts[:1]
         prose = page.Prose([words for words in told if words])
-        parts.append(page.Section(f"run-{number_of_run}", name, answers[-1], [*accuracy, *gains, prose]))
+        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*accuracy, *gains, prose]))
     write_whole(path, page.page(title, parts, answer=answers))
 
 

@@ -1,0 +1,143 @@
+"""A thousand real devices in rounds with secure sums, some of which are lost: does the sum open, and is anything lost?
+
+    python -m benchmarks.secure_fleet --data-dir DIR [--devices 1000] [--rounds 1] [--lost 0.05] [--json F]
+
+Broker, aggregator and devices as in `benchmarks/fleet.py`. A share of the devices has a process of its own, which is
+killed when the first round has opened and never comes back: members of the committee are among them. Each device has
+four images of Fashion-MNIST. The exit status is 0 only if every round's sum was opened and nothing else was lost.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common import Figures, console, cores, make_parser, table, write
+from benchmarks.fleet import DESCRIPTORS_A_DEVICE, END_WITHIN_S, SAMPLE_S, Sample, allow_descriptors, take_samples
+from benchmarks.processes import ROOT
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import Simulation, begin
+
+LOST = "lost"
+IMAGES = 4
+
+
+def task_of(*, devices: int, rounds: int, lost: float) -> Task:
+    settings = (
+        'name="secure-fleet"',
+        f"data.devices={devices}",
+        f"data.limit={IMAGES * devices}",
+        'data.partition="iid"',
+        "data.min_samples=2",
+        f"round.rounds={rounds}",
+        f"round.quorum={1 - lost}",
+        f"round.min_updates={int((1 - 2 * lost) * devices)}",
+        "round.deadline_s=900",
+    )
+    return load_task(ROOT / "tasks" / "fashion-mnist-hush.toml", settings)
+
+
+def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, dict[str, list[Sample]]]:
+    """Seconds from the first round's opening to the end, and what each process used."""
+    names = [device.name for device in simulation.fleet.devices]
+    gone, stay = names[: round(lost * len(names))], names[round(lost * len(names)) :]
+    hosts = {f"host-{number}": stay[number::processes] for number in range(processes)} | ({LOST: gone} if gone else {})
+    allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(stay) // processes) + 100)
+    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[Sample]](list)
+    opened_at = None
+    with fleet.running():
+        while not fleet.finished:
+            if opened_at is None and any(event["event"] == "round_open" for event in iterate_events(_log(simulation))):
+                opened_at = time.time()
+                if gone:
+                    fleet.expected_down.add(LOST)
+                    fleet.kill(LOST)
+            pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
+            take_samples(usage, pids | ({} if fleet.broker is None else {"broker": fleet.broker.pid}))
+            fleet.check()
+            time.sleep(SAMPLE_S)
+        seconds = time.time() - (opened_at or time.time())
+        fleet.wait(END_WITHIN_S)
+    return seconds, usage
+
+
+def _log(simulation: Simulation) -> Path:
+    return simulation.folder.events
+
+
+def audit(simulation: Simulation, *, lost: float) -> list[Figures]:
+    task, names = simulation.prepared.spec.task, [device.name for device in simulation.fleet.devices]
+    with AggregatorStore(simulation.folder.aggregator) as store:
+        rounds = store.rounds()
+        opened = sum(row.phase == "closed" and row.result_digest != row.global_digest for row in rounds)
+        included = {(row.round, update.device) for row in rounds for update in store.updates(row.round)}
+        answers = [len(store.answer_sizes(row.round)) for row in rounds]
+        refusals = sum((Counter(codes) for codes in store.refusals().values()), Counter())
+    kept = acked = 0
+    for name in names:
+        with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as device:
+            charged = device.ledger.rounds_charged(task)
+            kept += charged >= sum(each == name for _, each in included)
+            acked += all((entry := device.outbox(task, number)) is not None and entry.status == "acked"
+                         for number, each in included if each == name)  # fmt: skip
+    wanted, least = simulation.task.round.rounds, int((1 - lost) * len(names))
+
+    def finding(promise: str, found: int, of: int) -> Figures:
+        return {"promise": promise, "kept": found == of, "found": f"{found:,} of {of:,}"}
+
+    enough = sum(sum(number == row.round for number, _ in included) >= least for row in rounds)
+    return [
+        finding("every round's sum was opened", opened, wanted),
+        finding(f"every sum has {least:,} devices or more", enough, wanted),
+        finding("every device in a sum has charged it", kept, len(names)),
+        finding("every device in a sum knows that its update arrived", acked, len(names)),
+        finding("no message was refused", refusals.total(), 0),
+        {"promise": "answers of the committee, a round", "kept": True, "found": ", ".join(map(str, answers))},
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--data-dir", type=Path, help="where Fashion-MNIST is; default: download")
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--lost", type=float, default=0.05, help="the share of the devices that is killed")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="hushfleet-secure-") as scratch:
+        try:
+            task = task_of(devices=options.devices, rounds=options.rounds, lost=options.lost)
+            simulation = begin(task, Path(scratch) / "run", data_dir=options.data_dir)
+            seconds, usage = run(simulation, lost=options.lost, processes=max(2, cores()))
+            findings = audit(simulation, lost=options.lost)
+            (round_close,) = [e for e in iterate_events(_log(simulation)) if e["event"] == "round_close"][-1:]
+        except HushfleetError as error:
+            console.print(f"error: {error}", style="red")
+            return error.exit_code
+    processes = [
+        {"process": name, "cpu_s": samples[-1].cpu_s, "peak_mib": max(sample.resident_mib for sample in samples)}
+        for name, samples in sorted(usage.items())
+    ]
+    whole = {
+        "devices": options.devices,
+        "in the last sum": round_close["participants"],
+        "seconds": seconds,
+        "bytes up a device": round_close["uplink_bytes"] / max(1, round_close["participants"]),
+    }
+    table("Promises", findings)
+    table("Processes", processes)
+    table("The run", [whole])
+    write(options, {**whole, "findings": findings, "processes": processes})
+    return 0 if all(finding["kept"] for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
