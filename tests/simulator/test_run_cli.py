@@ -117,7 +117,9 @@ def test_a_run_as_typed_and_the_same_folder_again(
     result = Result.load(Path("run/result.json"))
     assert (len(result.rounds), result.devices, result.seed, result.noise_multiplier) == (1, 2, 5, 0.25)
     assert list(result.boards.values()) == ["raspberry-pi-5-8gb", "jetson-orin-nano"]
-    assert [point.noise_multiplier for point in result.details.privacy_sweep] == [0.0, 2.0]
+    assert [point.noise_multiplier for point in result.details.privacy_sweep] == [0.0, 0.25, 2.0], (
+        "the run itself among them"
+    )
     assert [point.wire.step for point in result.details.wire_sweep] == [1.0, None]
     assert None not in (result.local_only.accuracy_own_common, result.local_only.accuracy_own_local)
     assert result.details.eq20_bytes[0] > 0
@@ -168,7 +170,7 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "privacy",
+    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "plan", "privacy",
     "reproduce", "simulate",
 ]  # fmt: skip
 

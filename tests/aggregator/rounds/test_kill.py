@@ -18,10 +18,10 @@ FIXED: dict[str, Any] = {"devices": 2, "rounds": 2, "durable": True}
 
 NAMED = {
     "the round is opened": ("execute", ("write", "open_round")),
-    "the update is stored": ("execute", ("write", "put_update", "_commit")),
-    "the public state is stored": ("execute", ("write", "put_public_state", "_commit")),
-    "the charge is stored": ("execute", ("write", "put_charge", "_commit")),
-    "the three are committed": ("execute", ("transaction", "__exit__", "_commit")),
+    "the update is stored": ("execute", ("write", "put_update", "commit")),
+    "the public state is stored": ("execute", ("write", "put_public_state", "commit")),
+    "the charge is stored": ("execute", ("write", "put_charge", "commit")),
+    "the three are committed": ("execute", ("transaction", "__exit__", "commit")),
     "the checkpoint is synced": ("fsync", ("write_whole", "Checkpoints.write")),
     "the checkpoint is named": ("replace", ("write_whole", "Checkpoints.write")),
     "the checkpoint's folder is synced": ("fsync", ("sync_folder", "write_whole", "Checkpoints.write")),
