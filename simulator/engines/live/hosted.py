@@ -23,6 +23,7 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
+from hushfleet.graphs.features import FeatureGraph
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Will
 from hushfleet.wire.link.mqtt import MqttLink
@@ -67,10 +68,10 @@ def loaded_once(make: Callable[..., object]) -> Callable[..., object]:
     """A graph is loaded once a process: a session takes megabytes, and all devices have the same one."""
     lock, made = threading.Lock(), dict[bytes, object]()
 
-    def load(graph: bytes, layout: object, *, threads: int = 1) -> object:
+    def load(graph: bytes, spec: object, **options: Any) -> object:
         with lock:
             if graph not in made:
-                made[graph] = make(graph, layout, threads=threads)
+                made[graph] = make(graph, spec, **options)
             return made[graph]
 
     return load
@@ -93,6 +94,8 @@ def main() -> int:
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each would warn that its noise has a seed
     runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined]
     runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]
+    runtime.FeatureGraph = loaded_once(runtime.FeatureGraph)  # type: ignore[assignment,attr-defined]
+    FeatureGraph.of = in_turns(FeatureGraph.of)  # type: ignore[method-assign]
     Trainer.run_round = in_turns(Trainer.run_round)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)
