@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.aggregator.config.task import WireSection
+from hushfleet.aggregator.config.sections import WireSection
 from hushfleet.errors import Malformed
 from hushfleet.wire.format.codec import MAX_STEP, MIN_STEP
 from hushfleet.wire.format.difference import EncodedDifference, encode_difference

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.aggregator.config.task import WireSection
+from hushfleet.aggregator.config.sections import WireSection
 from hushfleet.aggregator.publish.differences import Differences
 from hushfleet.aggregator.publish.model_step import make_difference
 from hushfleet.aggregator.storage.checkpoints import Checkpoints

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import torch
 
-from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.ingest.checks import UpdateChecks
 from hushfleet.aggregator.ingest.decoding import decode
 from hushfleet.aggregator.ingest.exact_sum import ExactSum

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, Device

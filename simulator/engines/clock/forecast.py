@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms

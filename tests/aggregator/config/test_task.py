@@ -10,7 +10,8 @@ from typing import Any, get_args
 import pytest
 
 import hushfleet
-from hushfleet.aggregator.config.task import DataSet, Partition, Task, load_task, parse_task
+from hushfleet.aggregator.config.sections import DataSet, Partition
+from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.config.spec import TRUST
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.ingest import robust
 from hushfleet.aggregator.ingest.robust import Sent, robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.config.task import WireSection
+from hushfleet.aggregator.config.sections import WireSection
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, download_bytes, make_difference
 from hushfleet.wire.format.difference import apply_difference, params_digest, read_difference_header
 from hushfleet.wire.format.messages import BASE_BYTES, RoundPlan

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
-from hushfleet.aggregator.config.task import RoundSection
+from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.device import Device
 from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes

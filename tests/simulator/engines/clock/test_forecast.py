@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.config.task import RoundSection, Task, parse_task
+from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon

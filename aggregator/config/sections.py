@@ -1,0 +1,230 @@
+"""The sections of a task file, each with what is accepted in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, PositiveOrInf, Probability, Share, from_plain
+from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
+from hushfleet.errors import HushfleetError, Malformed
+from hushfleet.methods import find_method
+from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.privacy.accounting.epsilon import Accountant
+
+DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
+Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological"]
+_AtLeast1 = Annotated[int, Meta(ge=1)]
+
+
+@dataclass(frozen=True)
+class ModelSection(Checked):
+    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images.
+
+    `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
+    or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
+    relative path starts at the task file's folder (in an override: at the working directory).
+    """
+
+    name: str
+    features: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features is not None and self.name != "linear":
+            raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
+        if self.features is not None and self.features.endswith(".onnx"):  # absolute, as DataSection.path
+            object.__setattr__(self, "features", str(Path(self.features).expanduser().absolute()))
+
+
+@dataclass(frozen=True)
+class MethodSection(Checked):
+    """`[method]`: its name and its own settings, which the method's configuration class checks."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self.config()
+        except HushfleetError as error:
+            raise ValueError(str(error)) from error
+
+    @classmethod
+    def of(cls, plain: Any) -> MethodSection:
+        """A table with `name` beside the settings. Raises `Malformed`."""
+        if not isinstance(plain, dict) or not isinstance(plain.get("name"), str):
+            raise Malformed("method: expected a table with a name")
+        try:
+            return cls(plain["name"], {key: value for key, value in plain.items() if key != "name"})
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"name": self.name, **self.settings}
+
+    def config(self) -> TrainingConfig:
+        return from_plain(find_method(self.name).config, self.settings, where="method")
+
+    def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
+        """The method's parts, before they are bound to a network."""
+        return find_method(self.name).parts(self.config(), privacy, rounds)
+
+
+@dataclass(frozen=True)
+class PrivacySection(Checked):
+    """`[privacy]`: what is promised, and the noise that it takes.
+
+    Give `noise_multiplier`, or `epsilon` to have it found. With `as-published`, `epsilon` is the papers' number:
+    against whoever sees the aggregate only (epsilon_release); with `strict` it is against the server as well.
+    `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
+
+    With `secure` the server sees nothing but sums (`hushfleet.secure`), and `epsilon` is against it. At least
+    `honest_fraction` of the devices are taken to be honest: the noise is divided among those that are left of the
+    fewest devices of a sum (`round.min_updates`) when all others are there. `delta` is 1e-5 by default.
+
+    `accountant` turns noise into epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
+
+    `reading` says what `epsilon` counts: `user-level` counts rounds with every device taking
+    part; `client-sampling` counts the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), though
+    the broker does; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
+    records although that is not what is run.
+
+    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch takes
+    a record with probability `sample_rate` (by default the batch size over an even share of the training records),
+    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` is against the server, over all
+    rounds.
+
+    In the field a device's budget and preference are its owner's (DEVICE.toml, `[limits]`). In a simulation each
+    device allows `budget` against the server, and where the method lets devices choose their noise each wants it
+    1 plus a normal deviation of `preference_std` times the standard, within 0.2 to 5.
+    """
+
+    unit: Unit = "device"
+    accounting: Accounting = "as-published"
+    clip_norm: PositiveOrInf = 0.5
+    noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    epsilon: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    delta: Probability | None = None
+    honest_fraction: Share = 0.9
+    sample_rate: Share | None = None
+    accountant: Accountant = "exact"
+    reading: Literal["user-level", "client-sampling", "pooled-sampling"] = "user-level"
+    budget: PositiveOrInf = math.inf
+    preference_std: Annotated[float, Meta(ge=0, le=10)] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_multiplier is not None and self.epsilon is not None:
+            raise ValueError("give noise_multiplier or epsilon, not both")
+        if self.sample_rate is not None and self.unit != "record":
+            raise ValueError("sample_rate belongs to unit = 'record'")
+        if self.reading != "user-level" and self.unit == "record":
+            raise ValueError("reading belongs to unit = 'device'; a record's epsilon has one accountant")
+        if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
+            raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
+
+
+@dataclass(frozen=True)
+class DataSection(Checked):
+    """`[data]`: the data set, and how a simulation divides it among devices.
+
+    For `folder`, `class_names` and `input_shape` say what the devices' class folders hold; `path` is where a
+    simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
+    relative path starts at the task file's folder (in an override: at the working directory).
+
+    `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
+
+    With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
+    the common test set by its label shares.
+    """
+
+    name: DataSet
+    devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    partition: Partition = "iid"
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    classes_per_device: _AtLeast1 | None = None
+    test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    min_samples: Annotated[int, Meta(ge=2)] = 10
+    limit: _AtLeast1 | None = None
+    augment: Augment = "none"
+    path: Path | None = None
+    class_names: tuple[str, ...] = ()
+    input_shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path is not None:  # absolute, since a run is resumed from a copy of the task, from wherever
+            object.__setattr__(self, "path", self.path.expanduser().absolute())
+        if self.partition.startswith("dirichlet") and self.alpha is None:
+            raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
+        if self.partition == "pathological" and self.classes_per_device is None:
+            raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
+        if len(set(self.class_names)) != len(self.class_names):
+            raise ValueError(f"class_names = {list(self.class_names)}: each name may stand there once")
+        if self.name == "folder" and (not self.class_names or self.input_shape is None):
+            raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
+        if self.name != "folder" and self.path is not None:
+            raise ValueError(f"path belongs to name = 'folder'; where {self.name!r} lies is said by --data-dir")
+
+
+@dataclass(frozen=True)
+class RoundSection(Checked):
+    """`[round]`: how many rounds, who takes part, when a round closes.
+
+    A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
+    `deadline_s` with at least `min_updates`; with fewer it is extended.
+
+    With `privacy.accounting = "secure"` no sum of fewer than `min_updates` is ever opened; left out, it is nine tenths
+    of the cohort.
+
+    `aggregation` is what is made of the updates, parameter by parameter, of those that sent it: their `mean`; their
+    `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
+    not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
+    lies").
+    """
+
+    rounds: Rounds = 20
+    cohort_size: Annotated[int, Meta(ge=0)] = 0
+    min_devices: _AtLeast1 | None = None
+    quorum: Share = 1.0
+    min_updates: _AtLeast1 = 1
+    deadline_s: Annotated[float, Meta(gt=0, le=30 * 86400)] = 600.0
+    aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
+    trim: Annotated[float, Meta(gt=0, lt=0.5)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
+            raise ValueError(
+                "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
+                "out at either end, for example 0.1"
+            )
+
+
+@dataclass(frozen=True)
+class WireSection(WireSpec):
+    """`[wire]`: what devices are told, and two keys of the aggregator's own.
+
+    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, coded, with a step of
+    `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
+    square of a layer's change where there is no noise); or `full`, exactly as it was computed. Left out, it is
+    `full` where `codec` rounds no more than a float does, since exact averages are then what is asked for.
+    """
+
+    downlink: Literal["difference", "full"] | None = None
+    downlink_step: Step = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.downlink is None:
+            floats = self.codec in ("float32", "float16")
+            object.__setattr__(self, "downlink", "full" if floats else "difference")
+
+    def spec(self) -> WireSpec:
+        return WireSpec(self.codec, self.step, self.relative_step, self.chunk_bytes)
