@@ -81,6 +81,7 @@ class GainTable:
 
     def __init__(self, plain: Mapping[str, Any]) -> None:
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
+        self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # not all have all of them
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
         cells: dict[tuple[str, bool, int, int], list[tuple[float, list[float]]]] = defaultdict(list)
         for fleet in plain["fleets"]:

@@ -118,7 +118,7 @@ def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes
     console.print(takes)
     table = gain_table()
     console.print(
-        f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {len(table.seeds)} seeds the gain varies by "
+        f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {table.least_seeds} seeds or more the gain varies by "
         f"+-{100 * found.spread:.1f} points. Measured by {table.made_by} on {table.date}. How long a round lasts is up "
         "to the slowest board: hushfleet forecast.",
         soft_wrap=True,

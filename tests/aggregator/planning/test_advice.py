@@ -27,7 +27,7 @@ def fleet(devices: int, images: int, chosen: float, *, classes: int = 10, alpha:
     """One epsilon: 2."""
     point = {"epsilon": 2.0, "chosen": {"own": chosen}, "shared": {"common": chosen}, "gain_std": 0.0}
     who = {"features": "scattering", "devices": devices, "images": images, "classes": classes, "alpha": alpha}
-    return who | {"honest": 1.0, "alone": {"own": 0.5, "common": 0.4}, "points": [point]}
+    return who | {"honest": 1.0, "seeds": 1, "alone": {"own": 0.5, "common": 0.4}, "points": [point]}
 
 
 def signal_of(devices: float) -> float:
