@@ -94,13 +94,11 @@ def ways_to_ask(members: Sequence[int], sets: list[tuple[int, ...]]) -> Iterator
         yield {member: included for member, included in zip(members, choice, strict=True) if included}
 
 
-@pytest.mark.parametrize("cohort", [2, 3, 4, 5, 6])
-@pytest.mark.parametrize("corrupt", [0, 1])
+@pytest.mark.parametrize(("cohort", "corrupt"), [(2, 0), *itertools.product([3, 4, 5, 6], [0, 1])])
 def test_no_way_to_ask_gives_more_than_one_sum(cohort: int, corrupt: int) -> None:
     """Two groups of devices: each may be asked for, and both together, of each honest member."""
     rule = committee_rule(cohort, honest_fraction=1 - corrupt / cohort)
-    if rule.packed < 1:
-        pytest.skip("no committee")
+    assert rule.packed >= 1
     assert rule.corrupt == corrupt
     sets = [(0,), (1,), (0, 1)]
     for asked in ways_to_ask(range(corrupt, rule.members), sets):
