@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +75,23 @@ def mosquitto_config(*, host: str, port: int, tls: BrokerTls | None, acl_path: P
     return text if tls.crl_file is None else f"{text}crlfile {tls.crl_file}\n"
 
 
-def mosquitto_acl(*, aggregator: str = "aggregator") -> str:
-    """The access list: a device (its certificate's name is `%u`) writes only below its own `up`."""
-    shared = "".join(f"pattern read {ROOT}/+/{topic}\n" for topic in ("server", "task", "round", "blob/+"))
-    return (
-        f"pattern write {ROOT}/+/c/%u/up/#\npattern read {ROOT}/+/c/%u/down\n{shared}\n"
-        f"user {aggregator}\ntopic readwrite {ROOT}/#\n"
-    )
+def mosquitto_acl(*, aggregator: str = "aggregator", service: str | None = None, blocked: Iterable[str] = ()) -> str:
+    """The access list: a device (its certificate's name is `%u`) writes only below its own `up`.
+
+    :param service: certificate name of the fleet service, where there is one.
+    :param blocked: devices that are locked out. Mosquitto reads the list again on SIGHUP.
+    """
+    shared = ("server", "task", "round", "blob/+", "release/+", "c/%u/down", "c/%u/fleet")
+    text = f"pattern write {ROOT}/+/c/%u/up/#\n"
+    text += "".join(f"pattern read {ROOT}/+/{topic}\n" for topic in shared)
+    for user in (aggregator, service):
+        text += f"\nuser {user}\ntopic readwrite {ROOT}/#\n" if user else ""
+    return text + "".join(f"\nuser {device}\ntopic deny {ROOT}/#\n" for device in sorted(blocked))
+
+
+def enrolment_acl() -> str:
+    """Of the listener for boards without a certificate: they can ask for one, and nothing else."""
+    return f"topic write {ROOT}/+/enrol/+/up\ntopic read {ROOT}/+/enrol/+/down\n"
 
 
 def find_mosquitto() -> str | None:

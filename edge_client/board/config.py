@@ -85,6 +85,21 @@ class BrokerSection(Checked):
 
 
 @dataclass(frozen=True)
+class FleetSection(Checked):
+    """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
+
+    :param operator_key: public key, 64 hex digits: signs the answers to enrolment, the offers of releases, and the list
+        of who may be in a secure sum (`device.roster_key`, unless that is given).
+    :param enrol_url: where a board without a certificate asks for one.
+    :param token_file: the one-time token; erased when it has served.
+    """
+
+    operator_key: PublicKeyText
+    enrol_url: str
+    token_file: str | None = None
+
+
+@dataclass(frozen=True)
 class DataSection(Checked):
     """Where the device's own images are.
 
@@ -161,6 +176,7 @@ class DeviceConfig(Checked):
     data: DataSection
     limits: LimitsSection
     simulation: SimulationSection | None = None
+    fleet: FleetSection | None = None
 
     @property
     def store_path(self) -> Path:
@@ -172,7 +188,8 @@ class DeviceConfig(Checked):
 
     @property
     def roster_key(self) -> bytes | None:
-        return bytes.fromhex(self.device.roster_key) if self.device.roster_key else None
+        key = self.device.roster_key or (self.fleet.operator_key if self.fleet else None)
+        return bytes.fromhex(key) if key else None
 
     @property
     def memory_mib(self) -> int:
@@ -187,6 +204,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
     "data": ("path",),
     "simulation": ("common_test", "local_test", "metrics"),
+    "fleet": ("token_file",),
 }
 
 
