@@ -128,10 +128,10 @@ class Task(Checked):
         return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
 
     def _check_augment(self) -> None:
-        if self.data.augment != "none" and self.model.features is not None:
+        if self.data.augment != "none" and self.model.has_features:
             raise ValueError(
-                f"data.augment = {self.data.augment!r}: with model.features each image's features are computed once, "
-                "so images cannot be changed from step to step; leave one of them out"
+                f"data.augment = {self.data.augment!r}: with model.features or model.share = 'head' each image's "
+                "features are computed once, so images cannot be changed from step to step; leave one of them out"
             )
 
     def _check_preferences(self) -> None:
@@ -282,10 +282,10 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
     folder = path.absolute().parent
-    for section, key in (("data", "path"), ("model", "features")):
+    for section, key in (("data", "path"), ("model", "features"), ("model", "weights")):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(named, str) and (key == "path" or named.endswith(".onnx")):
+        if isinstance(table, dict) and isinstance(named, str) and (key != "features" or named.endswith(".onnx")):
             table[key] = str(folder / Path(named).expanduser())
     return parse_task(plain, overrides, where=str(path))
 
