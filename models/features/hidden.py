@@ -46,8 +46,8 @@ class Hidden:
             raise BadInput(f"model.name = {self.model.name!r} has no fixed part: leave out model.share")
         if self._body.layout.size * 4 > MAX_GRAPH_BYTES:
             raise BadInput(
-                f"model.name = {self.model.name!r}: its fixed layers have {self._body.layout.size * 4 >> 20} MiB, and a "
-                f"graph at most {MAX_GRAPH_BYTES >> 20} MiB; take a smaller network"
+                f"model.name = {self.model.name!r}: its fixed layers have {self._body.layout.size * 4 >> 20} MiB, "
+                f"and a graph at most {MAX_GRAPH_BYTES >> 20} MiB; take a smaller network"
             )
 
     @property
