@@ -20,6 +20,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = b"3"
+OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
 ADVICE = (
     "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
     "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
