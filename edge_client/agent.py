@@ -278,6 +278,8 @@ class Agent:
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
+            if isinstance(event, Delivery) and event.topic.startswith(f"{self.topics.prefix}/release/"):
+                continue  # they are asked for again, and memory is for training
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")
@@ -308,10 +310,11 @@ class Agent:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
+        upload = self._confirmed_upload
+        busy = self.blobs.fetch is not None or upload is not None
         for duty in self._duties:
             if now >= duty.due_at:
-                duty.advance(self.link, now)
-        upload = self._confirmed_upload
+                duty.advance(self.link, now, busy=busy)
         if upload is None:
             return
         if upload.offer_due or (not upload.busy and now >= upload.due_at):
