@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -22,6 +22,7 @@ from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
@@ -62,6 +63,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param supervisor: is told that the work loop lives (systemd's watchdog).
     :param pacer: makes the work as slow as a simulated board's.
+    :param duties: what it does for its fleet besides.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         supervisor: Supervisor | None = None,
         pacer: Pacer | None = None,
+        duties: Sequence[Duty] = (),
     ) -> None:
         self.config = config
         self.store = store
@@ -83,6 +86,7 @@ class Agent:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(None, None)
         self._pacer = pacer or Pacer()
+        self._duties = duties
         self._memory_mib = config.memory_mib
         self._session = self.store_check.session
         self._verifier = MessageVerifier(store, config.server_key, federation=self.topics.federation)
@@ -142,7 +146,10 @@ class Agent:
     def start(self) -> None:
         """Opens the link; `step` does the rest."""
         topics = self.topics
-        for topic_filter in (topics.down(self.device), topics.server, topics.task, topics.round):
+        of_duties = [each for duty in self._duties for each in duty.filters]
+        for topic_filter in dict.fromkeys(
+            [topics.down(self.device), topics.server, topics.task, topics.round, *of_duties]
+        ):
             self.link.subscribe(topic_filter)
         self.link.open()
         self._supervisor.ready()
@@ -184,7 +191,8 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        due = (each.due_at for each in (question, self.blobs.fetch, upload) if each is not None)
+        duties = () if self._status == "training" else self._duties
+        due = (each.due_at for each in (question, self.blobs.fetch, upload, *duties) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
@@ -193,12 +201,16 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up = True
+            for duty in self._duties:
+                duty.connected()
             self.store_check.ask_again(self._clock())
             self._announce(self._status)
             self._resume()
         elif isinstance(event, LinkDown):
             _log.warning("the connection was lost: %s", event.reason)
             self._up, self._down_because = False, event.reason
+            for duty in self._duties:
+                duty.lost()
         else:
             try:
                 self._on_delivery(event)
@@ -219,6 +231,9 @@ class Agent:
             self.blobs.on_chunk(topic.digest, payload)
         elif topic.kind == "down":
             self._on_down(self._verifier.verify(payload))
+        elif topic.kind in ("fleet", "release"):
+            for duty in self._duties:
+                duty.take(topic, payload)
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
@@ -300,8 +315,6 @@ class Agent:
         now, messages = self._clock(), self.topics.msg(self.device)
         if self._enrolment.is_due(now):
             self._announce(self._status)
-        if self.health is not None and now >= self.health.due_at and self._status != "training":
-            self._send_health(self.health, now)
         if self.rounds.decline is not None and self.rounds.decline_due:
             self._publish(messages, self.rounds.decline)
             self.rounds.decline_due = False
@@ -309,6 +322,8 @@ class Agent:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
+        if self._status != "training":  # that its end is still a secret must not show in what else is sent
+            self._do_duties(now)
         upload = self._confirmed_upload
         if upload is None:
             return
@@ -324,11 +339,15 @@ class Agent:
             else:
                 upload.chunk_sent(now)
 
-    def _send_health(self, health: BoardHealth, now: float) -> None:
-        task = self.tasks.runtime
-        hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
-        message = health.message(now, session=self._session, hushed=hushed)
-        self.link.publish(self.topics.health(self.device), self._encoded(message), retain=True)
+    def _do_duties(self, now: float) -> None:
+        for duty in self._duties:
+            if now >= duty.due_at:
+                duty.advance(self.link, now)
+        if self.health is not None and now >= self.health.due_at:
+            task = self.tasks.runtime
+            hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
+            health = self.health.message(now, session=self._session, hushed=hushed)
+            self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
 
     def _publish(self, topic: str, message: Message) -> None:
         self.link.publish(topic, self._encoded(message))

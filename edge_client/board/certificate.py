@@ -12,11 +12,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, DeviceConfig
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import is_name
 
-FLEET_CERTIFICATE = "tls.pem"
 DAY_S = 86400.0
 SOON_DAYS = 14
 
@@ -25,7 +24,7 @@ def certificate_file(config: DeviceConfig) -> Path | None:
     """Of the file that DEVICE.toml names, or else of the one that the fleet has given; None without one."""
     if config.broker.cert_file is not None:
         return Path(config.broker.cert_file)
-    given = Path(config.device.state_dir) / FLEET_CERTIFICATE
+    given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
     return given if config.fleet is not None and given.exists() else None
 
 
