@@ -33,5 +33,7 @@ class Duty(Protocol):
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
         """Does what is due, while the link is up. Raises `LinkLost`; it is then called again after `connected`.
 
+        Never between the announced beginning and end of a training: moments must not tell how long it took.
+
         :param busy: a round has something under way: parts of its model come, or an update goes.
         """

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.fleet.health import BoardHealth
+from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.self_test import drop_copy, self_test
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
-from hushfleet.edge_client.fleet.updates import Installed
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LinkLost
 from hushfleet.wire.format.messages import encode_message
@@ -43,7 +43,7 @@ def prove(
 
     :param connect: makes a link for the device of this store.
     """
-    installed, state_dir = Installed(config), Path(config.device.state_dir)
+    installed, state_dir = Installed.of(config), Path(config.device.state_dir)
     state = installed.state()
     if state is None or not state.trial or not state.starts:
         drop_copy(state_dir)  # of a trial that was killed
@@ -107,3 +107,15 @@ def _wait(
             _log.info("release %s %s", trial, "has proved itself" if good else "was taken back")
             return good
     return False
+
+
+def _health(config: DeviceConfig, store: DeviceStore, now: float) -> Callable[[float], tuple[str, bytes]]:
+    """Makes what is published of a board whose release is on trial: topic and frame."""
+    topics, health = Topics(config.device.federation), BoardHealth(config, now=now)
+
+    def said(now: float) -> tuple[str, bytes]:
+        message = health.message(now, session=store.last_session, hushed=True)
+        frame = encode_message(message, store.identity, federation=topics.federation)
+        return topics.health(config.device.id), frame
+
+    return said

@@ -7,22 +7,16 @@ between rounds only.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import shutil
-from dataclasses import dataclass
-from pathlib import Path
 
-from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_file import ReleaseFile
-from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
+from hushfleet.edge_client.fleet.slots import SlotsError
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, HushfleetError, Malformed, StoreError, StoreFull, WireError
-from hushfleet.release import Manifest, SignedManifest, this_platform
-from hushfleet.wire.format.fleet_messages import ReleaseOffer, SlotState
+from hushfleet.errors import BadInput, HushfleetError, Malformed, StoreError, WireError
+from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.messages import Want, decode_message, encode_message, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
@@ -39,89 +33,6 @@ class RestartForRelease(HushfleetError):
     """The client should end: its next start is that of another release."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What a board says of its releases in `Health`; see there."""
-
-    slot: SlotState
-    tried: str = ""
-    attempt: int = 0
-
-
-class Installed:
-    """The releases of this board, as the client sees them.
-
-    `STATE/update.json` says which offer was answered last, by a hand-over or a refusal.
-    """
-
-    def __init__(self, config: DeviceConfig) -> None:
-        assert config.fleet is not None
-        self._root, self._state_dir = Path(config.fleet.releases), Path(config.device.state_dir)
-        self._file = self._state_dir / "update.json"
-        self.incoming = self._state_dir / "incoming"
-
-    def state(self) -> State | None:
-        """None where `slots.py` was never set up, and so nothing can be installed."""
-        if not (self._root / "slots.json").exists():
-            return None
-        try:
-            return Slots(self._root, self._state_dir).read()
-        except (SlotsError, OSError):
-            return None
-
-    def judge(self, head: bytes) -> Manifest:
-        """Of a release that this board could install. Raises `WireError`, `BadInput` or `SlotsError`, with the reason."""
-        state = self.state()
-        if state is None:
-            raise BadInput(f"this board takes no releases: there is no {self._root / 'slots.json'}")
-        try:
-            key = bytes.fromhex((self._root / "release_key").read_text().strip())
-        except (OSError, ValueError) as error:
-            raise BadInput(f"whom to trust with releases is not known: {self._root / 'release_key'}: {error}") from error
-        manifest = SignedManifest.from_bytes(head).verify(key)
-        manifest.require_platform(*this_platform())
-        check_fits(manifest, state)
-        return manifest
-
-    def room_for(self, manifest: Manifest) -> None:
-        """Raises `StoreFull` where the release, unpacked and with its caches, would not fit."""
-        needed = manifest.payload_bytes + 2 * manifest.unpacked_bytes
-        free = min(shutil.disk_usage(folder).free for folder in (self._root, self._state_dir))
-        if free < needed:
-            raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
-
-    def answered(self, version: str, digest: bytes, attempt: int) -> None:
-        """The offer is not to be taken again."""
-        text = json.dumps({"version": version, "digest": digest.hex(), "attempt": attempt})
-        write_whole(self._file, text.encode(), durable=True)
-
-    def was_answered(self, digest: bytes, attempt: int) -> bool:
-        known = self._answer()
-        return known.get("digest") == digest.hex() and int(known.get("attempt", 0)) >= attempt
-
-    @property
-    def waits(self) -> bool:
-        """A release was handed over, and `slots.py` has not dealt with it yet."""
-        return any(self.incoming.glob("*.hfr"))
-
-    def standing(self) -> Standing:
-        state, known = self.state(), self._answer()
-        if state is None:
-            return Standing("none")
-        tried, attempt = str(known.get("version", "")), int(known.get("attempt", 0))
-        if state.trial and state.starts:
-            return Standing("trial", tried, attempt)
-        failed = bool(tried) and tried not in (state.good, state.trial) and not self.waits
-        return Standing("returned" if failed else "good", tried, attempt)
-
-    def _answer(self) -> dict[str, object]:
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(self._file.read_text())
-            if isinstance(known, dict):
-                return known
-        return {}
-
-
 class Updates:
     """The duty of a board that takes releases.
 
@@ -133,7 +44,7 @@ class Updates:
         self._device, self._identity = config.device.id, store.identity
         self._operator = bytes.fromhex(config.fleet.operator_key)
         self._topics = Topics(config.device.federation)
-        self._installed = Installed(config)
+        self._installed = Installed.of(config)
         self._offer: ReleaseOffer | None = None
         self._file: ReleaseFile | None = None
         self._subscribed: str | None = None
@@ -240,7 +151,9 @@ class Updates:
         if self._staged_at is None:
             self._staged_at = now
         if not busy or now - self._staged_at >= PATIENCE_S:
-            raise RestartForRelease(f"release {state.trial} is installed; this client ends, and the next start tries it")
+            raise RestartForRelease(
+                f"release {state.trial} is installed; this client ends, and the next start tries it"
+            )
 
     def _follow(self, link: Link) -> None:
         wanted = None if self._file is None or self._offer is None else self._topics.release(self._offer.digest)
