@@ -30,6 +30,7 @@ from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
+TLS_KEY_FILE, TLS_CERTIFICATE_FILE = "tls.key", "tls.pem"  # in the state directory of a board with a fleet
 USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
 
 
@@ -82,6 +83,21 @@ class BrokerSection(Checked):
             cert_file=self.cert_file,
             key_file=self.key_file,
         )
+
+
+@dataclass(frozen=True)
+class FleetSection(Checked):
+    """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
+
+    :param operator_key: public key, 64 hex digits: signs the answers to enrolment, the offers of releases, and the list
+        of who may be in a secure sum (`device.roster_key`, unless that is given).
+    :param enrol_url: where a board without a certificate asks for one.
+    :param token_file: the one-time token; erased when it has served.
+    """
+
+    operator_key: PublicKeyText
+    enrol_url: str
+    token_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,10 +177,26 @@ class DeviceConfig(Checked):
     data: DataSection
     limits: LimitsSection
     simulation: SimulationSection | None = None
+    fleet: FleetSection | None = None
 
     @property
     def store_path(self) -> Path:
         return Path(self.device.state_dir) / "store.sqlite"
+
+    @property
+    def broker_address(self) -> BrokerAddress:
+        """With the certificate that the fleet gave, unless the file names another. Raises `BadInput`."""
+        broker, folder = self.broker, Path(self.device.state_dir)
+        if self.fleet is not None and broker.cert_file is None:
+            broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE_FILE), key_file=str(folder / TLS_KEY_FILE))
+        return broker.address
+
+    @property
+    def enrolment_address(self) -> BrokerAddress:
+        """Where a board of a fleet asks for its certificate. Raises `BadInput`."""
+        if self.fleet is None:
+            raise BadInput("a board without a section [fleet] has nobody to ask for a certificate")
+        return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
 
     @property
     def server_key(self) -> bytes | None:
@@ -172,7 +204,8 @@ class DeviceConfig(Checked):
 
     @property
     def roster_key(self) -> bytes | None:
-        return bytes.fromhex(self.device.roster_key) if self.device.roster_key else None
+        key = self.device.roster_key or (self.fleet.operator_key if self.fleet else None)
+        return bytes.fromhex(key) if key else None
 
     @property
     def memory_mib(self) -> int:
@@ -187,6 +220,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
     "data": ("path",),
     "simulation": ("common_test", "local_test", "metrics"),
+    "fleet": ("token_file",),
 }
 
 
