@@ -23,12 +23,17 @@ _SCHEMA = """
 CREATE TABLE boards (
     id TEXT PRIMARY KEY, board TEXT NOT NULL, place TEXT NOT NULL DEFAULT '', wifi TEXT NOT NULL DEFAULT '',
     labels TEXT NOT NULL DEFAULT '{}', public_key BLOB UNIQUE, state TEXT NOT NULL DEFAULT 'new', reason TEXT,
-    certificate_end REAL, enrolled REAL, health BLOB, health_at REAL
+    certificate_end REAL, enrolled REAL
 ) WITHOUT ROWID;
 CREATE TABLE tokens (
     digest BLOB PRIMARY KEY, id TEXT NOT NULL REFERENCES boards ON DELETE CASCADE, expires REAL NOT NULL,
     uses_left INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE sightings (
+    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, state TEXT NOT NULL, session INTEGER NOT NULL,
+    version TEXT NOT NULL, seen REAL NOT NULL, health BLOB, health_at REAL
+) WITHOUT ROWID;
+CREATE TABLE processes (name TEXT PRIMARY KEY, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE certificates (
     serial TEXT PRIMARY KEY, id TEXT NOT NULL, public_key BLOB NOT NULL, request BLOB NOT NULL, pem BLOB NOT NULL,
     not_after REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0
