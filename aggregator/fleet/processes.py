@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet.aggregator.broker.child import dies_with_parent
@@ -38,16 +38,18 @@ class Child:
     """One of them.
 
     :param log_file: where its output goes; None: to this terminal.
+    :param port: where it listens, if others wait for that.
     """
 
     name: str
     command: Sequence[str]
     log_file: Path | None
+    port: int | None = None
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
     again_at: float = 0.0
-    over: bool = field(default=False)
+    over: bool = False
 
     def start(self) -> None:
         output = None if self.log_file is None else self.log_file.open("ab")
@@ -90,51 +92,53 @@ class Child:
 
 def run_fleet(folder: FleetFolder, stop: threading.Event, *, say: Callable[[str], None] = print) -> None:
     """All of them, until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
-    if find_mosquitto() is None:
-        raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto)")
     ports = folder.config.broker
-    for port in (ports.port, ports.enrolment_port):
-        check_port_free("0.0.0.0", port)
-    with FleetRegistry(folder.path) as registry:
-        write_broker_files(folder, registry)
-    brokers, others = _children(folder)
-    started: list[Child] = []
-    try:
-        for child in brokers:
-            child.start()
-            started.append(child)
-        for port, child in zip((ports.port, ports.enrolment_port), brokers, strict=True):
-            _wait_for(port, child)
-        for child in others:
-            child.start()
-            started.append(child)
+    with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
         say(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
         while not stop.wait(0.2):
-            for child in started:
+            for child in (*brokers, *services):
                 child.watch(time.monotonic())
+
+
+@contextlib.contextmanager
+def started(folder: FleetFolder, children: Sequence[Child]) -> Iterator[Sequence[Child]]:
+    """Runs them for the length of a block; a broker is waited for."""
+    folder.logs.mkdir(mode=0o700, exist_ok=True)
+    try:
+        for child in children:
+            if child.port is not None:
+                check_port_free("0.0.0.0", child.port)
+            child.start()
+        for child in children:
+            if child.port is not None:
+                _wait_for(child.port, child)
+        yield children
     finally:
-        for child in reversed(started):
+        for child in reversed(children):
             child.stop()
 
 
-def _children(folder: FleetFolder) -> tuple[list[Child], list[Child]]:
-    """Brokers, and all others."""
-    mosquitto, path = find_mosquitto() or "mosquitto", folder.path
-    folder.logs.mkdir(mode=0o700, exist_ok=True)
-    own = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
-    brokers = [
-        Child("the broker", [mosquitto, "-c", str(folder.broker / "mosquitto.conf")], folder.logs / "broker.log"),
-        Child(
-            "the broker for enrolment",
-            [mosquitto, "-c", str(folder.broker / "enrolment.conf")],
-            folder.logs / "enrolment.log",
-        ),
+def brokers_of(folder: FleetFolder) -> list[Child]:
+    """Both, with the configuration that the registry asks for. Raises `BadInput`."""
+    mosquitto = find_mosquitto()
+    if mosquitto is None:
+        raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto)")
+    with FleetRegistry(folder.path) as registry:
+        write_broker_files(folder, registry)
+    ports, logs = folder.config.broker, folder.logs
+    named = (("broker", "mosquitto", ports.port), ("enrolment broker", "enrolment", ports.enrolment_port))
+    return [
+        Child(f"the {name}", [mosquitto, "-c", str(folder.broker / f"{stem}.conf")], logs / f"{stem}.log", port)
+        for name, stem, port in named
     ]
-    others = [
-        Child("the fleet service", [*own, "fleet", "serve", str(path)], folder.logs / "service.log"),
-        Child("the aggregator", [*own, "aggregator", "--fleet", str(path)], None),
+
+
+def _services_of(folder: FleetFolder) -> list[Child]:
+    own, path = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"], str(folder.path)
+    return [
+        Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
+        Child("the aggregator", [*own, "aggregator", "--fleet", path], None),
     ]
-    return brokers, others
 
 
 def _wait_for(port: int, child: Child) -> None:
