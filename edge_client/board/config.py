@@ -105,10 +105,13 @@ class DataSection(Checked):
     """Where the device's own images are.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels.
+    :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
+        model gets right. It stays on the device.
     """
 
     kind: Literal["folder", "arrays"]
     path: str
+    held_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class DeviceConfig(Checked):
 _PATHS: dict[str, tuple[str, ...]] = {
     "device": ("state_dir",),
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
-    "data": ("path",),
+    "data": ("path", "held_out"),
     "simulation": ("common_test", "local_test", "metrics"),
     "fleet": ("token_file",),
 }

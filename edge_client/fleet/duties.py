@@ -31,4 +31,7 @@ class Duty(Protocol):
         """A message that is not about rounds, of this duty or another's; raises a `WireError` for one that is wrong."""
 
     def advance(self, link: Link, now: float) -> None:
-        """Does what is due, while the link is up. Raises `LinkLost`; it is then called again after `connected`."""
+        """Does what is due, while the link is up. Raises `LinkLost`; it is then called again after `connected`.
+
+        Never between the announced beginning and end of a training: moments must not tell how long it took.
+        """
