@@ -78,7 +78,7 @@ class Renewal:
         if self._asking is None:
             _log.info("two thirds of the certificate's life are over; asking for the next one")
             self._asking = Enrolment(self._config, self._store, self._tls, clock=self._clock)
-        if now >= self._asking.due_at:
+        if self._clock() >= self._asking.due_at:
             try:
                 link.publish(self._topics.renewal(self._device), self._asking.frame())
             except StoreError as error:

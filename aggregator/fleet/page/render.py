@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +32,13 @@ class Chart(NamedTuple):
     lines: list[tuple[float, str]]
 
 
-def page(view: FleetView) -> str:
-    """The whole page."""
-    parts = {name: Markup(html) for name, html in render_parts(view).items()}
-    return _templates().get_template("page.html").render(view=view, parts=parts)
+def page(view: FleetView, parts: Mapping[str, str]) -> str:
+    """The whole page.
+
+    :param parts: as `render_parts` gives them.
+    """
+    escaped = {name: Markup(html) for name, html in parts.items()}
+    return _templates().get_template("page.html").render(view=view, parts=escaped)
 
 
 def render_parts(view: FleetView) -> dict[str, str]:
