@@ -5,7 +5,17 @@ The standard library alone, and `cryptography` where a signature is made or chec
 release cannot break the way back.
 """
 
-from hushfleet.release.archive import pack, place, read_head, unpack
+from hushfleet.release.archive import check_payload, pack, place, read_head, trusted, unpack
 from hushfleet.release.manifest import Manifest, SignedManifest, this_platform
 
-__all__ = ["Manifest", "SignedManifest", "pack", "place", "read_head", "this_platform", "unpack"]
+__all__ = [
+    "Manifest",
+    "SignedManifest",
+    "check_payload",
+    "pack",
+    "place",
+    "read_head",
+    "this_platform",
+    "trusted",
+    "unpack",
+]
