@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from hushfleet.aggregator.fleet.commands import status
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command `fleet`; each file of `hushfleet.aggregator.fleet.commands` adds sub-commands to it."""
@@ -22,4 +24,6 @@ def register(app: typer.Typer) -> None:
         `hushfleet fleet up greenhouse`
         """,
     )
+    for part in (status,):
+        part.register(fleet)
     app.add_typer(fleet, name="fleet")

@@ -21,12 +21,17 @@ _SCHEMA = """
 CREATE TABLE boards (
     id TEXT PRIMARY KEY, board TEXT NOT NULL, place TEXT NOT NULL DEFAULT '', wifi TEXT NOT NULL DEFAULT '',
     labels TEXT NOT NULL DEFAULT '{}', public_key BLOB UNIQUE, state TEXT NOT NULL DEFAULT 'new', reason TEXT,
-    certificate BLOB, certificate_end REAL, enrolled REAL, health BLOB, health_at REAL
+    certificate BLOB, certificate_end REAL, enrolled REAL
 ) WITHOUT ROWID;
 CREATE TABLE tokens (
     digest BLOB PRIMARY KEY, id TEXT NOT NULL REFERENCES boards ON DELETE CASCADE, expires REAL NOT NULL,
     uses_left INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE sightings (
+    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, state TEXT NOT NULL, session INTEGER NOT NULL,
+    version TEXT NOT NULL, seen REAL NOT NULL, health BLOB, health_at REAL
+) WITHOUT ROWID;
+CREATE TABLE processes (name TEXT PRIMARY KEY, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 """
 
 _COLUMNS = "id, board, place, wifi, labels, public_key, state, reason, certificate_end, enrolled"
