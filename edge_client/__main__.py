@@ -103,37 +103,44 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.agent import Agent
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
+    from hushfleet.edge_client.fleet.duties import Duty
     from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
     from hushfleet.wire.link.mqtt import MqttLink
 
     return_freed_memory()
     config = load_config(options.config)
-    broker, simulation = config.broker.address, config.simulation
-    reconnect_s = simulation.reconnect_s if simulation else None
+    simulation = config.simulation
+    timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None
+    if config.fleet is None:
+        config.broker.address  # noqa: B018 - a wrong file is an error before the store is made
 
-    def connect(store: DeviceStore, will: Will) -> MqttLink:
-        return MqttLink(
-            broker,
-            client_id=store.identity.client_id(config.device.id),
-            will=will,
-            timing=None if reconnect_s is None else Timing(backoff_base_s=reconnect_s),
-        )
+    def connect(store: DeviceStore, will: Will | None = None, *, enrol: bool = False) -> MqttLink:
+        address = config.enrolment_address if enrol else config.broker_address
+        return MqttLink(address, client_id=store.identity.client_id(config.device.id), will=will, timing=timing)
 
-    stop = threading.Event()
+    stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+
     pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
     with open_store(config.store_path, device=config.device.id, simulation=simulation, pacer=pacer) as store:
-        agent = Agent(config, partial(connect, store), store, supervisor=Supervisor.from_environment(), pacer=pacer)
-        caught: list[int] = []
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            caught.append(number)
-            stop.set()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
-
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, on_signal)
-        agent.run(stop)
+
+        def run_agent(duties: Sequence[Duty] = ()) -> None:
+            agent = Agent(config, partial(connect, store), store, supervisor=supervisor, pacer=pacer, duties=duties)
+            agent.run(stop)
+
+        if config.fleet is None:
+            run_agent()
+        else:
+            from hushfleet.edge_client.fleet.membership import run_in_fleet
+
+            run_in_fleet(config, store, run_agent, partial(connect, store, enrol=True), stop, supervisor)
     return INTERRUPTED if signal.SIGINT in caught else 0
 
 

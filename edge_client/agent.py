@@ -14,13 +14,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.declines import decline_reason
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.net.store_check import StoreCheck
@@ -57,6 +58,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param supervisor: is told that the work loop lives (systemd's watchdog).
     :param pacer: makes the work as slow as a simulated board's.
+    :param duties: what it does for its fleet besides.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         supervisor: Supervisor | None = None,
         pacer: Pacer | None = None,
+        duties: Sequence[Duty] = (),
     ) -> None:
         self.config = config
         self.store = store
@@ -78,6 +81,7 @@ class Agent:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(None, None)
         self._pacer = pacer or Pacer()
+        self._duties = duties
         self._memory_mib = config.memory_mib
         self._session = self.store_check.session
         self._verifier = MessageVerifier(store, config.server_key, federation=self.topics.federation)
@@ -132,7 +136,10 @@ class Agent:
     def start(self) -> None:
         """Opens the link; `step` does the rest."""
         topics = self.topics
-        for topic_filter in (topics.down(self.device), topics.server, topics.task, topics.round):
+        of_duties = [each for duty in self._duties for each in duty.filters]
+        for topic_filter in dict.fromkeys(
+            [topics.down(self.device), topics.server, topics.task, topics.round, *of_duties]
+        ):
             self.link.subscribe(topic_filter)
         self.link.open()
         self._supervisor.ready()
@@ -173,7 +180,7 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        due = (each.due_at for each in (question, self.blobs.fetch, upload) if each is not None)
+        due = (each.due_at for each in (question, self.blobs.fetch, upload, *self._duties) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
@@ -182,12 +189,16 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up = True
+            for duty in self._duties:
+                duty.connected()
             self.store_check.ask_again(self._clock())
             self._announce(self._status)
             self._resume()
         elif isinstance(event, LinkDown):
             _log.warning("the connection was lost: %s", event.reason)
             self._up = False
+            for duty in self._duties:
+                duty.lost()
         else:
             try:
                 self._on_delivery(event)
@@ -207,6 +218,9 @@ class Agent:
             self.blobs.on_chunk(topic.digest, payload)
         elif topic.kind == "down":
             self._on_down(self._verifier.verify(payload))
+        elif topic.kind in ("fleet", "release"):
+            for duty in self._duties:
+                duty.take(topic, payload)
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
@@ -294,6 +308,9 @@ class Agent:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
+        for duty in self._duties:
+            if now >= duty.due_at:
+                duty.advance(self.link, now)
         upload = self._confirmed_upload
         if upload is None:
             return

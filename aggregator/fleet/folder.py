@@ -31,19 +31,21 @@ class BrokerPart(Checked):
     :param names: host names and addresses in the broker's certificate; boards are told the first.
     :param port: for devices with a certificate.
     :param enrolment_port: for boards that have none yet.
+    :param connect: where the aggregator and the fleet service reach it; in its certificate, too.
     """
 
     names: Annotated[tuple[str, ...], Meta(min_length=1)]
     port: Port = 8883
     enrolment_port: Port = 8884
+    connect: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class EnrolmentPart(Checked):
     """How boards come in.
 
-    :param policy: `token`: whoever has a valid token; `list`: who also has the public key that the registry names;
-        `manual`: after `hushfleet fleet approve`.
+    :param policy: `token`: whoever has a valid token; `list`: only boards whose public key was given to `fleet add`;
+        `manual`: after `hushfleet fleet approve`. A board whose key is known comes in under each of them.
     :param token_days, certificate_days: how long they hold.
     """
 
@@ -95,6 +97,7 @@ class FleetFolder:
 
     @property
     def ca(self) -> Path:
+        """`ca.pem`, which everybody may have, and `ca.key`."""
         return self.path / "ca"
 
     @property
@@ -103,10 +106,12 @@ class FleetFolder:
 
     @property
     def aggregator(self) -> Path:
+        """`cert.pem`, `cert.key`, and `identity.key`, which boards pin."""
         return self.path / "aggregator"
 
     @property
     def service(self) -> Path:
+        """`cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page."""
         return self.path / "service"
 
     @property
@@ -125,14 +130,32 @@ class FleetFolder:
     def releases(self) -> Path:
         return self.path / "releases"
 
+    def wifi(self, profile: str) -> Path:
+        """Network and password of a Wi-Fi profile."""
+        return self.path / "wifi" / f"{profile}.toml"
+
     @property
     def run(self) -> Path:
         return self.path / "run"
 
     @property
+    def local_broker(self) -> str:
+        """URL for the aggregator and the fleet service."""
+        return f"mqtts://{_host(self.config.broker.connect)}:{self.config.broker.port}"
+
+    @property
+    def local_enrolment(self) -> str:
+        return f"mqtts://{_host(self.config.broker.connect)}:{self.config.broker.enrolment_port}"
+
+    @property
     def broker_url(self) -> str:
-        return f"mqtts://{self.config.broker.names[0]}:{self.config.broker.port}"
+        return f"mqtts://{_host(self.config.broker.names[0])}:{self.config.broker.port}"
 
     @property
     def enrolment_url(self) -> str:
-        return f"mqtts://{self.config.broker.names[0]}:{self.config.broker.enrolment_port}"
+        return f"mqtts://{_host(self.config.broker.names[0])}:{self.config.broker.enrolment_port}"
+
+
+def _host(name: str) -> str:
+    """As a URL has it."""
+    return f"[{name}]" if ":" in name else name

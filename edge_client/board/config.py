@@ -30,6 +30,7 @@ from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
+TLS_KEY_FILE, TLS_CERTIFICATE_FILE = "tls.key", "tls.pem"  # in the state directory of a board with a fleet
 USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
 
 
@@ -181,6 +182,21 @@ class DeviceConfig(Checked):
     @property
     def store_path(self) -> Path:
         return Path(self.device.state_dir) / "store.sqlite"
+
+    @property
+    def broker_address(self) -> BrokerAddress:
+        """With the certificate that the fleet gave, unless the file names another. Raises `BadInput`."""
+        broker, folder = self.broker, Path(self.device.state_dir)
+        if self.fleet is not None and broker.cert_file is None:
+            broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE_FILE), key_file=str(folder / TLS_KEY_FILE))
+        return broker.address
+
+    @property
+    def enrolment_address(self) -> BrokerAddress:
+        """Where a board of a fleet asks for its certificate. Raises `BadInput`."""
+        if self.fleet is None:
+            raise BadInput("a board without a section [fleet] has nobody to ask for a certificate")
+        return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
 
     @property
     def server_key(self) -> bytes | None:

@@ -187,6 +187,14 @@ class DeviceStore:
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
 
     @property
+    def is_enrolled(self) -> bool:
+        """Whether this store has come into its fleet: what its id has spent before is in the ledger."""
+        return self._fact("enrolled") is not None
+
+    def note_enrolled(self) -> None:
+        self._set_facts("note the enrolment", enrolled=b"1")
+
+    @property
     def stopped_because(self) -> str | None:
         """Why this store must not train any more; None where it may."""
         reason = self._fact("stopped_because")
