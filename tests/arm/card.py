@@ -41,7 +41,8 @@ def stock_image(out: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=out.parent) as name:
         work = Path(name)
         root = work / "root"
-        root.mkdir(); _run("cp", "-a", f"{card_root()}/.", root)
+        root.mkdir()
+        _run("cp", "-a", f"{card_root()}/.", root)
         _add_kernel(root, out)
         (root / "etc/fstab").write_text("# the initrd mounts both\n")
         (root / "etc/machine-id").write_text("")

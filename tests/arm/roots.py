@@ -94,7 +94,20 @@ def _configure(root: Path) -> None:
     names = root / "etc/nsswitch.conf"
     if not names.exists():
         names.write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n")
-    for folder in ("root", "home", "opt", "srv", "proc", "sys", "dev", "run", "tmp", "boot/firmware", "var/lib", "var/log"):
+    for folder in (
+        "root",
+        "home",
+        "opt",
+        "srv",
+        "proc",
+        "sys",
+        "dev",
+        "run",
+        "tmp",
+        "boot/firmware",
+        "var/lib",
+        "var/log",
+    ):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "tmp").chmod(0o1777)
     (root / "etc/hostname").write_text("raspberrypi\n")
