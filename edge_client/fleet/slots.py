@@ -243,6 +243,7 @@ class Slots:
     def _write(self, state: State) -> None:
         fresh = self.root / ".slots.json"
         with fresh.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)  # the client reads it
             json.dump(asdict(state), file)
             file.flush()
             os.fsync(file.fileno())

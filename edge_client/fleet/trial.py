@@ -25,8 +25,7 @@ from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link, LinkDown, LinkUp
 
-BEAT_S = 10.0
-LONGEST_SLEEP_S = 1.0
+BEAT_S = 1.0
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -52,70 +51,60 @@ def prove(
     _log.info("release %s is on trial: start %d", trial, state.starts)
     copy = self_test(state_dir, config.store_path, device=config.device.id)
     supervisor.ready()
+    online: _Online | None = None
     try:
-        reachable = TlsIdentity(state_dir, device=config.device.id).is_usable() or config.broker.cert_file is not None
-        if copy is None or not (copy.is_enrolled and reachable):
-            return _wait(installed, trial, stop, supervisor, None, clock)  # it has nobody to connect to yet
-        link = connect(copy)
-        link.open()
-        try:
-            return _wait(installed, trial, stop, supervisor, (link, _health(config, copy, clock())), clock)
-        finally:
-            link.close()
+        known = TlsIdentity(state_dir, device=config.device.id).is_usable() or config.broker.cert_file is not None
+        if copy is not None and copy.is_enrolled and known:  # else there is nobody to connect to yet
+            online = _Online(config, copy, connect(copy), clock)
+        while not stop.is_set():
+            supervisor.alive()
+            if online is None:
+                stop.wait(BEAT_S)
+            if online is None or online.step(BEAT_S):
+                installed.say_healthy(trial)
+            state = installed.state()
+            if state is None or state.trial != trial:
+                good = state is not None and state.good == trial
+                _log.info("release %s %s", trial, "has proved itself" if good else "was taken back")
+                return good
+        return False
     finally:
+        if online is not None:
+            online.close()
         if copy is not None:
             copy.close()
         drop_copy(state_dir)
 
 
-def _wait(
-    installed: Installed,
-    trial: str,
-    stop: threading.Event,
-    supervisor: Supervisor,
-    online: tuple[Link, Callable[[float], tuple[str, bytes]]] | None,
-    clock: Callable[[], float],
-) -> bool:
-    """Until `slots.py` has decided, or `stop` is set.
+class _Online:
+    """The board's connection while its release is on trial: it says how the board is, and nothing else.
 
-    :param online: the link, and what is published on it; None where there is nobody to connect to.
+    :param store: a copy, which gives the board's key.
     """
-    up, beat_at = online is None, clock()
-    while not stop.is_set():
-        supervisor.alive()
-        event = None
-        if online is None:
-            stop.wait(LONGEST_SLEEP_S)
-        else:
-            event = online[0].receive(LONGEST_SLEEP_S)
+
+    def __init__(self, config: DeviceConfig, store: DeviceStore, link: Link, clock: Callable[[], float]) -> None:
+        self._store, self._link, self._clock = store, link, clock
+        self._federation = config.device.federation
+        self._topic = Topics(self._federation).health(config.device.id)
+        self._health = BoardHealth(config, now=clock())
+        self._up = False
+        link.open()
+
+    def step(self, longest_s: float) -> bool:
+        """Waits for an event; whether the connection is there."""
+        event = self._link.receive(longest_s)
         if isinstance(event, LinkUp | LinkDown):
-            up = isinstance(event, LinkUp)
-            _log.info("connected" if up else "the connection was lost")
-            beat_at = clock()
-        if up and clock() >= beat_at:
-            beat_at = clock() + BEAT_S
-            installed.say_healthy(trial)
-            if online is not None:
-                topic, payload = online[1](clock())
-                try:
-                    online[0].publish(topic, payload, retain=True)
-                except LinkLost:
-                    up = False
-        state = installed.state()
-        if state is None or state.trial != trial:
-            good = state is not None and state.good == trial
-            _log.info("release %s %s", trial, "has proved itself" if good else "was taken back")
-            return good
-    return False
+            self._up = isinstance(event, LinkUp)
+            _log.info("connected" if self._up else "the connection was lost")
+        now = self._clock()
+        if self._up and now >= self._health.due_at:
+            message = self._health.message(now, session=self._store.last_session, hushed=True)
+            frame = encode_message(message, self._store.identity, federation=self._federation)
+            try:
+                self._link.publish(self._topic, frame, retain=True)
+            except LinkLost:
+                self._up = False
+        return self._up
 
-
-def _health(config: DeviceConfig, store: DeviceStore, now: float) -> Callable[[float], tuple[str, bytes]]:
-    """Makes what is published of a board whose release is on trial: topic and frame."""
-    topics, health = Topics(config.device.federation), BoardHealth(config, now=now)
-
-    def said(now: float) -> tuple[str, bytes]:
-        message = health.message(now, session=store.last_session, hushed=True)
-        frame = encode_message(message, store.identity, federation=topics.federation)
-        return topics.health(config.device.id), frame
-
-    return said
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,67 @@
+"""Releases of this checkout that run on this machine, good ones and bad ones."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
+from hushfleet.firmware_profiles.cards.bundle import _START, _copy_ours
+from hushfleet.release import pack, this_platform
+
+Change = Callable[[Path], None]
+
+
+def build_release(out: Path, version: str, *, key: Any, change: Change | None = None, **manifest: Any) -> Path:
+    """The client without the packages that it needs: those of this Python serve.
+
+    :param change: of its files, as in a release that is broken.
+    """
+    python, arch = this_platform()
+    fields = {"oldest_store": int(OLDEST_SCHEMA), "store": int(SCHEMA_VERSION), "downgrade": False, **manifest}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _copy_ours(folder, version)
+        (folder / "__main__.py").write_text(_START)
+        if change is not None:
+            change(folder)
+        pack(folder, out, key=key, version=version, python=python, arch=arch, **fields)
+    return out
+
+
+def crashes(folder: Path) -> None:
+    (folder / "__main__.py").write_text("raise SystemExit('this release crashes')\n")
+
+
+def cannot_be_imported(folder: Path) -> None:
+    shutil.rmtree(folder / "hushfleet" / "methods")
+
+
+def hangs(folder: Path) -> None:
+    (folder / "__main__.py").write_text("import time\ntime.sleep(3600)\n")
+
+
+def eats_memory(folder: Path) -> None:
+    _after_connecting(folder, "kept = [bytearray(1 << 24) for _ in range(1 << 12)]")
+
+
+def crashes_after_connecting(folder: Path) -> None:
+    _after_connecting(folder, "raise SystemExit('too late')")
+
+
+def never_connects(folder: Path) -> None:
+    file = folder / "hushfleet" / "wire" / "link" / "connection.py"
+    text = file.read_text()
+    line = "self._client.connect(address.host"
+    assert line in text
+    file.write_text(text.replace(line, "raise OSError('this release never connects')\n            " + line))
+
+
+def _after_connecting(folder: Path, code: str) -> None:
+    file = folder / "hushfleet" / "edge_client" / "fleet" / "trial.py"
+    text, line = file.read_text(), "                installed.say_healthy(trial)\n"
+    assert line in text
+    file.write_text(text.replace(line, f"{line}                {code}\n"))

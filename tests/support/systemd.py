@@ -1,0 +1,185 @@
+"""An emulated board: does what the units of `firmware_profiles/cards/kit/units` say, without systemd and without root.
+
+ExecStartPre, Restart, RestartPreventExitStatus, the watchdog and the memory limit of the client; the path unit that
+installs; the timer that checks. All waits are shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hushfleet.edge_client.fleet.slots as slots_module
+from hushfleet.edge_client.fleet.slots import State
+from hushfleet.release import place
+
+RESTART_S = 0.3
+TURN_S = 0.05
+WRONG = 2  # RestartPreventExitStatus
+
+
+@dataclass
+class EmulatedBoard:
+    """:param home: with `device.toml`, `state` and `opt`.
+    :param check_s: how often the timer fires; a trial needs a beat of the client between two checks.
+    :param watchdog_s: WatchdogSec; :param memory_mib: MemoryMax.
+    """
+
+    home: Path
+    check_s: float = 2.5
+    watchdog_s: float = 30.0
+    memory_mib: int = 600
+    starts: int = 0
+    ends: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _client: subprocess.Popen[bytes] | None = None
+
+    @property
+    def opt(self) -> Path:
+        return self.home / "opt"
+
+    @property
+    def state_dir(self) -> Path:
+        return self.home / "state"
+
+    def install(self, release: Path, *, keys: list[str]) -> None:
+        """As `install.sh` does."""
+        version = place(release, self.opt / "releases", public_key=None).version
+        (self.opt / "release_keys").write_text("\n".join(keys))
+        (self.opt / "current").symlink_to(f"releases/{version}")
+        shutil.copy(slots_module.__file__, self.opt / "slots.py")
+        shim = self.home / "bin" / "systemctl"  # what `slots.py check` calls
+        shim.parent.mkdir()
+        shim.write_text(f'#!/bin/sh\necho "$*" >> {self.home}/systemctl.log\n')
+        shim.chmod(0o755)
+
+    def slots(self, command: str) -> State:
+        path = f"{self.home / 'bin'}:{os.environ['PATH']}"
+        arguments = [command, "--root", str(self.opt), "--state", str(self.state_dir)]
+        done = subprocess.run(
+            [sys.executable, "-I", str(self.opt / "slots.py"), *arguments],
+            capture_output=True,
+            env={**os.environ, "PATH": path},
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return State(**json.loads(done.stdout))
+
+    @property
+    def log(self) -> str:
+        return (self.home / "client.log").read_text(errors="replace")
+
+    # the power
+
+    def __enter__(self) -> EmulatedBoard:
+        self._stop.clear()
+        for work in (self._run_client, self._run_timer, self._run_path):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut_power()
+
+    def cut_power(self) -> None:
+        """Everything that runs is killed; `with` switches it on again."""
+        self._stop.set()
+        self.kill_client()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def kill_client(self) -> None:
+        if self._client is not None and self._client.poll() is None:
+            self._client.kill()
+
+    # the units
+
+    def _run_client(self) -> None:
+        while not self._stop.is_set():
+            self.slots("begin")
+            status = self._start_once()
+            if status == WRONG:
+                self._wait_for_restart()
+            self._stop.wait(RESTART_S)
+
+    def _start_once(self) -> int:
+        address = self.home / "notify"
+        address.unlink(missing_ok=True)
+        restarts = self._restarts()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, (self.home / "client.log").open("ab") as log:
+            notify.bind(str(address))
+            notify.settimeout(TURN_S)
+            environment = {
+                **os.environ,
+                "NOTIFY_SOCKET": str(address),
+                "WATCHDOG_USEC": str(int(self.watchdog_s * 1e6)),
+                "OMP_NUM_THREADS": "1",
+            }
+            command = [sys.executable, "-I", str(self.opt / "current"), str(self.home / "device.toml")]
+            self._client = client = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self.starts += 1
+            alive_at = time.monotonic()
+            while client.poll() is None:
+                try:
+                    if notify.recv(64):
+                        alive_at = time.monotonic()
+                except TimeoutError:
+                    pass
+                if self._stop.is_set():
+                    client.kill()
+                elif time.monotonic() - alive_at > self.watchdog_s:
+                    self._end(client, "watchdog")
+                elif _resident_mib(client.pid) > self.memory_mib:
+                    self._end(client, "memory")
+                elif self._restarts() > restarts:
+                    client.send_signal(signal.SIGTERM)
+                    restarts = self._restarts()
+                    try:
+                        client.wait(5)
+                    except subprocess.TimeoutExpired:
+                        self._end(client, "TimeoutStopSec")
+            self.ends.append(f"status {client.returncode}")
+            return client.wait()
+
+    def _end(self, client: subprocess.Popen[bytes], why: str) -> None:
+        self.ends.append(why)
+        client.kill()
+        client.wait()
+
+    def _restarts(self) -> int:
+        """How often `systemctl restart` was called."""
+        log = self.home / "systemctl.log"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def _wait_for_restart(self) -> None:
+        before = self._restarts()
+        while not self._stop.wait(TURN_S) and self._restarts() == before:
+            pass
+
+    def _run_timer(self) -> None:
+        while not self._stop.wait(self.check_s):
+            if (self.opt / "slots.json").exists():
+                self.slots("check")
+
+    def _run_path(self) -> None:
+        while not self._stop.wait(TURN_S):
+            if any((self.state_dir / "incoming").glob("*.hfr")):
+                self.slots("install")
+
+
+def _resident_mib(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    except (OSError, IndexError):
+        return 0
