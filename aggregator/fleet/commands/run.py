@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -15,8 +16,10 @@ from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
+from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -25,15 +28,29 @@ from hushfleet.wire.link.mqtt import MqttLink
 def register(fleet: typer.Typer) -> None:
     """Adds the sub-commands."""
     fleet.command("serve")(_serve)
+    fleet.command("up")(_up)
+
+
+def _up(path: Dir) -> None:
+    """Run broker, fleet service and aggregator in this terminal, until Ctrl-C. Start it again to go on.
+
+    For labs. In the field they are services: DIR/systemd has their units.
+    """
+    logging.getLogger("hushfleet").setLevel(logging.INFO)
+    run_fleet(FleetFolder(path), _stop_on_signals())
 
 
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
     logging.getLogger("hushfleet").setLevel(logging.INFO)
+    serve(path, _stop_on_signals())
+
+
+def _stop_on_signals() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(path, stop)
+    return stop
 
 
 def serve(path: Path, stop: threading.Event) -> None:
@@ -48,8 +65,8 @@ def serve(path: Path, stop: threading.Event) -> None:
     fleet = BrokerAddress.parse(
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
-    parts: list[Part] = []
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
+        parts: list[Part] = [Listener(registry, partial(key_of, registry, register))]
         enroller = Enroller(
             folder.config,
             registry,
