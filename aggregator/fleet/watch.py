@@ -252,7 +252,7 @@ def _state(part: Activity, seen: Sighting | None) -> Activity:
 def _problems(service: Process, aggregator: Process, run: RunView | None) -> list[Problem]:
     found = []
     if service != "running":
-        words = "the fleet service does not run: nobody listens to what boards say of themselves"
+        words = "the fleet service does not run, or cannot reach the broker: nobody hears how boards are"
         found.append(Problem(words, _START.format("fleet"), urgent=True))
     if aggregator == "stopped" and run is not None and not run.finished:
         words = "the aggregator does not run: boards wait, and nothing is lost"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -18,6 +19,7 @@ from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
+from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -63,8 +65,8 @@ def serve(path: Path, stop: threading.Event) -> None:
     fleet = BrokerAddress.parse(
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
-    parts: list[Part] = []
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
+        parts: list[Part] = [Listener(registry, partial(key_of, registry, register))]
         enroller = Enroller(
             folder.config,
             registry,
