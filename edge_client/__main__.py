@@ -126,10 +126,15 @@ def _run(options: argparse.Namespace) -> int:
         stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    if config.fleet is not None:
+        from hushfleet.edge_client.fleet.trial import prove
+
+        if not prove(config, connect, stop, supervisor):
+            return INTERRUPTED if signal.SIGINT in caught else 0
     pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
     with open_store(config.store_path, device=config.device.id, simulation=simulation, pacer=pacer) as store:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, on_signal)
 
         def run_agent(duties: Sequence[Duty] = ()) -> None:
             agent = Agent(config, partial(connect, store), store, supervisor=supervisor, pacer=pacer, duties=duties)

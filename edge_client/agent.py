@@ -292,6 +292,8 @@ class Agent:
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
+            if isinstance(event, Delivery) and event.topic.startswith(f"{self.topics.prefix}/release/"):
+                continue  # they are asked for again, and memory is for training
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")
@@ -340,9 +342,10 @@ class Agent:
                 upload.chunk_sent(now)
 
     def _do_duties(self, now: float) -> None:
+        busy = self.blobs.fetch is not None or self.rounds.upload is not None
         for duty in self._duties:
             if now >= duty.due_at:
-                duty.advance(self.link, now)
+                duty.advance(self.link, now, busy=busy)
         if self.health is not None and now >= self.health.due_at:
             task = self.tasks.runtime
             hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)

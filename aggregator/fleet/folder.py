@@ -135,6 +135,11 @@ class FleetFolder:
         return self.path / "wifi" / f"{profile}.toml"
 
     @property
+    def logs(self) -> Path:
+        """Of `hushfleet fleet up`; services of systemd log to its journal."""
+        return self.path / "log"
+
+    @property
     def run(self) -> Path:
         return self.path / "run"
 

@@ -93,11 +93,13 @@ class FleetSection(Checked):
         of who may be in a secure sum (`device.roster_key`, unless that is given).
     :param enrol_url: where a board without a certificate asks for one.
     :param token_file: the one-time token; erased when it has served.
+    :param releases: the folder of `slots.py`; where it has none, this board takes no updates.
     """
 
     operator_key: PublicKeyText
     enrol_url: str
     token_file: str | None = None
+    releases: str = "/opt/hushfleet"
 
 
 @dataclass(frozen=True)

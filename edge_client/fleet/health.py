@@ -8,7 +8,6 @@ heat, memory and the disk, is told only while the task has no secret about how l
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,15 @@ from typing import TypeVar
 import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.errors import BadInput
+from hushfleet.release import this_platform
 from hushfleet.wire.format.fields import DeclineCode
-from hushfleet.wire.format.fleet_messages import ErrorCode, Health, SlotState
+from hushfleet.wire.format.fleet_messages import ErrorCode, Health
 
 EVERY_S = 60.0
 PERCENT_STEP = 10
 DEGREE_STEP = 5
-SLOTS_FILE = Path("opt/hushfleet/slots.json")
 _THROTTLED_NOW = 0xF  # the higher bits say what has happened since the start
 T = TypeVar("T")
 
@@ -49,6 +49,7 @@ class BoardHealth:
 
         :param hushed: heat, memory and disk are left out.
         """
+        standing = standing_of(self._config)
         self.due_at += EVERY_S * max(1, 1 + int((now - self.due_at) // EVERY_S))
         return Health(
             device=self._config.device.id,
@@ -62,7 +63,10 @@ class BoardHealth:
             last_decline=self.last_decline,
             last_error=self.last_error,
             certificate_end=self._certificate_end(),
-            slot=self._slot(),
+            slot=standing.slot,
+            platform="-".join(this_platform()),
+            tried=standing.tried,
+            attempt=standing.attempt,
         )
 
     def _disk_percent(self) -> int:
@@ -90,14 +94,6 @@ class BoardHealth:
         except BadInput:
             return 0
         return 0 if certificate is None else max(0, int(certificate.not_valid_after_utc.timestamp()))
-
-    def _slot(self) -> SlotState:
-        """As /opt/hushfleet/slots.py notes it; `none` where the client was not installed so."""
-        try:
-            state = json.loads((self._root / SLOTS_FILE).read_text("utf-8"))
-            return "trial" if state.get("trial") else "returned" if state.get("outcome") == "returned" else "good"
-        except (OSError, ValueError, AttributeError):
-            return "none"
 
 
 def _step(value: float, step: int) -> int:

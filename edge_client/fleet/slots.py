@@ -189,7 +189,7 @@ class Slots:
                     raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
                 self._collect(state)
                 manifest = self._place(state, _only(incoming))
-                _check_fits(manifest, state)
+                check_fits(manifest, state)
                 state = self._update(
                     lambda state: State(
                         state.good, state.previous, state.store, manifest.version, trial_store=manifest.store
@@ -334,7 +334,7 @@ def _only(folder: Path) -> Path:
     return folder / names[0]
 
 
-def _check_fits(manifest: Manifest, state: State) -> None:
+def check_fits(manifest: Manifest, state: State) -> None:
     """Raises `SlotsError` where the board must not go from what is good to this release."""
     if manifest.version == state.good:
         raise SlotsError(f"release {manifest.version} is installed already")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 18
 _NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, its parts
-_PRESET = 8 | lzma.PRESET_EXTREME  # a board needs 32 MiB to unpack it; 9 needs 64 and saves nothing
+_PRESET = 6  # a board needs 8 MiB to unpack it; 8 and extreme: 64 MiB, twice the time, and 1 % smaller
 
 
 def pack(

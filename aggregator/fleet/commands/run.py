@@ -17,6 +17,7 @@ from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.server import PageServer
+from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
@@ -30,15 +31,29 @@ log = logging.getLogger("hushfleet.fleet")
 def register(fleet: typer.Typer) -> None:
     """Adds the sub-commands."""
     fleet.command("serve")(_serve)
+    fleet.command("up")(_up)
+
+
+def _up(path: Dir) -> None:
+    """Run broker, fleet service and aggregator in this terminal, until Ctrl-C. Start it again to go on.
+
+    For labs. In the field they are services: DIR/systemd has their units.
+    """
+    logging.getLogger("hushfleet").setLevel(logging.INFO)
+    run_fleet(FleetFolder(path), _stop_on_signals())
 
 
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
     logging.getLogger("hushfleet").setLevel(logging.INFO)
+    serve(path, _stop_on_signals())
+
+
+def _stop_on_signals() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(path, stop)
+    return stop
 
 
 def serve(path: Path, stop: threading.Event) -> None:

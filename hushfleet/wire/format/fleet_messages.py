@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, require
+from hushfleet.config.schema import Checked, Count, later, require
 from hushfleet.config.spec import Digest
 from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name
@@ -85,7 +85,10 @@ class Health(Checked):
     :param throttled: whether the board slows its processor down, for heat or weak power.
     :param last_decline, last_error: codes, never texts.
     :param certificate_end: unix seconds; 0: no certificate.
-    :param slot: what has become of the release that runs: `returned` means that an update failed and was undone.
+    :param slot: what has become of the release that was offered last: `returned` means that it was refused, or failed
+        and was undone; `none`: this board takes no releases.
+    :param platform: of its Python, as manifests of releases name it: `cp313-aarch64`.
+    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` speaks of; empty before the first.
     """
 
     device: Name
@@ -100,14 +103,18 @@ class Health(Checked):
     last_error: ErrorCode | None
     certificate_end: Count
     slot: SlotState
+    platform: Text = later("")
+    tried: Text = later("")
+    attempt: Count = later(0)
 
 
 @dataclass(frozen=True)
 class ReleaseOffer(Checked):
-    """Retained on the board's own topic: it should run this release. Signed by the operator's key.
+    """A board should run this release. Signed by the operator's key, and said again while it stands.
 
-    :param manifest: of the release, with the signature of the release key (`hushfleet.release`).
+    :param manifest: the head of the release, with the signature of the release key (`hushfleet.release`).
     :param digest, size: of the whole release file, whose chunks the fleet service serves.
+    :param attempt: a board tries each attempt at a release once; a higher one says that it should try again.
     """
 
     device: Name
@@ -115,3 +122,4 @@ class ReleaseOffer(Checked):
     manifest: Annotated[bytes, Meta(min_length=1, max_length=MAX_MANIFEST_BYTES)]
     digest: Digest
     size: Annotated[int, Meta(ge=1, le=MAX_RELEASE_BYTES)]
+    attempt: Count = later(0)
