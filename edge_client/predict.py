@@ -57,7 +57,7 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
                 f"this device lacks features of the task {spec.task}: it has to take part in one round first"
             )
         check_features(made, model.features)
-        features = FeatureGraph(made, model.features)
+        features = FeatureGraph(lambda: made, model.features)
     x = inputs_of(_read(image, model), features).x
     logits = InferenceGraph(graph, model.layout)(params, x)[0].astype(np.float64)
     odds = np.exp(logits - logits.max())
