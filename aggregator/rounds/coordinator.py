@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
+from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.uploads import Answer, Uploads
@@ -72,7 +73,7 @@ class Coordinator:
     :param identity: the key that devices have pinned, the same for every run of a federation.
     :param epoch: the number of this start of the key (`identity_file.next_epoch`), above all before it.
     :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
-    :param roster: of secure sums, signed by the operator; None: all accepted devices.
+    :param roster: of secure sums, signed by the operator; None, or no file: all accepted devices.
     :param events: the run's event log; None writes none.
     :param kind: how the run is called in the log: `field` or `live`.
     :param clock: monotonic seconds, the same that the engine has.
@@ -86,7 +87,7 @@ class Coordinator:
         identity: Identity,
         epoch: int,
         enrolment: Enrolment,
-        roster: Roster | None = None,
+        roster: RosterFile | None = None,
         federation: str = "default",
         events: EventLog | None = None,
         kind: str = "field",
@@ -430,7 +431,7 @@ class Coordinator:
         if not self._enough_present(now):
             return False
         try:
-            engine.open_round(self.present, roster=self._roster or self.enrolment.roster())
+            engine.open_round(self.present, roster=self._listed() or self.enrolment.roster())
         except (StoreError, BadInput) as error:
             log.error("the next round cannot be opened yet: %s", error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
@@ -438,6 +439,9 @@ class Coordinator:
         self._note("round_open", **open_fields(engine))
         self._announce()
         return True
+
+    def _listed(self) -> Roster | None:
+        return None if self._roster is None else self._roster.current()
 
     def _enough_present(self, now: float) -> bool:
         rules, least = self.engine.prepared.task.round, self.engine.min_devices

@@ -108,12 +108,21 @@ class DeviceStore:
     :param device: the device's id; a store that belongs to another device is refused.
     :param durable: False only in simulations: commits are then atomic but not synced to the disk.
     :param inspect: open an existing store beside a running client, to read only.
+    :param identity: FOR SIMULATION ONLY: the key of a store that is created now; by default a random one.
 
     Raises `StoreError` with advice when the file is locked, corrupt or not writable, and `CopiedStore` where it was
     found out that there is, or was, another copy of it.
     """
 
-    def __init__(self, path: Path, *, device: str, durable: bool = True, inspect: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str,
+        durable: bool = True,
+        inspect: bool = False,
+        identity: Identity | None = None,
+    ) -> None:
         self.path = Path(path)
         self.device = device
         try:
@@ -121,7 +130,7 @@ class DeviceStore:
                 if not inspect:
                     self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     opened.callback(StoreLock(self.path).release)
-                    create_if_absent(self.path, device=device, durable=durable)
+                    create_if_absent(self.path, device=device, durable=durable, identity=identity)
                 elif not self.path.exists():
                     raise StoreError(f"there is no store at {self.path} yet; start the client once")
                 self._connection = opened.enter_context(closing(connect(self.path)))
@@ -176,6 +185,14 @@ class DeviceStore:
 
     def pin_epoch(self, scope: str, epoch: int) -> None:
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
+
+    @property
+    def is_enrolled(self) -> bool:
+        """Whether this store has come into its fleet: what its id has spent before is in the ledger."""
+        return self._fact("enrolled") is not None
+
+    def note_enrolled(self) -> None:
+        self._set_facts("note the enrolment", enrolled=b"1")
 
     @property
     def stopped_because(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +21,13 @@ from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
-from hushfleet.models.features import backbone, filters, graph, scattering, synthetic, whitening
+from hushfleet.models.features import backbone, filters, graph, hidden, scattering, synthetic, whitening
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.graph import Graph
+from hushfleet.models.features.hidden import Hidden
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.whitening import Whitening
+from hushfleet.models.model import Model
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 Shape = tuple[int, int, int]
@@ -34,7 +37,7 @@ Shape = tuple[int, int, int]
 class FeatureExtractor:
     """A fixed function of an image.
 
-    :param image_shape: channels, height, width; pixels are in [0, 1].
+    :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
     :param count: features of an image, the bias among them.
     :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
     """
@@ -83,8 +86,7 @@ def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None
         made, count = backbone.from_file(Path(name), image_shape)
     elif name in _KINDS:
         raw = _KINDS[name](image_shape)
-        folder = cache_dir or user_cache_dir() / "graphs"
-        made, count = _kept(raw, folder / f"{_content_key(raw)}.features.onnx"), raw.kept + 1
+        made, count = _kept(raw, repr(raw), cache_dir), raw.kept + 1
     else:
         raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
     extractor = FeatureExtractor(name, image_shape, count, made)
@@ -92,7 +94,26 @@ def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None
     return extractor
 
 
-def _kept(raw: RawFeatures, path: Path) -> bytes:
+def hidden_features(
+    model: Model, params: np.ndarray, *, mean: Sequence[float], std: Sequence[float], cache_dir: Path | None = None
+) -> FeatureExtractor:
+    """What the last layer of a network is given, whitened by synthetic images.
+
+    :param params: float32 `[d]`, of the whole network.
+    :param mean: per channel, subtracted from images' pixels in [0, 1] before they get here.
+    :param std: per channel, divided by afterwards.
+
+    Raises as `get_features`.
+    """
+    raw = Hidden(model, params, mean, std)
+    made = _kept(raw, raw.key, cache_dir)
+    extractor = FeatureExtractor(f"{model.name}, all but its last layer", raw.image_shape, raw.kept + 1, made)
+    check_features(made, extractor.spec)
+    return extractor
+
+
+def _kept(raw: RawFeatures, key: str, cache_dir: Path | None) -> bytes:
+    path = (cache_dir or user_cache_dir() / "graphs") / f"{_content_key(key)}.features.onnx"
     data = read_cached(path)
     if data is None:
         data = make_graph(raw, fit(raw))
@@ -124,8 +145,8 @@ def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
     return data
 
 
-def _content_key(raw: RawFeatures) -> str:
-    """Hex digest of whatever decides what is in the graph."""
+def _content_key(key: str) -> str:
+    """Hex digest of whatever decides what is in the graph: `key`, the code and its versions."""
     parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
-    parts += map(inspect.getsource, (filters, graph, scattering, synthetic, whitening))
-    return hashlib.sha256("\0".join([*parts, repr(raw)]).encode()).hexdigest()[:32]
+    parts += map(inspect.getsource, (filters, graph, hidden, scattering, synthetic, whitening))
+    return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]
