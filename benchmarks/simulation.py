@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -130,15 +131,21 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
     with ExitStack() as stack:
         usage = stack.enter_context(GpuUsage()) if workload.device == "cuda" else None
         busy: dict[str, list[float]] = {}
-        for each in frameworks:
+        starting = ThreadPoolExecutor(max(1, len(frameworks)))
+        begun = [
+            starting.submit(Child, *each.command, python=each.python, root=each.root, variables=variables)
+            for each in frameworks
+        ]
+        for each, future in zip(frameworks, begun, strict=True):
             row: Figures = {"label": each.label, "family": each.family, "rates": [], "rounds": [], "failure": None}
             rows.append(row)
             with noted(row):
-                child = Child(*each.command, python=each.python, root=each.root, variables=variables)
-                stack.enter_context(child)
+                child = stack.enter_context(future.result())
                 row["versions"] = child.ready
-                round_of(row, child)
-                alive.append((row, child))
+        for row, future in zip(rows, begun, strict=True):
+            with noted(row):
+                round_of(row, future.result())
+                alive.append((row, future.result()))
         for turn in range(turns):
             first = turn % max(len(alive), 1)
             for row, child in alive[first:] + alive[:first]:
