@@ -216,6 +216,7 @@ class FleetWatch:
             board=registered.board if registered else known.board if known else "",
             place=registered.place if registered else "",
             standing=standing,
+            reason=(known and known.blocked) or (registered and registered.reason) or None,
             state=_state(parts.get(device, "absent"), seen),
             seen=max(heard, default=None),
             version=seen.version if seen else "",

@@ -16,7 +16,7 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from hushfleet.atomic_file import sync_folder
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
@@ -26,12 +26,10 @@ from hushfleet.release.manifest import (
     START_BYTES,
     Manifest,
     SignedManifest,
+    Signer,
     manifest_length,
     this_platform,
 )
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MANIFEST_NAME = "release.json"
 """Of the manifest in the folder of a release; `slots.py` reads it."""
@@ -44,7 +42,7 @@ def pack(
     folder: Path,
     out: Path,
     *,
-    key: Ed25519PrivateKey,
+    key: Signer,
     version: str,
     python: str,
     arch: str,

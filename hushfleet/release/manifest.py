@@ -16,12 +16,9 @@ import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _MAGIC, _FORMAT = b"HR", 1
 _START = struct.Struct(">2sBBI")
@@ -40,6 +37,12 @@ _CAPS = {
     "oldest_store": 2**15,
     "store": 2**15,
 }
+
+
+class Signer(Protocol):
+    """An Ed25519 private key: `Identity`, or that of `cryptography`."""
+
+    def sign(self, data: bytes, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class SignedManifest:
     signature: bytes
 
     @classmethod
-    def sign(cls, manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
+    def sign(cls, manifest: Manifest, key: Signer) -> SignedManifest:
         body = manifest.to_bytes()
         signed = _START.pack(_MAGIC, _FORMAT, 0, len(body)) + body
         return cls(manifest, signed, key.sign(signed))

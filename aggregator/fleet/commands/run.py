@@ -16,6 +16,7 @@ from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
@@ -24,6 +25,8 @@ from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
+
+log = logging.getLogger("hushfleet.fleet")
 
 
 def register(fleet: typer.Typer) -> None:
@@ -87,4 +90,6 @@ def serve(path: Path, stop: threading.Event) -> None:
             was_changed=registry.was_changed,
             parts=parts,
         )
-        service.run(stop)
+        with PageServer.of(folder) as page:
+            log.info("the page is at port %d; its address: hushfleet fleet page %s", page.port, path)
+            service.run(stop)
