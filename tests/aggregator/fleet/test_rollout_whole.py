@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,19 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from support.desk import Board, make_folder, served, until
-from support.releases import Change, build_release
+from support.releases import (
+    Change,
+    build_release,
+    cannot_be_imported,
+    crashes,
+    crashes_after_connecting,
+    eats_memory,
+    hangs,
+    never_connects,
+)
 from support.systemd import EmulatedBoard
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +45,7 @@ class Releases:
 
     def get(self, version: str, change: Change | None = None) -> Path:
         out = self.folder / f"{version}.hfr"
+        out = out if change is None else self.folder / f"{version}-{change.__name__}.hfr"
         return out if out.exists() else build_release(out, version, key=self.key, change=change)
 
 
@@ -81,3 +94,28 @@ def test_a_board_goes_from_one_release_to_the_next(tmp_path: Path, releases: Rel
         state = board.slots("show")
         assert (state.good, state.previous, state.trial) == ("2.0", "1.0", None)
         assert set(board.ends) == {"status 0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "limits"),
+    [
+        (crashes, "was started 5 times", {}),
+        slow(cannot_be_imported, "was started 5 times", {}),
+        slow(hangs, "was not healthy within 30 minutes", {"check_s": 0.5, "watchdog_s": 5.0}),
+        slow(eats_memory, "was started 5 times", {"memory_mib": 300}),
+        slow(crashes_after_connecting, "was started 5 times", {}),
+        slow(never_connects, "was not healthy within 30 minutes", {"check_s": 0.5}),
+    ],
+)
+def test_a_board_finds_its_way_back_by_itself(
+    change: Change, reason: str, limits: dict[str, float], tmp_path: Path, releases: Releases
+) -> None:
+    with fleet(tmp_path, releases, **limits) as (folder, [board]):
+        roll_out(folder, releases.get("3.0", change), releases)
+        until(lambda: outcomes(folder) == ["failed"], within_s=120)
+        state = board.slots("show")
+        assert (state.good, state.last, state.outcome) == ("1.0", "3.0", "returned")
+        assert reason in state.reason
+        with FleetRegistry(folder.path) as registry:
+            stopped = until(lambda: current(registry).state == "stopped" and current(registry))
+        assert "greenhouse-01" in stopped.reason
