@@ -1,0 +1,232 @@
+"""Stages, budget and offers of a roll-out, decided from what boards have said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import add_release, releases
+from hushfleet.aggregator.fleet.rollout import (
+    HEARD_S,
+    LONGEST_S,
+    SILENT_S,
+    Rollout,
+    Seat,
+    begin,
+    change,
+    current,
+    next_step,
+    rollout_view,
+    seats,
+    stage_sizes,
+)
+from hushfleet.config.schema import pack
+from hushfleet.errors import BadInput, BadSignature, Malformed
+from hushfleet.release import pack as pack_release
+from hushfleet.wire.format.messages import Health
+from support.desk import make_folder
+
+KEY = Ed25519PrivateKey.generate()
+PUBLIC = KEY.public_key().public_bytes_raw()
+RULES = UpdatesPart(soak_minutes=0.0)
+NOW = 1_000_000.0
+
+
+def release(folder: Path, version: str, *, python: str = "cp313", content: str = "x", key: Any = KEY) -> Path:
+    files, out = folder / f"files-{version}-{content}", folder / f"{version}-{python}-{content}.hfr"
+    files.mkdir(exist_ok=True)
+    (files / "a").write_text(content)
+    pack_release(files, out, key=key, version=version, python=python, arch="aarch64", oldest_store=1, store=3)
+    return out
+
+
+def health(device: str, **changes: Any) -> Health:
+    fields: dict[str, Any] = {
+        "device": device, "session": 1, "version": "1.0", "uptime_s": 1, "disk_percent": None, "memory_percent": None,
+        "temperature_c": None, "throttled": None, "last_decline": None, "last_error": None, "certificate_end": 0,
+        "slot": "good", "platform": "cp313-aarch64",
+    }  # fmt: skip
+    return Health(**{**fields, **changes})
+
+
+class Desk:
+    def __init__(self, tmp_path: Path, boards: int) -> None:
+        self.folder: FleetFolder = make_folder(tmp_path / "greenhouse", boards=boards)
+        self.registry = FleetRegistry(self.folder.path)
+        self.registry.write("UPDATE boards SET state = 'enrolled'")
+        self.devices = [board.device for board in self.registry.boards()]
+        add_release(self.folder, self.registry, release(tmp_path, "2.0"), public_key=PUBLIC)
+
+    def say(self, device: str, *, at: float = NOW, **changes: Any) -> None:
+        row = (device, bytes(32), "ready", 1, "1.0", at, pack(health(device, **changes)), at)
+        self.registry.write("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def offered(self, device: str, *, at: float) -> None:
+        self.registry.write("INSERT INTO offered VALUES (1, ?, ?, NULL)", (device, at))
+
+    def outcome(self, device: str, *, now: float = NOW) -> str:
+        rollout = current(self.registry)
+        assert rollout is not None
+        return next(seat.outcome for seat in seats(self.registry, rollout, now=now) if seat.device == device)
+
+
+@pytest.fixture
+def desk(tmp_path: Path):
+    made = Desk(tmp_path, 3)
+    yield made
+    made.registry.close()
+
+
+def test_what_a_board_says_is_what_becomes_of_it(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    one = desk.devices[0]
+    assert desk.outcome(one) == "away"
+    desk.say(one)
+    assert desk.outcome(one) == "waits"
+    assert desk.outcome(one, now=NOW + HEARD_S + 1) == "away"
+    desk.say(one, slot="none")
+    assert desk.outcome(one) == "unmanaged"
+    desk.say(one, platform="cp310-aarch64")
+    assert desk.outcome(one) == "no release"
+    desk.offered(one, at=NOW - 10)
+    for said, outcome in (
+        ({}, "offered"),
+        ({"version": "2.0", "slot": "trial"}, "offered"),
+        ({"slot": "returned", "tried": "1.9", "attempt": 1}, "offered"),
+        ({"slot": "returned", "tried": "2.0", "attempt": 0}, "offered"),
+        ({"slot": "returned", "tried": "2.0", "attempt": 1}, "failed"),
+        ({"version": "2.0", "tried": "2.0", "attempt": 1}, "good"),
+    ):
+        desk.say(one, **said)
+        assert desk.outcome(one) == outcome, said
+    desk.say(one)
+    assert desk.outcome(one, now=NOW + SILENT_S - 1) == "offered"
+    assert desk.outcome(one, now=NOW + SILENT_S + 1) == "failed"
+    desk.say(one, at=NOW + LONGEST_S)
+    assert desk.outcome(one, now=NOW + LONGEST_S) == "failed"
+
+
+def test_a_new_roll_out_is_a_new_attempt(desk: Desk) -> None:
+    one = desk.devices[0]
+    begin(desk.registry, "2.0", now=NOW)
+    desk.offered(one, at=NOW)
+    desk.say(one, slot="returned", tried="2.0", attempt=1)
+    assert desk.outcome(one) == "failed"
+    assert begin(desk.registry, "2.0", now=NOW).number == 2
+    assert desk.outcome(one) == "waits"
+
+
+def test_a_roll_out_is_paused_resumed_and_cancelled(desk: Desk) -> None:
+    with pytest.raises(BadInput, match="no roll-out"):
+        change(desk.registry, "paused")
+    with pytest.raises(BadInput, match=r"known: 2\.0"):
+        begin(desk.registry, "9.0", now=NOW)
+    begin(desk.registry, None, now=NOW)
+    assert change(desk.registry, "paused").state == "paused"
+    assert change(desk.registry, "running").state == "running"
+    change(desk.registry, "cancelled")
+    assert rollout_view(desk.registry, now=NOW) is None
+    with pytest.raises(BadInput, match="no roll-out"):
+        change(desk.registry, "running")
+
+
+def test_only_sound_releases_of_the_fleets_key_are_taken(desk: Desk, tmp_path: Path) -> None:
+    def add(path: Path) -> None:
+        add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
+
+    with pytest.raises(BadSignature):
+        add(release(tmp_path, "3.0", key=Ed25519PrivateKey.generate()))
+    whole = release(tmp_path, "3.0")
+    cut = tmp_path / "cut.hfr"
+    cut.write_bytes(whole.read_bytes()[:-1])
+    with pytest.raises(Malformed, match="bytes of payload"):
+        add(cut)
+    add(whole)
+    add(whole)
+    with pytest.raises(BadInput, match="higher version"):
+        add(release(tmp_path, "3.0", content="y"))
+    add(release(tmp_path, "3.0", python="cp311"))
+    found = [(each.version, each.platform) for each in releases(desk.registry)]
+    assert found == [("3.0", "cp313-aarch64"), ("3.0", "cp311-aarch64"), ("2.0", "cp313-aarch64")]
+    assert begin(desk.registry, None, now=NOW).version == "3.0"
+
+
+# stages
+
+
+def seat(number: int, outcome: str, *, offered: bool = False, good_at: float | None = None) -> Seat:
+    return Seat(f"b{number}", outcome, offered, good_at)
+
+
+def running(stage: int = 0) -> Rollout:
+    return Rollout(1, "2.0", "running", "", stage, NOW)
+
+
+def test_one_board_then_a_tenth_then_all() -> None:
+    assert stage_sizes(40, RULES) == (1, 4, 40)
+    boards = {number: seat(number, "waits") for number in range(40)}
+    rollout, offers = running(), []
+    while True:
+        step = next_step(rollout, list(boards.values()), RULES, now=NOW)
+        if not step.offer:
+            break
+        offers.append(len(step.offer))
+        rollout = running(step.stage)
+        for device in step.offer:
+            boards[int(device[1:])] = seat(int(device[1:]), "good", offered=True, good_at=NOW)
+    assert offers == [1, 3, 36]
+
+
+def test_the_next_stage_waits_for_the_soak_and_for_each_board() -> None:
+    rules = UpdatesPart(soak_minutes=10.0)
+    others = [seat(number, "waits") for number in range(1, 20)]
+    first = seat(0, "good", offered=True, good_at=NOW)
+    assert next_step(running(), [first, *others], rules, now=NOW + 599).offer == ()
+    assert len(next_step(running(), [first, *others], rules, now=NOW + 600).offer) == 1
+    busy = seat(0, "offered", offered=True)
+    assert next_step(running(), [busy, *others], rules, now=NOW + 9999).offer == ("b0",), "it is said again"
+
+
+def test_a_board_that_fails_stops_the_first_stage_and_few_do_not_stop_the_last() -> None:
+    failed = seat(0, "failed", offered=True)
+    assert "1 boards have failed" in next_step(running(), [failed, seat(1, "waits")], RULES, now=NOW).stop
+    good = [seat(number, "good", offered=True, good_at=NOW) for number in range(1, 38)]
+    rest = [seat(38, "waits"), seat(39, "away")]
+    step = next_step(running(2), [failed, *good, *rest], RULES, now=NOW)
+    assert (step.stop, step.offer) == ("", ("b38",))
+    three = [seat(number, "failed", offered=True) for number in (0, 1, 2)]
+    assert "3 boards have failed" in next_step(running(2), [*three, *good[2:], *rest], RULES, now=NOW).stop
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.sampled_from(["away", "waits", "offered", "good", "failed", "unmanaged"]), st.booleans())),
+    st.integers(0, 2),
+    st.floats(0, 0.9),
+)
+def test_never_more_boards_than_the_stage_has_and_never_a_failed_one(
+    found: list[tuple[str, bool]], stage: int, budget: float
+) -> None:
+    rules = UpdatesPart(soak_minutes=0.0, error_budget=budget)
+    boards = [seat(i, outcome, offered=offered, good_at=NOW) for i, (outcome, offered) in enumerate(found)]
+    step = next_step(running(stage), boards, rules, now=NOW)
+    managed = [each for each in boards if each.outcome != "unmanaged"]
+    taking = [each for each in managed if each.offered]
+    known = {each.device: each for each in boards}
+    counts = Counter(known[device].outcome for device in step.offer)
+    assert set(counts) <= {"offered", "waits"}
+    new = counts["waits"] - sum(known[device].outcome == "waits" and known[device].offered for device in step.offer)
+    assert stage <= step.stage <= stage + 1
+    assert new == 0 or len(taking) + new <= stage_sizes(len(managed), rules)[step.stage]
+    failures = sum(each.outcome == "failed" for each in taking)
+    if failures > budget * stage_sizes(len(managed), rules)[stage]:
+        assert step.stop
+        assert not step.offer
