@@ -8,11 +8,13 @@ before it fetches the payload.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import re
 import struct
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
@@ -147,6 +149,14 @@ class SignedManifest:
                 f"release {self.manifest.version} is not signed by the key {public_key.hex()}, which this device trusts"
             ) from None
         return self.manifest
+
+    def signer(self, keys: Iterable[str]) -> bytes:
+        """The public key, of these (64 hex digits each), that signed it. Raises `BadSignature` where none did."""
+        for key in keys:
+            with contextlib.suppress(BadSignature, ValueError):
+                self.verify(bytes.fromhex(key))
+                return bytes.fromhex(key)
+        raise BadSignature(f"release {self.manifest.version} is not signed by any key that this device trusts")
 
 
 def manifest_length(start: bytes) -> int:
