@@ -143,7 +143,7 @@ def card_of(
         python=target.python,
         device_toml=text,
         ca=(folder.ca / "ca.pem").read_bytes(),
-        release_keys=[release_key(folder).hex()],
+        release_key=release_key(folder).hex(),
         token=new_token(),
         images_path=tomllib.loads(text)["data"]["path"],
         classes=classes,
