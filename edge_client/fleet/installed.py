@@ -56,7 +56,7 @@ class Installed:
         if state is None:
             raise BadInput(f"this board takes no releases: there is none in {self._root}")
         try:
-            keys = (self._root / "release_keys").read_text().split()
+            keys = (self._root / "release_key").read_text().split()
         except OSError as error:
             raise BadInput(f"whom to trust with releases is not known: {error}") from error
         signed = SignedManifest.from_bytes(head)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Which release a board runs, and the way back from a bad one.
 
-`install.sh` copies this file to /opt/hushfleet/slots.py, outside of every release, and the board's units run it as
-root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back; only to check
-and unpack a new release it borrows the code of the good one.
+It lies at /opt/hushfleet/slots.pyz, outside of every release and together with `hushfleet.release`, and the board's
+units run it as root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back;
+only to check a signature it borrows `cryptography` from the good release.
 
     /opt/hushfleet/releases/VERSION/    unpacked releases, each with its manifest as release.json
     /opt/hushfleet/current              symlink to the one that runs
     /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
-    /opt/hushfleet/release_keys         whose releases are taken: Ed25519 public keys, 64 hex digits each, one a line
+    /opt/hushfleet/release_key          whose releases are taken: an Ed25519 public key, 64 hex digits; or several
 
 slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
 whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
@@ -17,6 +17,7 @@ they happen, as U-Boot counts boots:
     begin    before each start of the client (ExecStartPre): counts it, and points `current` to the right release
     check    each minute (a timer): makes a release good that has been healthy for long enough, or takes it back
     install  when the client has put a release into STATE/incoming (a path unit)
+    first    by `install.sh`: the release that a card brought
     back     by hand: to the release before the good one
 
 A release on trial is healthy while the client writes its version into STATE/healthy again and again.
@@ -197,6 +198,22 @@ class Slots:
             _clear_inside(incoming)
             return state
 
+    def first(self, archive: Path) -> State:
+        """The release that a card brought; where there is a good one already, it stays. Raises `HushfleetError`.
+
+        Only the hash is checked: who could change it on the card could change the key beside it as well.
+        """
+        from hushfleet.release import place
+
+        self.releases.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with self._locked():
+            try:
+                state = self.read()
+            except SlotsError:
+                state = State(place(archive, self.releases, public_key=None).version)
+            self._settle(state)
+            return state
+
     def back(self) -> State:
         """To the release before the good one. Raises `SlotsError` where there is none."""
         with self._locked():
@@ -219,7 +236,7 @@ class Slots:
         try:
             from hushfleet.release import place, trusted
 
-            key = trusted(archive, (self.root / "release_keys").read_text().split())
+            key = trusted(archive, (self.root / "release_key").read_text().split())
             return place(archive, self.releases, public_key=key)
         finally:
             sys.path.remove(good)
@@ -348,7 +365,8 @@ def _sync(folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="slots.py", description="Which release this board runs.")
-    parser.add_argument("command", choices=("begin", "check", "install", "back", "show"))
+    parser.add_argument("command", choices=("begin", "check", "install", "first", "back", "show"))
+    parser.add_argument("archive", type=Path, nargs="?", metavar="FILE.hfr", help="of `first`")
     parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
     options = parser.parse_args()
@@ -359,6 +377,8 @@ def main() -> int:
             state, restart = slots.check()
         elif options.command == "show":
             state = slots.read()
+        elif options.command == "first":
+            state = slots.first(options.archive)
         else:
             state = getattr(slots, options.command)()
             restart = options.command == "back"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,9 +17,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import hushfleet.edge_client.fleet.slots as slots_module
 from hushfleet.edge_client.fleet.slots import State
-from hushfleet.release import place
+from hushfleet.firmware_profiles.cards.seed import slots_archive
 
 RESTART_S = 0.3
 TURN_S = 0.05
@@ -54,20 +52,20 @@ class EmulatedBoard:
 
     def install(self, release: Path, *, keys: list[str]) -> None:
         """As `install.sh` does."""
-        version = place(release, self.opt / "releases", public_key=None).version
-        (self.opt / "release_keys").write_text("\n".join(keys))
-        (self.opt / "current").symlink_to(f"releases/{version}")
-        shutil.copy(slots_module.__file__, self.opt / "slots.py")
+        self.opt.mkdir()
+        (self.opt / "release_key").write_text("\n".join(keys))
+        (self.opt / "slots.pyz").write_bytes(slots_archive())
+        self.slots("first", str(release))
         shim = self.home / "bin" / "systemctl"  # what `slots.py check` calls
         shim.parent.mkdir()
         shim.write_text(f'#!/bin/sh\necho "$*" >> {self.home}/systemctl.log\n')
         shim.chmod(0o755)
 
-    def slots(self, command: str) -> State:
+    def slots(self, *command: str) -> State:
         path = f"{self.home / 'bin'}:{os.environ['PATH']}"
-        arguments = [command, "--root", str(self.opt), "--state", str(self.state_dir)]
+        arguments = [*command, "--root", str(self.opt), "--state", str(self.state_dir)]
         done = subprocess.run(
-            [sys.executable, "-I", str(self.opt / "slots.py"), *arguments],
+            [sys.executable, "-I", str(self.opt / "slots.pyz"), *arguments],
             capture_output=True,
             env={**os.environ, "PATH": path},
         )

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
-from hushfleet.release import pack, place, this_platform
+from hushfleet.release import pack, this_platform
 from support.kill import CALL, KillPoints
 
 KEY = Ed25519PrivateKey.generate()
@@ -49,11 +49,10 @@ class Board:
         self.slots = Slots(self.root, self.state)
         self.beats = itertools.count(1)
         (self.state / "incoming").mkdir(parents=True)
-        place(release(folder / "first", "1.0"), self.root / "releases", public_key=None)
-        (self.root / "current").symlink_to("releases/1.0")
+        self.slots.first(release(folder / "first", "1.0"))
         other = Ed25519PrivateKey.generate()
         keys = [key.public_key().public_bytes_raw().hex() for key in (other, KEY)]
-        (self.root / "release_keys").write_text("\n".join(keys))
+        (self.root / "release_key").write_text("\n".join(keys))
 
     def put(self, version: str, **changes: Any) -> None:
         release(self.state / "incoming" / "new.hfr", version, **changes)
@@ -169,6 +168,11 @@ def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(b
     with pytest.raises(SlotsError, match="no release before"):
         board.slots.back()
     assert [each.name for each in (board.root / "releases").iterdir()] == ["2.0"]
+
+
+def test_a_card_s_release_is_placed_once(board: Board, tmp_path: Path) -> None:
+    assert board.slots.first(release(tmp_path / "other", "0.5")).good == "1.0"
+    assert board.running() == "1.0"
 
 
 def test_an_installation_that_ends_the_process_each_time_is_not_repeated_for_ever(
