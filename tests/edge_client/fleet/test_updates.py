@@ -1,0 +1,301 @@
+"""A board and offers of releases: whom it believes, what it fetches when, and what it hands over."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hushfleet.edge_client.board.config import (
+    BrokerSection,
+    DataSection,
+    DeviceConfig,
+    DeviceSection,
+    FleetSection,
+    LimitsSection,
+)
+from hushfleet.edge_client.fleet import release_file as release_file_module
+from hushfleet.edge_client.fleet.installed import Installed
+from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
+from hushfleet.edge_client.fleet.slots import Slots
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, RestartForRelease, Updates
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import BadSignature, Malformed, StoreFull
+from hushfleet.release import SignedManifest, pack, read_head, this_platform
+from hushfleet.wire.format.chunks import chunk_count, expand, split
+from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Want, decode_message, encode_message
+from hushfleet.wire.format.topics import Topics
+
+DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
+KEY = Ed25519PrivateKey.generate()
+
+
+def release(out: Path, version: str, *, key: Any = KEY, kib: int = 1, **changes: Any) -> bytes:
+    python, arch = this_platform()
+    content = out.with_suffix(".content")
+    content.mkdir(exist_ok=True)
+    (content / "noise").write_bytes(os.urandom(1024 * kib))  # nothing that xz makes smaller
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 3, **changes}
+    pack(content, out, key=key, version=version, **fields)
+    return out.read_bytes()
+
+
+class RecordingLink:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.topics: set[str] = set()
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.sent.append((topic, payload))
+
+    def subscribe(self, topic: str) -> None:
+        self.topics.add(topic)
+
+    def unsubscribe(self, topic: str) -> None:
+        self.topics.discard(topic)
+
+
+class Bench:
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path, self.root, self.state_dir = tmp_path, tmp_path / "opt", tmp_path / "state"
+        self.operator, self.now, self.link = Identity.generate(), 1000.0, RecordingLink()
+        self.slots = Slots(self.root, self.state_dir)
+        self.root.mkdir()
+        release(tmp_path / "first.hfr", "1.0")
+        self.slots.first(tmp_path / "first.hfr")
+        (self.root / "release_key").write_text(KEY.public_key().public_bytes_raw().hex())
+        self.config = DeviceConfig(
+            device=DeviceSection(DEVICE, str(self.state_dir), federation="greenhouse"),
+            broker=BrokerSection("mqtt://localhost"),
+            data=DataSection("folder", str(tmp_path)),
+            limits=LimitsSection(epsilon_server=1.0),
+            fleet=FleetSection(self.operator.public_key.hex(), "mqtts://localhost:1", releases=str(self.root)),
+        )
+        self.store = DeviceStore(self.config.store_path, device=DEVICE, durable=False)
+        self.installed = Installed.of(self.config)
+        self.restart()
+
+    def restart(self) -> None:
+        self.updates = Updates(self.config, self.store, now=self.now)
+        self.link.topics.clear()
+
+    def offer(self, data: bytes, *, signer: Identity | None = None, **changes: Any) -> ReleaseOffer:
+        path = self.tmp_path / "offered"
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            head = read_head(file)
+        digest = hashlib.sha256(data).digest()
+        offer = replace(ReleaseOffer(DEVICE, head.manifest.version, head.to_bytes(), digest, len(data), 1), **changes)
+        frame = encode_message(offer, signer or self.operator, federation="greenhouse")
+        self.updates.take(TOPICS.parse(TOPICS.fleet(DEVICE)), frame)
+        return offer
+
+    def wants(self, *, busy: bool = False) -> list[Want]:
+        """What is asked for now."""
+        before = len(self.link.sent)
+        self.updates.advance(self.link, self.now, busy=busy)
+        return [self.decoded(*each) for each in self.link.sent[before:]]
+
+    def decoded(self, topic: str, payload: bytes) -> Want:
+        assert topic == TOPICS.wants(DEVICE)
+        key = self.store.identity.public_key
+        want = decode_message(payload, federation="greenhouse", public_key=key)
+        assert isinstance(want, Want)
+        return want
+
+    def serve(self, data: bytes, want: Want, *, lose: Callable[[int], bool] = lambda _: False) -> None:
+        topic = TOPICS.release(want.digest)
+        assert topic in self.link.topics
+        for index in expand(want.missing, chunk_count(len(data), RELEASE_CHUNK_BYTES)):
+            if not lose(index):
+                (frame,) = split(data, RELEASE_CHUNK_BYTES, (index,))
+                self.updates.take(TOPICS.parse(topic), frame)
+
+    def fetch(self, data: bytes) -> int:
+        """Until nothing more is asked for; how many asks it took."""
+        asks = 0
+        for _ in range(1000):
+            self.now = max(self.now, self.updates.due_at)
+            wanted = self.wants()
+            for want in wanted:
+                self.serve(data, want)
+            asks += len(wanted)
+            if self.installed.waits:
+                return asks
+        raise AssertionError("it was not fetched")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.updates.close()
+    made.store.close()
+
+
+def test_a_release_is_fetched_handed_over_and_the_client_ends_between_rounds(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0", kib=5000)
+    bench.offer(data)
+    chunks = chunk_count(len(data), RELEASE_CHUNK_BYTES)
+    assert bench.fetch(data) == -(-chunks // WINDOW)
+    assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
+    assert bench.wants() == []
+    assert not bench.link.topics, "it listens no longer"
+    assert bench.slots.install().trial == "2.0"
+    bench.wants(busy=True)
+    with pytest.raises(RestartForRelease, match=r"release 2\.0"):
+        bench.wants()
+    bench.wants(busy=True)
+    bench.now += PATIENCE_S
+    with pytest.raises(RestartForRelease):
+        bench.wants(busy=True)
+
+
+def test_nothing_is_asked_for_while_a_round_is_under_way(bench: Bench) -> None:
+    bench.offer(release(bench.tmp_path / "a", "2.0", kib=200))
+    assert bench.wants(busy=True) == []
+    assert bench.updates.due_at > bench.now
+    bench.now = bench.updates.due_at
+    assert len(bench.wants()) == 1
+    assert bench.wants() == [], "it waits for what it has asked for"
+
+
+def test_what_was_lost_is_asked_for_again_and_what_came_survives_a_restart(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0", kib=1200)
+    offer = bench.offer(data)
+    (want,) = bench.wants()
+    bench.serve(data, want, lose=lambda index: index % 2 == 1)
+    bench.updates.close()
+    bench.restart()
+    bench.offer(data)
+    (want,) = bench.wants()
+    assert want.missing[0] == (1, 2)
+    bench.fetch(data)
+    assert not list(bench.installed.incoming.glob("*.part"))
+    assert bench.installed.was_answered(offer.digest, offer.attempt)
+
+
+def test_marks_that_a_power_cut_has_spoilt_cost_no_more_than_time(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0", kib=400)
+    bench.offer(data)
+    (want,) = bench.wants()
+    bench.serve(data, want, lose=lambda index: index == 3)
+    bench.updates.close()
+    (part,) = bench.installed.incoming.glob("*.part")
+    spoilt = bytearray(part.read_bytes())
+    spoilt[100] ^= 1
+    part.write_bytes(spoilt)
+    bench.restart()
+    bench.offer(data)
+    with pytest.raises(Malformed, match="not the release"):
+        bench.fetch(data)
+    bench.fetch(data)
+    for torn in (b"", b"\1", b"\2" * 7):
+        file = ReleaseFile(bench.tmp_path / "torn", hashlib.sha256(data).digest(), len(data))
+        file.close()
+        next((bench.tmp_path / "torn").glob("*.have")).write_bytes(torn)
+        file = ReleaseFile(bench.tmp_path / "torn", hashlib.sha256(data).digest(), len(data))
+        assert file.received == 0
+        file.drop()
+
+
+def test_an_offer_is_believed_of_the_operator_alone_and_for_this_board(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0")
+    with pytest.raises(BadSignature):
+        bench.offer(data, signer=Identity.generate())
+    with pytest.raises(Malformed, match="greenhouse-02"):
+        bench.offer(data, device="greenhouse-02")
+    assert bench.wants() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": Ed25519PrivateKey.generate()},
+        {"version": "0.9"},
+        {"python": "cp27"},
+        {"oldest_store": 9, "store": 9},
+        {"store": 1},
+    ],
+)
+def test_a_release_that_cannot_be_installed_is_refused_once_before_it_is_fetched(
+    bench: Bench, changes: dict[str, Any]
+) -> None:
+    data = release(bench.tmp_path / "a", **{"version": "2.0", **changes})
+    offer = bench.offer(data)
+    assert bench.wants() == []
+    standing = bench.installed.standing()
+    assert (standing.slot, standing.tried, standing.attempt) == ("returned", offer.version, 1)
+    assert bench.installed.was_answered(offer.digest, 1)
+    assert not bench.installed.was_answered(offer.digest, 2), "another attempt is another question"
+
+
+def test_an_offer_that_contradicts_its_manifest_is_refused(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0")
+    for changes in ({"version": "2.1"}, {"size": len(data) + 1}, {"manifest": b"HR"}):
+        bench.offer(data, **changes)
+        assert bench.wants() == [], changes
+
+
+def test_what_a_board_says_of_its_releases(bench: Bench) -> None:
+    def slot() -> str:
+        return bench.installed.standing().slot
+
+    assert slot() == "good"
+    data = release(bench.tmp_path / "a", "2.0")
+    bench.offer(data)
+    bench.fetch(data)
+    assert slot() == "good"
+    bench.slots.install()
+    assert slot() == "good"
+    bench.slots.begin()
+    assert slot() == "trial"
+    bench.slots.back()
+    assert slot() == "returned"
+    bench.offer(data)
+    assert bench.wants() == [], "what has failed is not taken again"
+    bench.offer(data, attempt=2)
+    assert len(bench.wants()) == 1
+    (bench.state_dir / "update.json").write_text("[1")
+    assert slot() == "good"
+    (bench.state_dir / "update.json").write_text(json.dumps({"version": 3, "attempt": "x"}))
+    assert slot() == "returned"
+    (bench.root / "current").unlink()
+    (bench.root / "slots.json").unlink()
+    os.rename(bench.root / "releases", bench.root / "gone")
+    assert slot() == "none"
+
+
+def test_a_full_disk_is_said_and_tried_again_with_the_next_offer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = release(bench.tmp_path / "a", "2.0")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release_file_module.os, "posix_fallocate", full)
+        with pytest.raises(StoreFull):
+            ReleaseFile(bench.tmp_path / "x", hashlib.sha256(data).digest(), len(data))
+        bench.offer(data)
+    assert bench.wants() == []
+    bench.offer(data)
+    assert len(bench.wants()) == 1
+
+
+def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:
+    data = release(tmp_path / "a", "2.0")
+    head = SignedManifest.from_bytes(data[: data.index(b"\xfd7zXZ")])
+    good, other = (k.public_key().public_bytes_raw() for k in (KEY, Ed25519PrivateKey.generate()))
+    assert head.signer([other.hex(), "no key", good.hex()]) == good
+    with pytest.raises(BadSignature):
+        head.signer([other.hex()])
