@@ -31,6 +31,7 @@ examples:
   hushfleet-edge device.toml                      run this device until it is stopped
   hushfleet-edge status device.toml               what it has spent, and on what
   hushfleet-edge predict device.toml photo.jpg    what its own model sees in an image
+  hushfleet-edge update device.toml FILE.hfr      install a release from a stick
 
 a small device.toml:
   [device]
@@ -76,19 +77,22 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hushfleet {hushfleet.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status}", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,update}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
         ("predict", "classify an image with the device's own model"),
         ("status", "show what it waits for, its model, and the privacy that it has spent"),
+        ("update", "install a release from a file; it is tried at the next start"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("config", metavar="DEVICE.toml", type=Path, help="the device's configuration")
         command.add_argument("-v", "--verbose", action="store_true", help="log more")
+        if name == "update":
+            command.add_argument("release", metavar="FILE.hfr", type=Path, help="the release")
         if name == "predict":
             command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
             command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
-        if name != "run":
+        if name in ("predict", "status"):
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     only_asks = not arguments or arguments[0] in ("-h", "--help", "--version")
@@ -174,7 +178,23 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"run": _run, "predict": _predict, "status": _status}
+def _update(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.fleet.by_hand import hand_over
+
+    manifest = hand_over(load_config(options.config), options.release)
+    print(
+        f"release {manifest.version} is handed over: it is unpacked in the next minutes, and tried when the client has "
+        "ended its round. If it is not connected and healthy within half an hour, the board goes back by itself"
+    )
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": _run,
+    "predict": _predict,
+    "status": _status,
+    "update": _update,
+}
 
 
 def _inspected(config: DeviceConfig) -> DeviceStore:

@@ -7,9 +7,13 @@ A target's input is what an attacker is free to choose. Where a checksum or a si
 from __future__ import annotations
 
 import atexit
+import hashlib
+import io
 import json
+import lzma
 import pickle
 import struct
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import read_events
@@ -35,6 +40,7 @@ from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
+from hushfleet.release import Manifest, SignedManifest, unpack
 from hushfleet.secure import field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.secure.roster import Roster
@@ -323,6 +329,37 @@ TOPICS = Topics("field")
 EVENTS = b'{"event": "round_open", "round": 1, "t": 1.5}\n{"event": "update", "epsilon": "inf", "device": "a"}\n'
 WIRE, FILES, STORES = (WireError,), (BadInput,), (StoreError, LedgerError)
 
+
+def _release() -> tuple[SignedManifest, bytes]:
+    """The head of a release, and its payload before compression: an archive of a folder with two files."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (("a", None), ("a/b.py", b"b = 1\n"), ("c.txt", bytes(600))):
+            entry = tarfile.TarInfo(name)
+            if content is None:
+                entry.type = tarfile.DIRTYPE
+            else:
+                entry.size = len(content)
+            tar.addfile(entry, None if content is None else io.BytesIO(content))
+    payload = archive.getvalue()
+    return SignedManifest.sign(_manifest(payload), Ed25519PrivateKey.from_private_bytes(bytes(32))), payload
+
+
+def _manifest(payload: bytes) -> Manifest:
+    digest = hashlib.sha256(payload).hexdigest()
+    return Manifest("1.2.3", "cp313", "aarch64", 1, 3, False, digest, max(1, len(payload)), 1 << 16, 16)
+
+
+def _unpacked(data: bytes) -> None:
+    """As a board does once signature and hash are right; nothing may come to lie beside the folder."""
+    with tempfile.TemporaryDirectory() as name:
+        outside = Path(name)
+        unpack(io.BytesIO(lzma.compress(data, preset=0)), _manifest(data), outside / "inside")
+        assert [each.name for each in outside.iterdir()] == ["inside"]
+        assert not any(each.is_symlink() for each in outside.rglob("*"))
+        assert sum(each.stat().st_size for each in outside.rglob("*") if each.is_file()) <= 1 << 16
+
+
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
@@ -357,6 +394,8 @@ TARGETS: dict[str, Target] = {
         Target("image", _of_file("image.png", lambda path: read_image(path, input_shape=(3, 8, 8))), _images, FILES),
         Target("events", _of_file("events.jsonl", read_events), lambda: [EVENTS], ()),
         Target("kept-cell", _of_file("cell.json", KeptCell.load), _cells, FILES),
+        Target("release-head", SignedManifest.from_bytes, lambda: [_release()[0].to_bytes()], WIRE),
+        Target("release-payload", _unpacked, lambda: [_release()[1]], WIRE),
         Target("device-store", _of_file("fuzzed.sqlite", _opened_store), _stores, (HushfleetError,)),
     )
 }  # fmt: skip

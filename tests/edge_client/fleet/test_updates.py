@@ -23,12 +23,13 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
 )
 from hushfleet.edge_client.fleet import release_file as release_file_module
+from hushfleet.edge_client.fleet.by_hand import hand_over
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.updates import PATIENCE_S, RestartForRelease, Updates
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadSignature, Malformed, StoreFull
+from hushfleet.errors import BadInput, BadSignature, Malformed, StoreFull
 from hushfleet.release import SignedManifest, pack, read_head, this_platform
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
@@ -290,6 +291,30 @@ def test_a_full_disk_is_said_and_tried_again_with_the_next_offer(bench: Bench, m
     assert bench.wants() == []
     bench.offer(data)
     assert len(bench.wants()) == 1
+
+
+def test_a_release_is_handed_over_by_hand(bench: Bench) -> None:
+    path = bench.tmp_path / "b.hfr"
+    release(path, "2.0", key=Ed25519PrivateKey.generate())
+    with pytest.raises(BadSignature):
+        hand_over(bench.config, path)
+    data = release(path, "2.0")
+    path.write_bytes(data[:-1])
+    with pytest.raises(Malformed):
+        hand_over(bench.config, path)
+    assert not bench.installed.waits
+    path.write_bytes(data)
+    assert hand_over(bench.config, path).version == "2.0"
+    with pytest.raises(BadInput, match="another release"):
+        hand_over(bench.config, path)
+    assert bench.slots.install().trial == "2.0"
+    with pytest.raises(RestartForRelease):
+        bench.wants()
+    release(path, "0.9")
+    bench.slots.begin()
+    bench.slots.back()
+    with pytest.raises(BadInput, match="older than"):
+        hand_over(bench.config, path)
 
 
 def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:

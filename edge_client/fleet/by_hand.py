@@ -1,0 +1,51 @@
+"""A release from a stick or a download: the same checks as for an offer, and the same way from there on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from hushfleet.atomic_file import sync_folder
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.installed import Installed
+from hushfleet.edge_client.fleet.slots import SlotsError
+from hushfleet.errors import BadInput, StoreError
+from hushfleet.release import Manifest, check_payload, read_head
+
+
+def hand_over(config: DeviceConfig, path: Path) -> Manifest:
+    """Puts a release where `slots.py` installs it. Raises `BadInput` or a `WireError`: why it cannot be installed."""
+    if config.fleet is None:
+        raise BadInput("this board has no section [fleet], and takes no releases")
+    installed, state_dir = Installed.of(config), Path(config.device.state_dir)
+    state = installed.state()
+    if installed.waits or (state is not None and state.trial):
+        raise BadInput("another release is being installed or on trial; wait until that has ended")
+    try:
+        with path.open("rb") as file:
+            manifest = installed.judge(read_head(file).to_bytes())
+            check_payload(file, manifest)
+            installed.room_for(manifest)
+            _copy(path, installed.incoming, f"{manifest.version}.hfr", like=state_dir)
+    except SlotsError as error:
+        raise BadInput(str(error)) from error
+    except OSError as error:
+        raise StoreError(f"the release {path} cannot be copied: {error}") from error
+    return manifest
+
+
+def _copy(path: Path, folder: Path, name: str, *, like: Path) -> None:
+    """Whole or not at all, and owned as `like` is, since root may call this and the client uses the folder, too."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    part = folder / f"{name}.part"
+    with path.open("rb") as source, part.open("wb") as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        os.fsync(target.fileno())
+    owner = like.stat()
+    for each in (folder, part):
+        if os.geteuid() == 0:
+            os.chown(each, owner.st_uid, owner.st_gid)
+    os.replace(part, folder / name)
+    sync_folder(folder)

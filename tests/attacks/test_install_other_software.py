@@ -1,0 +1,125 @@
+"""Wanted: a board that runs the attacker's software.
+
+Whoever has broken the broker, the aggregator or the fleet service can send a board what they like, and who has taken
+over the client can put any file where `slots.py`, as root, looks for a release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import lzma
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hushfleet.edge_client.fleet.slots import Slots, State
+from hushfleet.release import Manifest, SignedManifest, pack, this_platform
+
+KEY, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+PYTHON, ARCH = this_platform()
+
+
+def packed(tmp_path: Path, version: str, *, key: Ed25519PrivateKey = KEY, downgrade: bool = False) -> bytes:
+    content, out = tmp_path / f"content-{version}", tmp_path / f"{version}.hfr"
+    content.mkdir(exist_ok=True)
+    (content / "a.py").write_text("a = 1\n")
+    fields = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 3}
+    pack(content, out, key=key, version=version, downgrade=downgrade, **fields)
+    return out.read_bytes()
+
+
+def around(entries: list[tarfile.TarInfo], *, unpacked: int = 1000, count: int = 10) -> bytes:
+    """A release with the right signature around an archive that no honest builder writes."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for entry in entries:
+            tar.addfile(entry, io.BytesIO(bytes(entry.size)))
+    payload = lzma.compress(archive.getvalue())
+    digest = hashlib.sha256(payload).hexdigest()
+    manifest = Manifest("2.0", PYTHON, ARCH, 1, 3, False, digest, len(payload), unpacked, count)
+    return SignedManifest.sign(manifest, KEY).to_bytes() + payload
+
+
+def entry(name: str, *, size: int = 0, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.size, made.type, made.linkname = size, kind, target
+    return made
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Slots:
+    made = Slots(tmp_path / "opt", tmp_path / "state")
+    (tmp_path / "state" / "incoming").mkdir(parents=True)
+    (tmp_path / "opt").mkdir()
+    (tmp_path / "opt" / "release_key").write_text(KEY.public_key().public_bytes_raw().hex())
+    packed(tmp_path, "1.0")
+    made.first(tmp_path / "1.0.hfr")
+    return made
+
+
+def offered(slots: Slots, tmp_path: Path, data: bytes) -> State:
+    before = {path for path in tmp_path.rglob("*") if "incoming" not in path.parts}
+    (tmp_path / "state" / "incoming" / "x.hfr").write_bytes(data)
+    state = slots.install()
+    after = {path for path in tmp_path.rglob("*") if "incoming" not in path.parts and not path.name.startswith(".")}
+    assert state.trial is not None or after <= before | {tmp_path / "opt" / "slots.json"}, "nothing of it stays"
+    return state
+
+
+def test_what_another_key_has_signed(slots: Slots, tmp_path: Path) -> None:
+    assert "not signed" in offered(slots, tmp_path, packed(tmp_path, "2.0", key=STRANGER)).reason
+
+
+def test_an_older_release_with_a_known_hole(slots: Slots, tmp_path: Path) -> None:
+    assert "older" in offered(slots, tmp_path, packed(tmp_path, "0.9")).reason
+    assert offered(slots, tmp_path, packed(tmp_path, "0.9", downgrade=True)).trial == "0.9", "its signer wants that"
+
+
+def test_a_release_with_other_content_or_cut_off(slots: Slots, tmp_path: Path) -> None:
+    data = packed(tmp_path, "2.0")
+    for changed in (data[:-1], data + b"x", data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], data[:50], b""):
+        assert offered(slots, tmp_path, changed).outcome == "refused"
+    for place in range(8, data.index(b"\xfd7zXZ"), 17):  # manifest and signature
+        changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        assert offered(slots, tmp_path, changed).outcome == "refused"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("../slots.json", size=5)],
+        [entry("a/../../slots.json", size=5)],
+        [entry("/etc/cron.d/x", size=5)],
+        [entry("a", kind=tarfile.SYMTYPE, target="/etc"), entry("a/passwd", size=5)],
+        [entry("a", kind=tarfile.LNKTYPE, target="../../release_key")],
+        [entry("a", kind=tarfile.FIFOTYPE)],
+        [entry("a", kind=tarfile.BLKTYPE)],
+        [entry("a", size=1 << 24)],
+        [entry(f"a{i}", size=600) for i in range(5)],
+        [entry(f"a{i}") for i in range(20)],
+        [entry("a", size=1), entry("a", size=2)],
+    ],
+)
+def test_an_archive_that_writes_elsewhere_or_without_end(
+    entries: list[tarfile.TarInfo], slots: Slots, tmp_path: Path
+) -> None:
+    """Even with the release key's signature."""
+    assert offered(slots, tmp_path, around(entries)).outcome == "refused"
+    assert slots.begin().good == "1.0"
+
+
+def test_a_link_in_place_of_the_release(slots: Slots, tmp_path: Path) -> None:
+    """Whoever is the client may want root to read, or delete, another file."""
+    secret = tmp_path / "shadow"
+    secret.write_text("secret")
+    (tmp_path / "state" / "incoming" / "x.hfr").symlink_to(secret)
+    assert "secret" not in slots.install().reason
+    os.rmdir(tmp_path / "state" / "incoming")
+    (tmp_path / "state" / "incoming").symlink_to(tmp_path)
+    assert slots.install().outcome == "refused"
+    assert secret.read_text() == "secret"
+    assert (tmp_path / "1.0.hfr").exists()
