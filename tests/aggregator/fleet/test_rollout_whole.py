@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
@@ -119,3 +121,56 @@ def test_a_board_finds_its_way_back_by_itself(
         with FleetRegistry(folder.path) as registry:
             stopped = until(lambda: current(registry).state == "stopped" and current(registry))
         assert "greenhouse-01" in stopped.reason
+
+
+@pytest.mark.slow
+def test_a_bad_release_reaches_one_board_and_the_next_good_one_all(tmp_path: Path, releases: Releases) -> None:
+    with fleet(tmp_path, releases, boards=3) as (folder, boards):
+        until(lambda: outcomes_before(folder) == 3, within_s=60)
+        roll_out(folder, releases.get("3.0", crashes), releases)
+        with FleetRegistry(folder.path) as registry:
+            until(lambda: current(registry).state == "stopped", within_s=120)
+        assert sorted(outcomes(folder)) == ["failed", "waits", "waits"]
+        assert [board.slots("show").good for board in boards] == ["1.0"] * 3
+        roll_out(folder, releases.get("3.1"), releases)
+        until(lambda: outcomes(folder) == ["good"] * 3, within_s=180)
+        assert [board.slots("show").good for board in boards] == ["3.1"] * 3
+
+
+def outcomes_before(folder: FleetFolder) -> int:
+    """How many boards have been heard."""
+    with FleetRegistry(folder.path) as registry:
+        return sum(seen.health is not None for seen in sightings(registry).values())
+
+
+@pytest.mark.slow
+def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on(
+    tmp_path: Path, releases: Releases
+) -> None:
+    folder = make_folder(tmp_path / "greenhouse", boards=1)
+    file = folder.path / "fleet.toml"
+    file.write_text(file.read_text().replace("kib_per_second = 1024.0", "kib_per_second = 40.0"))
+    board = emulated(folder, tmp_path / "board", "greenhouse-01", releases)
+    main = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
+    service = Child("the service", [*main, "fleet", "serve", str(folder.path)], folder.logs / "service.log")
+    steps = {
+        "fetching": lambda: any((board.state_dir / "incoming").glob("*.have")),
+        "handed over": lambda: (board.state_dir / "update.json").exists(),
+        "installed": lambda: board.slots("show").trial is not None,
+        "on trial": lambda: board.slots("show").starts > 0,
+        "healthy": lambda: board.slots("show").steady > 0,
+    }
+    with started(folder, brokers_of(folder)) as brokers, started(folder, [service]), board:
+        roll_out(folder, releases.get("2.0"), releases)
+        for reached in steps.values():
+            until(reached, within_s=60)
+            board.cut_power()
+            for child in (service, brokers[0]):
+                child.process.kill()
+                child.process.wait()
+            for child in (brokers[0], service):
+                child.start()
+            board.__enter__()
+        until(lambda: outcomes(folder) == ["good"], within_s=120)
+    state = board.slots("show")
+    assert (state.good, state.previous) == ("2.0", "1.0")
