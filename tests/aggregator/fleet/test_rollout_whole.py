@@ -17,6 +17,7 @@ from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
+from hushfleet.aggregator.fleet.sightings import sightings
 from support.desk import Board, make_folder, served, until
 from support.releases import (
     Change,
