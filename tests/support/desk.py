@@ -58,17 +58,15 @@ def free_ports(count: int) -> list[int]:
 def make_folder(path: Path, *, boards: int = 2, task: str = TASK, **enrolment: Any) -> FleetFolder:
     task_file = path.with_name(f"{path.name}-task.toml")
     task_file.write_text(task)
-    port, enrolment_port, page_port = free_ports(3)
+    port, enrolment_port = free_ports(2)
     broker = BrokerPart(("127.0.0.1",), port, enrolment_port)
     folder = create_fleet(
         path, federation=FEDERATION, broker=broker, task=task_file, enrolment=EnrolmentPart(**enrolment)
     )
-    file = path / "fleet.toml"
-    file.write_text(file.read_text().replace("port = 8443", f"port = {page_port}"))
     with FleetRegistry(path) as registry:
         if boards:
             registry.add(counted(FEDERATION, boards, known=[], board="generic-x86"))
-    return FleetFolder(folder.path)
+    return folder
 
 
 class Board:
