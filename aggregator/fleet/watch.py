@@ -14,6 +14,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.rollout import rollout_view
 from hushfleet.aggregator.fleet.sightings import (
     AGGREGATOR,
     HEARTBEAT_S,
@@ -173,6 +174,7 @@ class FleetWatch:
                 for row in refused
                 if row.device not in rows
             ),
+            rollout=rollout_view(self._registry, now=now),
             problems=tuple(_problems(service, aggregator, run)),
         )
 

@@ -22,6 +22,7 @@ from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
+from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
@@ -71,7 +72,8 @@ def serve(path: Path, stop: threading.Event) -> None:
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
-        parts: list[Part] = [Listener(registry, partial(key_of, registry, register))]
+        known = partial(key_of, registry, register)
+        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known)]
         enroller = Enroller(
             folder.config,
             registry,
