@@ -23,7 +23,10 @@ from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.config.schema import pack
 from hushfleet.errors import BadSignature, Malformed
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message
 from hushfleet.wire.format.topics import Topics
@@ -202,6 +205,20 @@ def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
     assert [board.device for board in view.boards if board.is_urgent] == ["board-2"]
 
 
+def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
+    with (desk.folder.path / FILE_NAME).open("a") as file:
+        file.write("[device.limits]\nepsilon_server = 8.0\ndelta = 1e-4\n")
+    desk.folder = FleetFolder(desk.folder.path)
+    charge = Charge("device", "add-or-remove", "gaussian", 2.0)
+    with DeviceRegister(desk.folder.path) as register:
+        for task, round in (("t-0", 1), ("t-0", 2), ("t-1", 1)):
+            register.note_charges(task, round, {"board-1": pack(charge)}, certain=True)
+        register.note_charges("t-1", 1, {"board-2": pack(replace(charge, raw=("norms",)))}, certain=True)
+    first, second, third = desk.view().boards
+    assert (first.spent, first.limit) == (epsilon([Step(2.0, 1.0, 3)], delta=1e-4), 8.0)
+    assert (second.spent, third.spent) == (math.inf, None)
+
+
 def test_processes_that_do_not_run_are_told(desk: Desk) -> None:
     with run_events(desk.folder):
         server = Identity.generate()
@@ -227,7 +244,7 @@ def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
     for words in (
         "8 of 12 boards are there",
         "round 12 of 20 is open, 5 of 10 have answered",
-        "3.21 + 4 rounds before",
+        "7.9 of 8",
     ):
         assert words in text
     assert "greenhouse-03 was cut off" in text
