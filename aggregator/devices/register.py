@@ -212,6 +212,10 @@ class DeviceRegister(SqliteFile):
         query = "SELECT task, round, charge FROM charges WHERE id = ? ORDER BY task, round"
         return [(task, round, charge) for task, round, charge in self.rows(query, (device,))]
 
+    def charged_rounds(self) -> dict[str, int]:
+        """How many entries `charges` has of each id that has some."""
+        return dict(self.rows("SELECT id, COUNT(*) FROM charges GROUP BY id"))
+
     # what the aggregator notes for the operator
 
     def note(

@@ -20,6 +20,7 @@ from hushfleet.aggregator.fleet.folder import (
     EnrolmentPart,
     FleetConfig,
     FleetFolder,
+    PagePart,
 )
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.toml_text import to_toml
@@ -42,6 +43,7 @@ def create_fleet(
     broker: BrokerPart,
     task: Path,
     enrolment: EnrolmentPart | None = None,
+    page: PagePart | None = None,
     device: dict[str, Any] | None = None,
     now: datetime.datetime | None = None,
 ) -> FleetFolder:
@@ -54,7 +56,7 @@ def create_fleet(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     defaults = {**_device_defaults(task), **(device or {})}
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), device=defaults)
+    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:

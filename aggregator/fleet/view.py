@@ -55,8 +55,9 @@ class BoardView:
     :param seen: when something came from it last.
     :param health_at: when the next seven fields were told.
     :param rounds: in which its update was accepted, in this run.
-    :param epsilon: epsilon_server of this task, as the board's ledger is charged; `carried`: the rounds that earlier
-        identities of the board were charged for.
+    :param epsilon: epsilon_server of this task, as the board said with its latest update.
+    :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it: at most; `limit`:
+        what its card allows. Both at the card's delta.
     :param sent_bytes: of its accepted updates.
     """
 
@@ -78,7 +79,8 @@ class BoardView:
     certificate_end: float | None = None
     rounds: int = 0
     epsilon: float | None = None
-    carried: int = 0
+    spent: float | None = None
+    limit: float | None = None
     sent_bytes: int = 0
     decline: Said | None = None
     refusal: Said | None = None
@@ -198,7 +200,7 @@ class FleetView:
         return dict(Counter(board.version for board in self.boards if board.version).most_common())
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`: standard JSON, as in docs/fleet.md."""
+        """For `--json`: standard JSON, as in docs/watching.md."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
         plain: dict[str, Any] = to_json({**asdict(self), **counted})
         return plain

@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import with_problems
@@ -23,6 +24,7 @@ from hushfleet.aggregator.fleet.sightings import (
     processes,
     sightings,
 )
+from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
@@ -134,6 +136,7 @@ class FleetWatch:
         self._register: DeviceRegister | None = None
         self._tail = EventTail(folder.run / "events.jsonl")
         self._course = Course()
+        self._spending = Spending(folder.config.device.get("limits", {}))
 
     def close(self) -> None:
         self._registry.close()
@@ -150,6 +153,7 @@ class FleetWatch:
         if self._register is None and DeviceRegister.exists(self._folder.path):
             self._register = DeviceRegister(self._folder.path)
         known = [] if self._register is None else self._register.devices()
+        spent = {} if self._register is None else self._spending.update(self._register)
         refused = [] if self._register is None else self._register.refused_births()
         run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
         service, aggregator = self._processes(now)
@@ -159,6 +163,8 @@ class FleetWatch:
         boards = []
         for device, (registered, accepted) in sorted(rows.items()):
             view = self._board(device, registered, accepted, seen.get(device), parts)
+            if device in spent:
+                view = replace(view, spent=spent[device], limit=self._spending.limit)
             boards.append(
                 with_problems(view, now=now, newest_round=self._course.round, service_runs=service == "running")
             )
@@ -259,9 +265,7 @@ def _problems(service: Process, aggregator: Process, run: RunView | None) -> lis
         found.append(Problem(words, _START.format("fleet"), urgent=True))
     if aggregator == "stopped" and run is not None and not run.finished:
         words = "the aggregator does not run: boards wait, and nothing is lost"
-        found.append(
-            Problem(words, "Start it: hushfleet fleet up, or systemctl start hushfleet-aggregator.", urgent=True)
-        )
+        found.append(Problem(words, _START.format("aggregator"), urgent=True))
     if run is not None and (run.raw_values or (run.epsilon is not None and math.isinf(run.epsilon))):
         words = "values without noise leave the boards" + (f": {', '.join(run.raw_values)}" if run.raw_values else "")
         found.append(Problem(words, 'privacy.accounting = "strict" in the task.'))

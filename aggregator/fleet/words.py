@@ -94,9 +94,10 @@ def health(board: BoardView) -> str:
 
 
 def spent(board: BoardView) -> str:
-    """Epsilon as charged in this task, and what was carried over."""
-    carried = f" + {board.carried} rounds before" if board.carried else ""
-    return f"{'-' if board.epsilon is None else number(board.epsilon)}{carried}"
+    """`3.2 of 8`: over all tasks, as charged, of what its card allows; or of this task alone."""
+    if board.spent is None:
+        return "-" if board.epsilon is None else number(board.epsilon)
+    return number(board.spent) if board.limit is None else f"{number(board.spent)} of {number(board.limit)}"
 
 
 def sent(board: BoardView) -> str:

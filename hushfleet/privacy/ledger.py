@@ -191,8 +191,7 @@ class Ledger:
 
         With `extra`, what it would be after one more charge. Infinite once a raw value has left.
         """
-        charges = self._charges(task, extra)
-        return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant)
+        return epsilon_server_of(self._charges(task, extra), delta=delta, accountant=accountant)
 
     def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
         """What left without noise, in words, in the order of its first time."""
@@ -252,6 +251,11 @@ class Ledger:
 
     def _first_hash(self) -> bytes:
         return hashlib.sha256(_GENESIS + self._device.encode()).digest()
+
+
+def epsilon_server_of(charges: Sequence[Charge], *, delta: float, accountant: Accountant = "exact") -> float:
+    """What `Ledger.epsilon_server` says of these charges, wherever they are noted."""
+    return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant)
 
 
 def _epsilon_of(charges: Sequence[Charge], delta: float, accountant: Accountant) -> float:

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.edge_client.board.config import DataSection, DeviceConfig
+from hushfleet.edge_client.board.config import DataSection, DeviceConfig, FleetSection
 from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.declines import DeclineReason
+from hushfleet.edge_client.fleet import health
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import GradientGraph
+from hushfleet.wire.format.messages import Health, decode_message
+from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401
-from support.edge import Bench, Clock, Package, write_samples
+from support.edge import DEVICE, Bench, Clock, Package, write_samples
 
 RECORD_S = 0.1  # what a board takes for one record's gradient
 NOMINAL = 64  # records, at which a batch has 16
@@ -40,8 +43,8 @@ def seen_of(
     *,
     count: int,
     constant_time: bool = True,
-) -> tuple[float, float]:
-    """Seconds from the announced beginning of the training to its announced end, and to the offer."""
+) -> Watch:
+    """Watched: one round, up to the offer."""
     folder = Path(config.data.path).parent / f"{count}-{constant_time}"
     folder.mkdir()
     write_samples(folder / "train.npz", count=count)
@@ -50,6 +53,7 @@ def seen_of(
         device=replace(config.device, state_dir=str(folder / "state")),
         data=replace(config.data, path=str(folder / "train.npz")),
         limits=replace(config.limits, constant_time=constant_time),
+        fleet=FleetSection("ab" * 32, "mqtts://localhost"),
     )
     bench = make(package, config)
     clock, plain = bench.clock, GradientGraph.__call__
@@ -72,7 +76,7 @@ def seen_of(
             clock.now += min(0.01, bench.agent._sleep_s(1.0)) or 0.01
     assert watched.offered is not None
     bench.until(lambda: bench.entry_status(1) == "acked")
-    return watched.ended - watched.began, watched.offered - watched.began
+    return watched
 
 
 class Watch:
@@ -82,6 +86,10 @@ class Watch:
         self._clock, self._bench = clock, bench
         self.began = self.ended = 0.0
         self.offered: float | None = None
+        self.health: list[tuple[float, Health]] = []
+        self._spy = bench.hub.link("spy")
+        self._spy.subscribe(bench.server.topics.health(DEVICE))
+        self._spy.open()
 
     def look(self) -> None:
         known = len(self._bench.server.births)
@@ -91,6 +99,12 @@ class Watch:
                 self.ended = self._clock.now
         if self._bench.server.offers and self.offered is None:
             self.offered = self._clock.now
+        while (event := self._spy.receive(0.0)) is not None:
+            if isinstance(event, Delivery):
+                key = self._bench.store.identity.public_key
+                told = decode_message(event.payload, federation="test", public_key=key)
+                assert isinstance(told, Health)
+                self.health.append((self._clock.now, told))
 
 
 @pytest.fixture
@@ -100,7 +114,35 @@ def seen(
     config: DeviceConfig,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[float, float]]:
-    return lambda **settings: seen_of(make_bench, records, config, monkeypatch, **settings)
+    def moments(**settings: Any) -> tuple[float, float]:
+        """Seconds from the announced beginning of the training to its announced end, and to the offer."""
+        watched = seen_of(make_bench, records, config, monkeypatch, **settings)
+        assert watched.offered is not None
+        return watched.ended - watched.began, watched.offered - watched.began
+
+    return moments
+
+
+def test_what_a_board_says_of_itself_tells_nothing(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither when it is said, though a busy board would say it later, nor what: heat, memory and disk are left out."""
+    monkeypatch.setattr(health, "EVERY_S", 1.0)
+    said = []
+    for count in (0, NOMINAL):
+        watched = seen_of(make_bench, records, config, monkeypatch, count=count)
+        first, *later = watched.health
+        assert first[0] < watched.ended - 1.0
+        assert [at for at, _ in later if at < watched.ended - 0.02] == [], "a second each, and none while it trains"
+        assert later
+        for _, told in watched.health:
+            assert (told.disk_percent, told.memory_percent, told.temperature_c, told.throttled) == (None,) * 4
+        said.append(watched.health)
+    assert [told for _, told in said[0]] == [told for _, told in said[1]]
+    assert [at for at, _ in said[0]] == pytest.approx([at for at, _ in said[1]], abs=0.02)
 
 
 def test_training_times_tell_the_number_without_a_slot(seen: Callable[..., tuple[float, float]]) -> None:

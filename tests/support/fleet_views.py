@@ -39,34 +39,27 @@ def a_board(number: int, **changes: object) -> BoardView:
         certificate_end=NOW + 400 * _DAY,
         rounds=11,
         epsilon=3.21,
+        spent=4.5,
+        limit=8.0,
         sent_bytes=45_300,
     )
     return replace(board, **changes)  # type: ignore[arg-type]
 
 
 def a_view() -> FleetView:
+    blank = BoardView("blank", "raspberry-pi-zero-2-w", standing="new")
     boards = [
         a_board(1),
         a_board(2, state="training", temperature_c=80, throttled=True),
         a_board(3, state="lost", seen=NOW - 3 * 3600.0),
         a_board(4, state="declined", decline=Said(12, "budget", "round 12 would spend 8.2 of 8.0")),
         a_board(5, state="declined", disk_percent=90, decline=Said(12, "disk", HOSTILE)),
-        a_board(
-            6,
-            standing="pending",
-            reason="waits for its operator: hushfleet fleet approve DIR greenhouse-06",
-            state="absent",
-            seen=None,
-            version="",
-            health_at=None,
-            rounds=0,
-            epsilon=None,
-        ),
-        a_board(7, standing="new", state="absent", seen=None, version="", health_at=None, rounds=0, epsilon=None),
+        replace(blank, device="greenhouse-06", standing="pending", reason="waits for its operator: fleet approve"),
+        replace(blank, device="greenhouse-07"),
         a_board(8, standing="blocked", state="absent", place="stolen"),
         a_board(9, version="0.4.0", slot="trial", certificate_end=NOW + 3 * _DAY, place=HOSTILE),
         a_board(10, version="0.3.0", slot="returned", refusal=Said(12, "below-noise", "quieter than its noise")),
-        *(a_board(number, state="fetching", carried=4 if number == 11 else 0) for number in (11, 12)),
+        *(a_board(number, state="fetching", spent=7.9 if number == 11 else None) for number in (11, 12)),
     ]
     run = RunView(
         task="greenhouse-hush-1a2b3c4d",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -23,6 +24,7 @@ from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
 
@@ -90,6 +92,10 @@ def serve(path: Path, stop: threading.Event) -> None:
             was_changed=registry.was_changed,
             parts=parts,
         )
-        with PageServer.of(folder) as page:
-            log.info("the page is at port %d; its address: hushfleet fleet page %s", page.port, path)
+        with contextlib.ExitStack() as opened:
+            try:
+                page = opened.enter_context(PageServer.of(folder))
+                log.info("the status page listens on port %d; its address: hushfleet fleet page %s", page.port, path)
+            except BadInput as error:  # boards must come in all the same
+                log.error("there is no status page: %s", error)
             service.run(stop)

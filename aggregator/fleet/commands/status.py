@@ -79,7 +79,7 @@ def table(view: FleetView) -> RenderableType:
 
 def _boards(view: FleetView) -> Table:
     rows = Table(
-        "board", "state", "seen", "release", "health", "rounds", "epsilon", "sent", box=None, header_style="bold"
+        "board", "state", "seen", "release", "health", "rounds", "spent", "sent", box=None, header_style="bold"
     )
     for board in view.boards:
         rows.add_row(

@@ -1,4 +1,4 @@
-"""A fleet as metrics for Prometheus: those of `METRICS`, and no others (docs/fleet.md)."""
+"""A fleet as metrics for Prometheus: those of `METRICS`, and no others (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ METRICS = {
     "hushfleet_board_throttled": Described("1 where it is slowed down, for heat or weak power", _BOARD),
     "hushfleet_board_certificate_expiry_timestamp_seconds": Described("when its certificate ends", _BOARD),
     "hushfleet_board_rounds_total": Described("rounds in which its update was accepted", _BOARD),
-    "hushfleet_board_epsilon_server": Described("epsilon_server in this task, as charged", _BOARD),
+    "hushfleet_board_epsilon_server": Described("of this task, as the board said with its latest update", _BOARD),
+    "hushfleet_board_spent_epsilon": Described("epsilon_server over all tasks, as charged", _BOARD),
+    "hushfleet_board_limit_epsilon": Described("what its card allows", _BOARD),
     "hushfleet_board_sent_bytes_total": Described("of its accepted updates", _BOARD),
 }
 
@@ -144,6 +146,8 @@ def _of_board(board: BoardView) -> dict[str, Sample]:
         "certificate_expiry_timestamp_seconds": board.certificate_end,
         "rounds_total": board.rounds,
         "epsilon_server": board.epsilon,
+        "spent_epsilon": board.spent,
+        "limit_epsilon": board.limit,
         "sent_bytes_total": board.sent_bytes,
     }
     found: dict[str, Sample] = {f"hushfleet_board_{name}": ((board.device,), value) for name, value in values.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ def page(view: FleetView, parts: Mapping[str, str]) -> str:
 def render_parts(view: FleetView) -> dict[str, str]:
     """HTML by part. It depends on the view alone, and not on when: what has not changed need not be sent."""
     chart = None if view.run is None else _chart(view.run)
-    variables = {"words": words, "advice": advice, "chart": chart}
+    variables = {"words": words, "advice": advice, "chart": chart, "inf": math.inf}
     module = _templates().get_template("parts.html").make_module(variables)
     return {name: str(getattr(module, name)(view)) for name in PARTS}
 

@@ -1,0 +1,37 @@
+"""What each board has spent against its limit, as far as the fleet knows: by the charges that the aggregator noted.
+
+The board's own ledger is what counts, and its own file says what it may spend. What is known here is what was noted
+before each round, which is never too small, and what the card was written with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.config.schema import unpack
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.mechanism import Charge
+
+DEFAULT_DELTA = 1e-5  # as in DEVICE.toml
+
+
+class Spending:
+    """Epsilons of boards; each is computed again only when it has more charges.
+
+    :param limits: of the cards: `[device.limits]` in fleet.toml.
+    """
+
+    def __init__(self, limits: dict[str, Any]) -> None:
+        limit = limits.get("epsilon_server")
+        self.limit = float(limit) if isinstance(limit, int | float) else None
+        self._delta = float(limits.get("delta", DEFAULT_DELTA))
+        self._known: dict[str, tuple[int, float]] = {}
+
+    def update(self, register: DeviceRegister) -> dict[str, float]:
+        """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
+        for device, count in register.charged_rounds().items():
+            if self._known.get(device, (0, 0.0))[0] != count:
+                charges = [unpack(Charge, packed, what="a charge") for _, _, packed in register.charges(device)]
+                self._known[device] = count, epsilon_server_of(charges, delta=self._delta)
+        return {device: epsilon for device, (_, epsilon) in self._known.items()}

@@ -1,0 +1,62 @@
+"""What the examples for Prometheus and Grafana name is there, and what is there is documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hushfleet.aggregator.fleet.page.metrics import METRICS
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "examples" / "monitoring"
+METRIC = re.compile(r"\bhushfleet_\w+")
+
+
+def expressions(file: str) -> list[str]:
+    if file == "alerts.yml":
+        (group,) = yaml.safe_load((FOLDER / file).read_text())["groups"]
+        return [rule["expr"] for rule in group["rules"]]
+    panels = json.loads((FOLDER / file).read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana-dashboard.json"])
+def test_every_metric_that_is_named_exists(file: str) -> None:
+    found = [name for expression in expressions(file) for name in METRIC.findall(expression)]
+    assert len(found) >= 10
+    assert set(found) <= set(METRICS)
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana-dashboard.json"])
+def test_every_label_that_is_named_exists(file: str) -> None:
+    labels = {label for described in METRICS.values() for label in described.labels}
+    text = (FOLDER / file).read_text()
+    named = re.findall(r"\$labels\.(\w+)|\{\{(\w+)\}\}|by \((\w+)\)", text)
+    assert {name for names in named for name in names if name} <= labels
+
+
+def test_every_alert_says_what_to_do() -> None:
+    (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_prometheus_reads_the_page_with_its_token() -> None:
+    (job,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    assert (job["scheme"], job["metrics_path"]) == ("https", "/metrics")
+    assert set(job["authorization"]) == {"credentials_file"}
+
+
+def test_every_metric_is_documented() -> None:
+    rows = re.findall(
+        r"^\| `(hushfleet_\w+)` \| (.*?) \| (.+) \|$", (ROOT / "docs/watching.md").read_text(), re.MULTILINE
+    )
+    assert {name: (re.findall(r"`(\w+)`", labels), words) for name, labels, words in rows} == {
+        name: (list(described.labels), described.help) for name, described in METRICS.items()
+    }

@@ -1,0 +1,193 @@
+"""The status page and /metrics, by HTTP; `test_browser.py` looks at it in a real browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hushfleet.aggregator.fleet.create import create_fleet
+from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+from hushfleet.aggregator.fleet.page.app import COOKIE
+from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
+from hushfleet.aggregator.fleet.page.render import PARTS, page, render_parts
+from hushfleet.aggregator.fleet.page.server import PageServer, page_token, page_url
+from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.errors import BadInput, StoreError
+from support.desk import TASK
+from support.fleet_views import HOSTILE, a_view
+
+TOKEN = "a-token-of-this-test"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Shown:
+    """What the page is made of; a test may change it."""
+
+    def __init__(self) -> None:
+        self.view: FleetView | None = a_view()
+
+    def __call__(self) -> FleetView:
+        if self.view is None:
+            raise StoreError("the registry is damaged")
+        return self.view
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+@pytest.fixture
+def server(shown: Shown) -> Iterator[PageServer]:
+    with PageServer(shown, TOKEN, host="127.0.0.1", port=0) as running:
+        yield running
+
+
+def get(
+    server: PageServer, path: str, headers: dict[str, str] | None = None, *, method: str = "GET"
+) -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        connection.request(method, path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/metrics", "/page.js", "/?token=", "/?token=wrong", "/none"])
+def test_nothing_is_shown_without_the_token(server: PageServer, path: str) -> None:
+    forged = f"{COOKIE}={TOKEN}"
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Cookie": forged}):
+        status, answered, text = get(server, path, headers)
+        assert status == 401
+        assert "greenhouse" not in text
+        assert "set-cookie" not in answered
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(server: PageServer) -> None:
+    status, headers, _ = get(server, f"/?token={TOKEN}")
+    assert (status, headers["location"]) == (303, "/")
+    cookie, *flags = headers["set-cookie"].split("; ")
+    assert TOKEN not in cookie
+    assert {"HttpOnly", "Secure", "Path=/"} <= set(flags)
+    status, headers, text = get(server, "/", {"Cookie": cookie})
+    assert status == 200
+    assert "8 of 12 boards are there" in text
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert (headers["referrer-policy"], headers["cache-control"]) == ("no-referrer", "no-store")
+    for file in ("/look.css", "/page.css", "/page.js"):
+        assert get(server, file, {"Cookie": cookie})[0] == 200
+    assert "server" not in headers
+
+
+def test_it_only_reads(server: PageServer) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert get(server, "/", BEARER, method=method)[0] == 405
+
+
+def test_a_folder_that_cannot_be_read_is_told(server: PageServer, shown: Shown) -> None:
+    shown.view = None
+    status, _, text = get(server, "/", BEARER)
+    assert (status, text) == (503, "the registry is damaged\n")
+
+
+def test_no_text_from_outside_is_markup() -> None:
+    view = replace(a_view(), federation=HOSTILE)
+    html = page(view, render_parts(view))
+    assert "<script>document" not in html
+    assert "<img" not in html
+    assert html.count("&lt;script&gt;document") == 4  # the title, the headline, a place, a reason
+    assert "http://" not in html
+    assert "https://" not in html
+
+
+def test_parts_do_not_change_with_the_time_alone() -> None:
+    view = a_view()
+    assert render_parts(view) == render_parts(replace(view, at=view.at + 5))
+    for empty in (FleetView("new", view.at), replace(view, run=None, rollout=None, boards=())):
+        assert set(render_parts(empty)) == set(PARTS)
+
+
+def events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in answer:
+        if line.startswith(b"data: "):
+            yield json.loads(line.removeprefix(b"data: "))
+
+
+def test_changes_are_sent_as_they_happen(server: PageServer, shown: Shown) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/events", headers=BEARER)
+    answer = connection.getresponse()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    stream = events(answer)
+    assert set(next(stream)["parts"]) == set(PARTS)
+    view = a_view()
+    boards = (replace(view.boards[0], rounds=12), *view.boards[1:])
+    shown.view = replace(view, boards=boards)
+    changed = next(stream)["parts"]
+    assert set(changed) == {"boards"}
+    assert '<td data-name="rounds">12</td>' in changed["boards"]
+    connection.close()
+
+
+def test_metrics_are_those_that_are_described(server: PageServer) -> None:
+    status, headers, text = get(server, "/metrics", BEARER)
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert set(families) == {name.removesuffix("_total") for name in METRICS}
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    assert values["hushfleet_boards", "declined"] == 2
+    assert values["hushfleet_board_disk_used_ratio", "greenhouse-05"] == 0.9
+    assert values["hushfleet_declines_total", "budget"] == 3
+    assert values["hushfleet_rollout_returned", "0.4.0"] == 1
+    assert ("hushfleet_board_epsilon_server", "greenhouse-07") not in values, "what is not known is left out"
+    assert families["hushfleet_boards_urgent"].samples[0].value == sum(board.is_urgent for board in a_view().boards)
+
+
+def test_metrics_of_a_fleet_that_has_nothing_yet() -> None:
+    text = metrics(FleetView("new", 0.0)).decode()
+    assert "hushfleet_boards_pending 0.0" in text
+    assert "hushfleet_epsilon_server " not in text.replace("# HELP hushfleet_epsilon_server ", "").replace(
+        "# TYPE hushfleet_epsilon_server ", ""
+    )
+
+
+def test_a_fleet_serves_its_page_over_tls_with_its_own_certificate(tmp_path: Path) -> None:
+    (tmp_path / "task.toml").write_text(TASK)
+    broker = BrokerPart(("127.0.0.1",))
+    folder = create_fleet(
+        tmp_path / "greenhouse",
+        federation="greenhouse",
+        broker=broker,
+        task=tmp_path / "task.toml",
+        page=PagePart("127.0.0.1", 1),
+    )
+    token = page_token(folder)
+    assert page_token(folder) == token
+    assert (folder.service / "page.token").stat().st_mode & 0o777 == 0o600
+    assert page_url(folder) == f"https://127.0.0.1:1/?token={token}"
+    files = {"cert_file": folder.service / "page.pem", "key_file": folder.service / "page.key"}
+    trusted = ssl.create_default_context(cafile=folder.ca / "ca.pem")
+    with PageServer(a_view, token, host="127.0.0.1", port=0, **files) as running:
+        connection = http.client.HTTPSConnection("127.0.0.1", running.port, timeout=30, context=trusted)
+        connection.request("GET", f"/?token={token}")
+        assert connection.getresponse().status == 303
+        connection.close()
+        with pytest.raises(BadInput, match="cannot be listened on"):
+            PageServer(a_view, token, host="127.0.0.1", port=running.port)
+    with pytest.raises(BadInput, match="not a certificate and its key"):
+        PageServer(a_view, token, host="127.0.0.1", port=0, cert_file=files["key_file"], key_file=files["cert_file"])

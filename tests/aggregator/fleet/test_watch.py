@@ -1,0 +1,251 @@
+"""What the fleet service hears of boards, and what is made of a fleet's folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
+from hushfleet.aggregator.fleet.commands.status import table
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
+from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.config.schema import pack
+from hushfleet.errors import BadSignature, Malformed
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery
+from support.fleet_views import HOSTILE, NOW, a_view
+
+NAMES = ("board-1", "board-2", "board-3")
+
+
+@dataclass
+class Desk:
+    """A fleet's folder, and the fleet service's ear."""
+
+    folder: FleetFolder
+    registry: FleetRegistry
+
+    def __post_init__(self) -> None:
+        self.now = NOW
+        self.keys = {name: Identity.generate() for name in NAMES}
+        self.topics = Topics("greenhouse")
+        self.start()
+
+    def start(self) -> None:
+        def key_of(device: str) -> bytes | None:
+            return self.keys[device].public_key if device in self.keys else None
+
+        self.listener = Listener(self.registry, key_of, clock=lambda: self.now)
+
+    def hear(self, name: str, message: Message, *, signed_by: Identity | None = None, topic: str = "") -> None:
+        kind = {Birth: self.topics.state, Health: self.topics.health}[type(message)]
+        frame = encode_message(message, signed_by or self.keys[name], federation="greenhouse")
+        self.take(topic or kind(name), frame)
+
+    def take(self, topic: str, frame: bytes) -> None:
+        service = cast(Service, SimpleNamespace(topics=self.topics))
+        self.listener.take(service, self.topics.parse(topic), Delivery(topic, frame, True))
+
+    def birth(self, name: str, state: Any = "ready", *, session: int = 1) -> Birth:
+        return Birth(name, session, state, "generic-x86", "0.3.0", self.keys[name].public_key, 512)
+
+    def health(self, name: str, *, session: int = 1, uptime_s: int = 60, **changes: Any) -> Health:
+        told = Health(name, session, "0.3.0", uptime_s, 30, 40, 55, False, None, None, 0, "good")
+        return replace(told, **changes)
+
+    def view(self) -> FleetView:
+        self.now += 1
+        self.listener.flush()
+        watch = FleetWatch(self.folder)
+        try:
+            return watch.view(self.now)
+        finally:
+            watch.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    (tmp_path / FILE_NAME).write_text('federation = "greenhouse"\n[broker]\nnames = ["localhost"]\n')
+    with FleetRegistry(tmp_path) as registry:
+        registry.add(RegisteredBoard(name, "raspberry-pi-4-4gb", place=f"bench {name[-1]}") for name in NAMES)
+        yield Desk(FleetFolder(tmp_path), registry)
+
+
+def run_events(folder: FleetFolder) -> EventLog:
+    log = EventLog(folder.run / "events.jsonl", clock=lambda: NOW)
+    log.write("run", task="t-1", method="hush", unit="device", delta=1e-5, accountant="exact", rounds=3, devices=3)
+    log.write("round_open", round=1, cohort=list(NAMES))
+    log.write("update", round=1, device="board-1", bytes=100, code="accepted", epsilon_server=1.5)
+    log.write("update", round=1, device="board-2", bytes=90, code="accepted", epsilon_server=1.25)
+    log.write("decline", round=1, device="board-3", code="budget", reason="it would spend 9 of 8")
+    log.write("round_close", round=1, participants=2, uplink_bytes=190, downlink_bytes=50, multiplier_release=2.0)
+    return log
+
+
+def test_boards_are_as_they_say(desk: Desk) -> None:
+    assert {board.state for board in desk.view().boards} == {"absent"}
+    desk.hear("board-1", desk.birth("board-1"))
+    desk.hear("board-1", desk.health("board-1", temperature_c=80, throttled=True, slot="returned"))
+    desk.hear("board-2", desk.birth("board-2", "training"))
+    first, second, third = desk.view().boards
+    assert (first.state, first.version, first.temperature_c, first.slot) == ("ready", "0.3.0", 80, "returned")
+    assert [problem.what for problem in first.problems] == [
+        "has gone back to its former release",
+        "is slowed down, for heat or weak power",
+    ]
+    assert (second.state, second.disk_percent, third.state) == ("training", None, "absent")
+    desk.hear("board-1", desk.birth("board-1", "lost"))
+    desk.view()
+    desk.start()  # after a restart the service knows what it knew
+    desk.now += 3600
+    first = desk.view().boards[0]
+    assert (first.state, first.problems[0].what, first.problems[0].urgent) == ("lost", "was cut off", True)
+
+
+def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
+    old_will = desk.birth("board-1", "lost", session=1)
+    desk.hear("board-1", desk.birth("board-1", session=2))
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=600, disk_percent=50))
+    desk.hear("board-1", old_will)
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=60, disk_percent=10))
+    with pytest.raises(BadSignature):
+        desk.hear("board-1", desk.birth("board-1", "lost", session=3), signed_by=desk.keys["board-2"])
+    with pytest.raises(BadSignature):
+        desk.hear("board-1", desk.health("board-1", session=3), topic=desk.topics.health("board-2"))
+    with pytest.raises(Malformed):
+        desk.hear("board-2", desk.health("board-1", session=3))
+    with pytest.raises(BadSignature, match="no key"):
+        desk.hear("board-1", desk.birth("board-1"), topic=desk.topics.state("stranger"))
+    board = desk.view().boards[0]
+    assert (board.state, board.disk_percent) == ("ready", 50)
+    desk.keys["board-1"] = Identity.generate()  # its card was written anew: sessions begin again
+    desk.hear("board-1", desk.birth("board-1", "training", session=1))
+    board = desk.view().boards[0]
+    assert (board.state, board.disk_percent) == ("training", None)
+
+
+def test_the_run_as_its_log_tells_it(desk: Desk) -> None:
+    for name in NAMES:
+        desk.hear(name, desk.birth(name))
+    with run_events(desk.folder) as log:
+        view = desk.view()
+        run = view.run
+        assert run is not None
+        assert (run.rounds_closed, run.rounds, run.open_round, run.finished) == (1, 3, None, False)
+        assert (run.epsilon, run.delta, run.uplink_bytes, run.declines) == (1.5, 1e-5, 190, (("budget", 1),))
+        assert run.epsilon_release is not None
+        assert math.isfinite(run.epsilon_release)
+        assert [(board.state, board.rounds, board.epsilon) for board in view.boards] == [
+            ("accepted", 1, 1.5),
+            ("accepted", 1, 1.25),
+            ("declined", 0, None),
+        ]
+        declined = view.boards[2]
+        assert declined.decline is not None
+        assert (declined.decline.reason, declined.is_urgent) == ("it would spend 9 of 8", False)
+        log.write("round_open", round=2, cohort_size=3)  # of a secure sum
+        log.write("update", round=2, device="board-1", bytes=10, code="accepted", epsilon_server=2.0)
+        log.write("update", round=2, device="board-2", bytes=10, code="late")
+        run = desk.view().run
+        assert run is not None
+        assert (run.open_round, run.asked, run.answered, run.accepted) == (2, 3, 1, 1)
+        assert run.uplink_bytes == 200
+        desk.hear("board-1", desk.birth("board-1", "lost"))
+        assert desk.view().boards[0].state == "lost", "the broker's word on presence is the newer one"
+    json.dumps(desk.view().to_json(), allow_nan=False)
+
+
+def test_a_run_that_is_begun_anew_is_read_from_its_start(desk: Desk) -> None:
+    watch = FleetWatch(desk.folder)
+    with run_events(desk.folder):
+        run = watch.view(NOW).run
+        assert run is not None
+        assert run.task == "t-1"
+    (desk.folder.run / "events.jsonl").unlink()
+    with EventLog(desk.folder.run / "events.jsonl") as log:
+        log.write("run", task="t-2", method="hush", unit="device", rounds=5, devices=3)
+    run = watch.view(NOW).run
+    assert run is not None
+    assert (run.task, run.rounds_closed, run.epsilon) == ("t-2", 0, None)
+    watch.close()
+
+
+def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
+    with DeviceRegister(desk.folder.path) as register:
+        register.add([KnownDevice("board-1", b"1" * 32), KnownDevice("by-hand", b"2" * 32)])
+        register.block("board-1", "stolen")
+        knocks = [RefusedBirth("board-2", b"3" * 32, 1, NOW), RefusedBirth("who", b"4" * 32, 5, NOW)]
+        register.note(seen={}, rounds={}, refused=knocks)
+    desk.registry.write("UPDATE boards SET state = 'pending', reason = 'waits for its operator' WHERE id = 'board-2'")
+    view = desk.view()
+    standing = {board.device: (board.standing, board.reason) for board in view.boards}
+    assert standing["board-1"] == ("blocked", "stolen")
+    assert standing["board-2"] == ("pending", "waits for its operator")
+    assert standing["by-hand"][0] == "unlisted"
+    assert [stranger.device for stranger in view.strangers] == ["who"]
+    assert [board.device for board in view.pending] == ["board-2"]
+    assert [board.device for board in view.boards if board.is_urgent] == ["board-2"]
+
+
+def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
+    with (desk.folder.path / FILE_NAME).open("a") as file:
+        file.write("[device.limits]\nepsilon_server = 8.0\ndelta = 1e-4\n")
+    desk.folder = FleetFolder(desk.folder.path)
+    charge = Charge("device", "add-or-remove", "gaussian", 2.0)
+    with DeviceRegister(desk.folder.path) as register:
+        for task, round in (("t-0", 1), ("t-0", 2), ("t-1", 1)):
+            register.note_charges(task, round, {"board-1": pack(charge)}, certain=True)
+        register.note_charges("t-1", 1, {"board-2": pack(replace(charge, raw=("norms",)))}, certain=True)
+    first, second, third = desk.view().boards
+    assert (first.spent, first.limit) == (epsilon([Step(2.0, 1.0, 3)], delta=1e-4), 8.0)
+    assert (second.spent, third.spent) == (math.inf, None)
+
+
+def test_processes_that_do_not_run_are_told(desk: Desk) -> None:
+    with run_events(desk.folder):
+        server = Identity.generate()
+        for state, expected in (("ready", "running"), ("lost", "stopped")):
+            frame = encode_message(ServerState(1, state, server.public_key), server, federation="greenhouse")
+            desk.take(desk.topics.server, frame)
+            view = desk.view()
+            assert (view.service, view.aggregator) == ("running", expected)
+        assert [problem.what for problem in view.problems] == [
+            "the aggregator does not run: boards wait, and nothing is lost"
+        ]
+        watch = FleetWatch(desk.folder)
+        view = watch.view(desk.now + LOST_HEARTBEATS * HEARTBEAT_S + 1)
+        watch.close()
+        assert (view.service, view.aggregator) == ("stopped", "unknown")
+        assert view.problems[0].urgent
+
+
+def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(table(a_view()))
+    text = console.export_text()
+    for words in (
+        "8 of 12 boards are there",
+        "round 12 of 20 is open, 5 of 10 have answered",
+        "7.9 of 8",
+    ):
+        assert words in text
+    assert "greenhouse-03 was cut off" in text
+    assert HOSTILE not in text, "the place of a board is for the page"

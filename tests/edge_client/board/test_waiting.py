@@ -1,0 +1,122 @@
+"""What a client waits for, in its note and in its log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.waiting import FILE_NAME, SILENT_S, WaitingNote, advice_on_silence, read_waiting
+from hushfleet.edge_client.status import status, told
+from hushfleet.wire.format.messages import NotEnrolled
+from support.device import config, make_bench, package  # noqa: F401
+from support.edge import DEVICE, Bench, Clock
+
+MakeBench = Callable[..., Bench]
+
+
+def test_the_note_is_written_when_it_changes(tmp_path: Path) -> None:
+    clock = Clock()
+    note = WaitingNote(tmp_path / FILE_NAME, {}, clock=clock)
+    assert read_waiting(tmp_path) is None
+    note.is_("broker", "the broker: refused")
+    first = read_waiting(tmp_path)
+    assert first is not None
+    (tmp_path / FILE_NAME).unlink()
+    clock.now += 100
+    note.is_("broker", "the broker: refused")
+    assert read_waiting(tmp_path) is None, "nothing is written again"
+    note.is_("broker", "the broker: timed out")
+    again = read_waiting(tmp_path)
+    assert again is not None
+    assert again.since == pytest.approx(first.since - 100, abs=5), "it is the same wait"
+    (tmp_path / FILE_NAME).write_text(json.dumps({"kind": "broker"}))
+    assert read_waiting(tmp_path) is None
+
+
+def test_a_lasting_silence_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    note = WaitingNote(None, advice_on_silence("board-1", "field"), clock=clock)
+    for kind, seconds, count in (
+        ("aggregator", 0, 0),
+        ("aggregator", SILENT_S - 1, 0),
+        ("aggregator", 2, 1),
+        ("aggregator", 1000, 1),
+        ("round", 0, 1),
+        ("aggregator", 0, 1),
+        ("aggregator", SILENT_S, 2),
+    ):
+        clock.now += seconds
+        note.is_(kind, "words")  # type: ignore[arg-type]
+        assert len(caplog.records) == count
+    assert "its access list knows this connection by another name than board-1" in caplog.text
+
+
+def test_an_agent_says_for_whom_it_waits(
+    make_bench: MakeBench,  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "hushfleet.edge")
+    bench = make_bench(config=replace(config, simulation=None), announce=False)
+    folder = config.store_path.parent
+
+    def words() -> str:
+        waiting = read_waiting(folder)
+        assert waiting is not None
+        return f"{waiting.kind}: {waiting.words}"
+
+    bench.steps(3)
+    assert words() == "aggregator: an aggregator: none was heard of in the federation test"
+    bench.clock.now += SILENT_S + 1
+    bench.steps(3)
+    assert "connected, and nothing has come from an aggregator" in caplog.text
+    bench.server.knows = False
+    bench.server.announce()
+    bench.steps()
+    assert words() == "answer: the aggregator, which has not answered yet"
+    key = bench.store.identity.public_key
+    bench.server.send(bench.server.topics.down(DEVICE), NotEnrolled(DEVICE, key, "its operator must add it"))
+    bench.steps()
+    assert words() == "operator: its operator must add it"
+    bench.server.knows = True
+    bench.clock.now += 1000
+    bench.steps()
+    assert words() == "round: a round"
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.steps(3)
+    assert words() == "round: round 1 of 5 of digits-test"
+    bench.hub.cut(DEVICE)
+    bench.steps(1)
+    assert words().startswith("broker: the broker mqtt://localhost: ")
+    report = status(bench.config, bench.store)
+    assert report["running"] is True
+    assert report["waits_for"]["who"] == "broker"
+    assert any(line.startswith("client     waiting for the broker mqtt://localhost") for line in told(report))
+
+
+def test_status_says_how_right_the_own_model_is_on_held_out_images(
+    make_bench: MakeBench,  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+) -> None:
+    bench = make_bench()
+    assert status(bench.config, bench.store)["model"] is None
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    model = status(bench.config, bench.store)["model"]
+    assert (model["model"], model["right"]) == ("personalised", None)
+    held_out = replace(bench.config, data=replace(config.data, held_out=config.data.path))
+    model = status(held_out, bench.store)["model"]
+    own = bench.store.load_state("digits-test")
+    assert own is not None
+    task = bench.agent.tasks.runtime
+    assert task is not None
+    samples = task.data.samples()
+    right = int((task.inference(own.own, samples.x).argmax(axis=1) == samples.y).sum())
+    assert (model["right"], model["images"], model["which"]) == (right, len(samples), "held-out images")
