@@ -90,8 +90,8 @@ class FleetConfig(Checked):
     broker: BrokerPart
     enrolment: EnrolmentPart = field(default_factory=EnrolmentPart)
     page: PagePart = field(default_factory=PagePart)
-    updates: UpdatesPart = field(default_factory=UpdatesPart)
     device: dict[str, Any] = field(default_factory=dict)
+    updates: UpdatesPart = field(default_factory=UpdatesPart)
 
 
 class FleetFolder:
