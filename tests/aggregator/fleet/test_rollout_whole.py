@@ -155,7 +155,7 @@ def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on
     main = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
     service = Child("the service", [*main, "fleet", "serve", str(folder.path)], folder.logs / "service.log")
     steps = {
-        "fetching": lambda: any((board.state_dir / "incoming").glob("*.have")),
+        "fetching": lambda: any((board.state_dir / "incoming").glob("*.part")),
         "handed over": lambda: (board.state_dir / "update.json").exists(),
         "installed": lambda: board.slots("show").trial is not None,
         "on trial": lambda: board.slots("show").starts > 0,
