@@ -56,7 +56,7 @@ def create_fleet(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     defaults = {**_device_defaults(task), **(device or {})}
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
+    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), device=defaults)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
