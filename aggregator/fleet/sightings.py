@@ -51,7 +51,10 @@ def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
     rows = registry.rows(
         "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
     )
-    return {row[0]: Sighting(*row[:-2], _health(row[-2]), row[-1]) for row in rows}
+    return {
+        device: Sighting(device, key, state, session, version, seen, _health(body), at)
+        for device, key, state, session, version, seen, body, at in rows
+    }
 
 
 def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
