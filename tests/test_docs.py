@@ -213,7 +213,9 @@ def anchors_of(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, *sorted(EXAMPLES.iterdir())], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, *sorted(file for file in EXAMPLES.rglob("*") if file.is_file())], ids=lambda path: path.name
+)
 def test_no_path_of_anybodys_machine(path: Path) -> None:
     text = path.read_text("utf-8")
     for folder in ("work", "root", "tmp", "home", "Users"):

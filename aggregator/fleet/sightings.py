@@ -16,7 +16,8 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
-from hushfleet.wire.format.messages import Birth, Health, ServerState, decode_message
+from hushfleet.wire.format.fleet_messages import Health
+from hushfleet.wire.format.messages import Birth, ServerState, decode_message
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery
 
@@ -50,7 +51,10 @@ def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
     rows = registry.rows(
         "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
     )
-    return {device: Sighting(device, *fields, _health(body), at) for device, *fields, body, at in rows}
+    return {
+        device: Sighting(device, key, state, session, version, seen, _health(body), at)
+        for device, key, state, session, version, seen, body, at in rows
+    }
 
 
 def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
@@ -61,7 +65,8 @@ def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
 def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> bytes | None:
     """By the fleet's registry; of a board that the fleet does not have, by the aggregator's register."""
     board, known = registry.board(device), register.device(device)
-    return (board and board.public_key) or (known and known.public_key)
+    found = board.public_key if board is not None else None
+    return found or (known.public_key if known is not None else None)
 
 
 class Listener:

@@ -211,7 +211,7 @@ class FleetWatch:
         seen: Sighting | None,
         parts: Mapping[str, Activity],
     ) -> BoardView:
-        course, health = self._course, seen and seen.health
+        course, health = self._course, None if seen is None else seen.health
         standing: Standing = "unlisted" if registered is None else _standing(registered)
         if known is not None and known.blocked is not None:
             standing = "blocked"

@@ -76,13 +76,13 @@ def _chart(run: RunView) -> Chart | None:
     """Accuracy by round where it is known, or else the updates in each sum."""
     known = [(point.round, point.accuracy) for point in run.course if point.accuracy is not None]
     if known:
-        title, scale, lines = "accuracy of the global model, by round", 1.0, (0.0, 0.5, 1.0)
+        title, scale, lines = "accuracy of the global model, by round", 1.0, [0.0, 0.5, 1.0]
         values = known
         labels = [f"{100 * value:.0f} %" for value in lines]
     else:
         values = [(point.round, float(point.participants)) for point in run.course]
         scale = max((value for _, value in values), default=0.0) or 1.0
-        title, lines = "updates in the sum, by round", (0.0, scale)
+        title, lines = "updates in the sum, by round", [0.0, scale]
         labels = [f"{value:.0f}" for value in lines]
     if not values:
         return None
