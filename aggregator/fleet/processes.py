@@ -134,7 +134,7 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
 
 
 def _services_of(folder: FleetFolder) -> list[Child]:
-    own, path = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"], str(folder.path)
+    own, path = [sys.executable, "-m", "hushfleet.aggregator.commands"], str(folder.path)
     return [
         Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
         Child("the aggregator", [*own, "aggregator", "--fleet", path], None),

@@ -18,6 +18,7 @@ from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder
 from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.units import write_units
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import check_name
 
@@ -54,8 +55,10 @@ def _init(
     folder = create_fleet(path, federation=name, broker=broker, task=task)
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)
+    units = write_units(folder)
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
+        f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 
