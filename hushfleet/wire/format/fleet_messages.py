@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Count, NotNegative, Share, later, require
 from hushfleet.config.spec import MAX_ROUNDS, Digest, TaskId
-from hushfleet.wire.format.chunks import Ranges, check_ranges
+from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
 from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name
 
@@ -21,6 +21,7 @@ MAX_CERTIFICATE_BYTES = 16 * 1024
 MAX_CARRIED = 1000
 MAX_MANIFEST_BYTES = 8 * 1024
 MAX_RELEASE_BYTES = 256 << 20
+RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 
 Verdict = Literal["granted", "pending", "refused"]
 SlotState = Literal["none", "good", "trial", "returned"]
