@@ -133,7 +133,7 @@ class Enrolment:
         return max(session, 0) if key == self.key(device) else 0
 
     def comes_anew(self, device: str) -> bool:
-        """Whether its birth, with another key than before, waits to be committed: what is known of the id is not its."""
+        """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
         return device in self._replaced
 
     def is_listed(self, device: str) -> bool:
