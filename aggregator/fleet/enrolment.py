@@ -133,8 +133,8 @@ class Enroller:
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
     """What `DeviceRegister.charges` gives, with the rounds of a task that cost the same together."""
     rounds: dict[tuple[str, bytes], list[int]] = {}
-    for task, round, charge in charges:
-        rounds.setdefault((task, charge), []).append(round)
+    for task, round, packed in charges:
+        rounds.setdefault((task, packed), []).append(round)
     carried = []
     for (task, packed), numbers in rounds.items():
         charge = unpack(Charge, packed, what="a charge in the register")

@@ -11,7 +11,8 @@ from hushfleet.edge_client.fleet.enrol import Enrolment
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, StoreError
-from hushfleet.wire.format.messages import EnrolAnswer, peek_kind
+from hushfleet.wire.format.fleet_messages import EnrolAnswer
+from hushfleet.wire.format.messages import peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 import time
 from pathlib import Path
@@ -49,10 +50,10 @@ def _init(
     Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` signs what boards obey.
     """
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
-    settings = () if classes is None else (f"data.class_names={[each.strip() for each in classes.split(',')]!r}",)
-    load_task(task, settings)
+    names = [] if classes is None else [each.strip() for each in classes.split(",")]
+    load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
     broker = BrokerPart(tuple(broker_name), port, enrolment_port)
-    folder = create_fleet(path, federation=name, broker=broker, task=task)
+    folder = create_fleet(path, federation=name, broker=broker, task=task, classes=names)
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)
     units = write_units(folder)
