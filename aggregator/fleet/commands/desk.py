@@ -52,7 +52,10 @@ def _init(
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
     names = [] if classes is None else [each.strip() for each in classes.split(",")]
     load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
-    broker = BrokerPart(tuple(broker_name), port, enrolment_port)
+    try:
+        broker = BrokerPart(tuple(broker_name), port, enrolment_port)
+    except ValueError as error:
+        raise BadInput(f"--broker-name: {error}") from error
     folder = create_fleet(path, federation=name, broker=broker, task=task, classes=names)
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)

@@ -59,9 +59,11 @@ def test_a_kill_at_any_step_leaves_nothing_uncounted(talk: Talk, dies_at: str, m
     def die(*_: object) -> None:
         raise StoreError("killed here")
 
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match="killed here"):
+    answer = talk.answer(asking.frame())
+    with monkeypatch.context() as patch:
         patch.setattr(target, dies_at, die)
-        asking.take(talk.answer(asking.frame()))
+        with pytest.raises(StoreError, match="killed here"):
+            asking.take(answer)
     rounds = [entry.round for entry in board.store.ledger.entries()]
     assert not board.tls.is_usable() or rounds == [3], "with a certificate, the ledger is complete"
     assert board.token_file.exists()
