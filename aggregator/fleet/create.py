@@ -23,6 +23,7 @@ from hushfleet.aggregator.fleet.folder import (
     EnrolmentPart,
     FleetConfig,
     FleetFolder,
+    PagePart,
 )
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.toml_text import to_toml
@@ -45,6 +46,7 @@ def create_fleet(
     broker: BrokerPart,
     task: Path,
     enrolment: EnrolmentPart | None = None,
+    page: PagePart | None = None,
     device: dict[str, Any] | None = None,
     classes: Sequence[str] = (),
     now: datetime.datetime | None = None,
@@ -60,7 +62,7 @@ def create_fleet(
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     text = _task_text(task, classes)
     defaults = {**_device_defaults(text), **(device or {})}
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), device=defaults)
+    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from hushfleet.aggregator.fleet.commands.run import serve
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetFolder
+from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
@@ -59,10 +59,15 @@ def make_folder(path: Path, *, boards: int = 2, task: str = TASK, **enrolment: A
     path.parent.mkdir(parents=True, exist_ok=True)
     task_file = path.with_name(f"{path.name}-task.toml")
     task_file.write_text(task)
-    port, enrolment_port = free_ports(2)
+    port, enrolment_port, page_port = free_ports(3)
     broker = BrokerPart(("127.0.0.1",), port, enrolment_port)
     folder = create_fleet(
-        path, federation=FEDERATION, broker=broker, task=task_file, enrolment=EnrolmentPart(**enrolment)
+        path,
+        federation=FEDERATION,
+        broker=broker,
+        task=task_file,
+        enrolment=EnrolmentPart(**enrolment),
+        page=PagePart("127.0.0.1", page_port),
     )
     with FleetRegistry(path) as registry:
         if boards:

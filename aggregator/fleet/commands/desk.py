@@ -16,7 +16,7 @@ from rich.table import Table
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.create import create_fleet
-from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder
+from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.units import write_units
@@ -43,6 +43,7 @@ def _init(
     federation: Annotated[str | None, typer.Option(help="Its name on the broker. Default: the folder's name.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883,
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
+    page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
@@ -56,7 +57,7 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    folder = create_fleet(path, federation=name, broker=broker, task=task, classes=names)
+    folder = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)
     units = write_units(folder)
