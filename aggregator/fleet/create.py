@@ -62,7 +62,9 @@ def create_fleet(
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     text = _task_text(task, classes)
     defaults = {**_device_defaults(text), **(device or {})}
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
+    config = FleetConfig(
+        federation, broker, enrolment=enrolment or EnrolmentPart(), page=page or PagePart(), device=defaults
+    )
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
