@@ -1,8 +1,8 @@
 """What follows from the registry, written for those who go by it: broker, aggregator and boards.
 
 `apply` is called after each change, by commands and by the fleet service, and at the service's start. It may be called
-at any time and by several processes, which wait for each other: it compares, and writes each file whole. A lock-out therefore needs nothing
-but the registry's row; a crash between row and files is mended at the next call.
+at any time and by several processes, which wait for each other: it compares, and writes each file whole. A lock-out
+therefore needs nothing but the registry's row; a crash between row and files is mended at the next call.
 """
 
 from __future__ import annotations
