@@ -177,7 +177,7 @@ def test_commands_in_sentences_are_real(command: str) -> None:
         "hushfleet simulat tasks/a.toml",
         "hushfleet simulate tasks/a.toml --enginee fast",
         "hushfleet simulate tasks/a.toml --engine warp",
-        "hushfleet aggregator task.toml",
+        "hushfleet aggregator task.toml --broker",
         "hushfleet-edge status",
         "sudo -u hushfleet /opt/bin/hushfleet-edge status device.toml --jsn",
         "make dmeo",

@@ -132,6 +132,10 @@ class Enrolment:
         key, session = self._sessions.get(device, (None, 0))
         return max(session, 0) if key == self.key(device) else 0
 
+    def comes_anew(self, device: str) -> bool:
+        """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
+        return device in self._replaced
+
     def is_listed(self, device: str) -> bool:
         """Whether the device is in the register, also as a blocked one."""
         return device in self._known

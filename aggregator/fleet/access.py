@@ -1,14 +1,15 @@
 """What follows from the registry, written for those who go by it: broker, aggregator and boards.
 
 `apply` is called after each change, by commands and by the fleet service, and at the service's start. It may be called
-at any time and by two processes at once: it compares, and writes each file whole. A lock-out therefore needs nothing
-but the registry's row; a crash between row and files is mended at the next call.
+at any time and by several processes, which wait for each other: it compares, and writes each file whole. A lock-out
+therefore needs nothing but the registry's row; a crash between row and files is mended at the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import os
 import signal
 import time
@@ -36,14 +37,15 @@ BY_FLEET = "by the fleet's operator: "
 
 def apply(folder: FleetFolder, registry: FleetRegistry) -> None:
     """Devices, roster and access list as the registry has them. Raises `StoreError`."""
-    with DeviceRegister(folder.path) as register:
+    with (folder.path / "apply.lock").open("w") as lock, DeviceRegister(folder.path) as register:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # commands and the service write the same files
         _apply_devices(registry, register)
         _apply_roster(folder, register)
-    if write_broker_files(folder, registry):
-        reload_broker(folder)
+        if _write_broker_files(folder, registry):
+            reload_broker(folder)
 
 
-def write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
+def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
     """Configuration and access lists of both brokers; whether any of them is another than before."""
     path = folder.broker.resolve()
     tls = BrokerTls(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import re
 import secrets
 import shutil
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +48,27 @@ def create_fleet(
     enrolment: EnrolmentPart | None = None,
     page: PagePart | None = None,
     device: dict[str, Any] | None = None,
+    classes: Sequence[str] = (),
     now: datetime.datetime | None = None,
 ) -> FleetFolder:
     """:param task: copied to `task.toml`; checked by the caller.
     :param device: defaults for DEVICE.toml; those that are not given are made to fit the task.
+    :param classes: take the place of the task's `class_names`.
 
     Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
     """
     path, now = Path(path), now or datetime.datetime.now(datetime.UTC)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
-    defaults = {**_device_defaults(task), **(device or {})}
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), device=defaults)
+    text = _task_text(task, classes)
+    defaults = {**_device_defaults(text), **(device or {})}
+    config = FleetConfig(
+        federation, broker, enrolment=enrolment or EnrolmentPart(), page=page or PagePart(), device=defaults
+    )
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        _fill(part, config, task, now)
+        _fill(part, config, text, now)
         os.replace(part, path)
     except OSError as error:
         raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror}") from error
@@ -69,7 +77,7 @@ def create_fleet(
     return FleetFolder(path)
 
 
-def _fill(path: Path, config: FleetConfig, task: Path, now: datetime.datetime) -> None:
+def _fill(path: Path, config: FleetConfig, task: str, now: datetime.datetime) -> None:
     authority = Authority.create(config.federation, now=now)
     path.mkdir(parents=True, mode=0o700)
     for name in ("ca", "broker", "aggregator", "service", "releases"):
@@ -92,14 +100,24 @@ def _fill(path: Path, config: FleetConfig, task: Path, now: datetime.datetime) -
     load_or_create(path / "aggregator" / "identity.key")
     load_or_create(path / "operator.key")
     load_or_create(path / "release.key")
-    _write(path / "task.toml", task.read_bytes())
+    _write(path / "task.toml", task.encode())
     _write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())
     FleetRegistry(path).close()
 
 
-def _device_defaults(task: Path) -> dict[str, Any]:
+def _task_text(task: Path, classes: Sequence[str]) -> str:
+    text = task.read_text("utf-8")
+    if not classes:
+        return text
+    named, found = re.subn(r"(?m)^class_names\s*=\s*\[[^\]]*\]", f"class_names = {json.dumps(list(classes))}", text)
+    if found != 1:
+        raise BadInput(f"{task} has no line `class_names = [...]` that --classes could replace")
+    return named
+
+
+def _device_defaults(task: str) -> dict[str, Any]:
     """DEVICE.toml must allow what the task asks, or every board declines; how much it may spend is the owner's word."""
-    privacy = tomllib.loads(task.read_text("utf-8")).get("privacy", {})
+    privacy = tomllib.loads(task).get("privacy", {})
     limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
     if "accounting" in privacy:
         limits["accounting"] = privacy["accounting"]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 
+from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
@@ -28,6 +29,8 @@ from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, Enr
 
 PENDING_RETRY_S = 30
 REFUSED_RETRY_S = 600
+KNOCKS_A_SECOND = 1.0  # of those without a token; each is a synced write
+MAX_KNOCKS_BURST = 50
 
 log = logging.getLogger("hushfleet.fleet")
 
@@ -51,6 +54,7 @@ class Enroller:
     ) -> None:
         self._config, self._registry, self._register, self._authority = config, registry, register, authority
         self._on_granted, self._clock = on_granted, clock
+        self._strangers = TokenBucket(KNOCKS_A_SECOND, MAX_KNOCKS_BURST, now=clock())
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
         """:param request: whose frame was signed by the key that it names. Raises `StoreError`."""
@@ -59,15 +63,15 @@ class Enroller:
             return _no(request, f"this fleet has no board {request.device}; its operator can add it")
         if board.state == "blocked":
             return _no(request, f"{request.device} is locked out: {board.reason}")
-        try:
-            key = read_request(request.csr, device=request.device)
-        except Malformed as error:
-            return _no(request, str(error))
         token = self._token_of(request)
         if board.public_key != request.public_key:
             refused = self._why_not(board, has_token=token is not None)
             if refused is not None:
                 return self._kept_out(request, *refused, has_token=token is not None)
+        try:
+            key = read_request(request.csr, device=request.device)
+        except Malformed as error:
+            return _no(request, str(error))
         now = self._clock()
         digest = hashlib.sha256(request.csr).digest()
         pem = self._registry.certificate(request.device, request.public_key, digest, now=now)
@@ -120,7 +124,8 @@ class Enroller:
         return None
 
     def _kept_out(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
-        self._registry.knock(Knock(request.device, request.public_key, has_token, reason, self._clock()))
+        if has_token or self._strangers.take(self._clock()):
+            self._registry.knock(Knock(request.device, request.public_key, has_token, reason, self._clock()))
         retry_s = PENDING_RETRY_S if verdict == "pending" else REFUSED_RETRY_S
         return EnrolAnswer(request.device, request.nonce, verdict, b"", reason, retry_s)
 
@@ -128,8 +133,8 @@ class Enroller:
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
     """What `DeviceRegister.charges` gives, with the rounds of a task that cost the same together."""
     rounds: dict[tuple[str, bytes], list[int]] = {}
-    for task, round, charge in charges:
-        rounds.setdefault((task, charge), []).append(round)
+    for task, round, packed in charges:
+        rounds.setdefault((task, packed), []).append(round)
     carried = []
     for (task, packed), numbers in rounds.items():
         charge = unpack(Charge, packed, what="a charge in the register")

@@ -21,6 +21,13 @@ SERVICE_NAME = "fleet"
 AGGREGATOR_NAME = "aggregator"
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
+Host = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?\Z|^[0-9a-fA-F:.]+\Z",
+        description="a host name or an IP address",
+    ),
+]
 Policy = Literal["token", "list", "manual"]
 
 
@@ -34,10 +41,10 @@ class BrokerPart(Checked):
     :param connect: where the aggregator and the fleet service reach it; in its certificate, too.
     """
 
-    names: Annotated[tuple[str, ...], Meta(min_length=1)]
+    names: Annotated[tuple[Host, ...], Meta(min_length=1)]
     port: Port = 8883
     enrolment_port: Port = 8884
-    connect: str = "127.0.0.1"
+    connect: Host = "127.0.0.1"
 
 
 @dataclass(frozen=True)

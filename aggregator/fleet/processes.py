@@ -19,7 +19,7 @@ from pathlib import Path
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.config import find_mosquitto
 from hushfleet.aggregator.broker.process import check_port_free, speaks_tls
-from hushfleet.aggregator.fleet.access import write_broker_files
+from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.errors import BadInput, HushfleetError
@@ -124,7 +124,7 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
     if mosquitto is None:
         raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto)")
     with FleetRegistry(folder.path) as registry:
-        write_broker_files(folder, registry)
+        apply(folder, registry)
     ports, logs = folder.config.broker, folder.logs
     named = (("broker", "mosquitto", ports.port), ("enrolment broker", "enrolment", ports.enrolment_port))
     return [
@@ -134,7 +134,7 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
 
 
 def _services_of(folder: FleetFolder) -> list[Child]:
-    own, path = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"], str(folder.path)
+    own, path = [sys.executable, "-m", "hushfleet.aggregator.commands"], str(folder.path)
     return [
         Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
         Child("the aggregator", [*own, "aggregator", "--fleet", path], None),

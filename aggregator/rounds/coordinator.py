@@ -359,6 +359,9 @@ class Coordinator:
 
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
+        if self.enrolment.comes_anew(device):
+            self._settle_births()
+            self._apply_changes()
         newest = max(self.enrolment.session(device), ask.session)
         before = self._asked.get(device)
         if ask.session == newest and (before is None or before.session < newest):

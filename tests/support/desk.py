@@ -56,6 +56,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def make_folder(path: Path, *, boards: int = 2, task: str = TASK, **enrolment: Any) -> FleetFolder:
+    path.parent.mkdir(parents=True, exist_ok=True)
     task_file = path.with_name(f"{path.name}-task.toml")
     task_file.write_text(task)
     port, enrolment_port, page_port = free_ports(3)

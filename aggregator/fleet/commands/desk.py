@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 import time
 from pathlib import Path
@@ -15,9 +16,10 @@ from rich.table import Table
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.create import create_fleet
-from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder
+from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.units import write_units
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import check_name
 
@@ -41,6 +43,7 @@ def _init(
     federation: Annotated[str | None, typer.Option(help="Its name on the broker. Default: the folder's name.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883,
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
+    page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
@@ -48,14 +51,19 @@ def _init(
     Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` signs what boards obey.
     """
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
-    settings = () if classes is None else (f"data.class_names={[each.strip() for each in classes.split(',')]!r}",)
-    load_task(task, settings)
-    broker = BrokerPart(tuple(broker_name), port, enrolment_port)
-    folder = create_fleet(path, federation=name, broker=broker, task=task)
+    names = [] if classes is None else [each.strip() for each in classes.split(",")]
+    load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
+    try:
+        broker = BrokerPart(tuple(broker_name), port, enrolment_port)
+    except ValueError as error:
+        raise BadInput(f"--broker-name: {error}") from error
+    folder = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)
+    units = write_units(folder)
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
+        f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 

@@ -1,4 +1,4 @@
-"""Where a live run with mutual TLS finds its certificates: one folder, as `examples/certificates.sh` fills it."""
+"""Where a live run with mutual TLS finds its certificates, in one folder."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.ingest.decoding import Refusal, decode
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.rounds.coordinator import Coordinator
@@ -24,8 +24,10 @@ from hushfleet.wire.format.chunks import Assembler, split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ack,
+    Ask,
     Birth,
     Decline,
+    Known,
     Message,
     Missing,
     Offer,
@@ -856,3 +858,25 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
             case _:
                 changed[at:at] = changed[at : at + rng.randint(1, 40)]
     return bytes(changed)
+
+
+def test_a_new_card_asks_at_once_and_is_not_taken_for_a_copy(make_field: MakeField) -> None:
+    """Its birth waits for others to be committed with; what is known of the id is the former card's."""
+    field = make_field(min_updates=1)
+    field.join_all()
+    name = field.fleet.names[0]
+    for each in field.fleet.names:
+        assert isinstance(field.deliver(each, field.fleet.update(each).data), Ack)
+    assert field.fleet.engine.closed_rounds == 1
+    card = Identity.from_bytes(b"\x77" * 32)
+    field.register.forget(name)
+    field.register.add([KnownDevice(name, card.public_key)])
+    with DeviceRegister(field.fleet.folder, durable=False) as command:  # another process, whose change is seen
+        command.block("nobody", "")
+    field.run(2.0)
+    field.inbox[name].clear()
+    field.send(name, field.birth(name, identity=card), "state", card)
+    field.send(name, Ask(1, bytes(16)), "msg", card)
+    field.run(0.5)
+    (known,) = [answer for answer in field.answers(name) if isinstance(answer, Known)]
+    assert (known.yours, known.last_round) == (True, 0)

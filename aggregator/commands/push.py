@@ -1,0 +1,61 @@
+"""`hushfleet push`: install a fleet's client by ssh, on a board that runs already."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hushfleet
+from hushfleet.aggregator.fleet.cards import Target, build_release, card_of, choose_boards, release_for
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.push import look_at, push
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles import load_board
+
+DAY_S = 86400.0
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command `push`."""
+    app.command("push")(_push)
+
+
+def _push(
+    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="As ssh takes it. USER must be root, or may use sudo.")],
+    fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
+    device: Annotated[str, typer.Option(metavar="ID", help="Which board of the fleet this is.")],
+    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Of ssh, such as '-p 2222 -i key'.")] = "",
+    images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id.", exists=True, file_okay=False)] = None,
+    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also a board that has a card, or was installed before.")] = False,
+) -> None:  # fmt: skip
+    """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.
+
+    Example:
+
+    `hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-41`
+    """
+    folder = FleetFolder(fleet)
+    with FleetRegistry(folder.path) as registry:
+        (board,) = choose_boards(registry, devices=[device], again=force, now=time.time())
+        host, wanted = look_at(destination, shlex.split(ssh)), load_board(board.board).architecture
+        if host.arch != wanted:
+            raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
+        targets = [Target(python, host.arch) for python in host.pythons]
+        release = next(filter(None, (release_for(folder, target) for target in targets)), None)
+        if release is None:
+            if not targets:
+                raise BadInput(f"{destination} has no Python; install 3.11 or newer there")
+            print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
+            release = build_release(folder, targets[0], version=hushfleet.__version__, wheels=wheels)
+        target = next(target for target in targets if release_for(folder, target) == release)
+        card = card_of(folder, board, release=release, target=target, images=images)
+        days = folder.config.enrolment.token_days
+        registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)
+    push(host, card)
+    print(f"{device} is installed on {destination}; it enrols by itself: hushfleet fleet status {fleet}")

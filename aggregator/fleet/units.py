@@ -1,0 +1,125 @@
+"""systemd's units for the four processes of a fleet. Each sees of the folder what it needs, and of the rest nothing.
+
+All run as one user, so the kernel's view of files is what keeps the authority's key from aggregator and broker.
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.broker.config import find_mosquitto
+from hushfleet.aggregator.fleet.folder import FleetFolder
+
+PREFIX = "hushfleet"
+
+_UNIT = """\
+[Unit]
+Description={description}
+Wants=network-online.target
+After={after}
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+User={user}
+Restart=on-failure
+RestartSec=5
+# Exit code 2 is a file or value that a person has to correct.
+RestartPreventExitStatus=2
+TimeoutStopSec=60
+UMask=0077
+Environment=XDG_CACHE_HOME={path}/cache XDG_DATA_HOME={path}/cache
+{own}
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome=read-only
+{files}
+PrivateTmp=yes
+ProtectProc=invisible
+ProtectClock=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RemoveIPC=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @debug
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy=multi-user.target
+"""
+_NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed"  # the aggregator may need a GPU
+_OF_BROKER = f"LimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDenyWriteExecute=yes\n{_NO_DEVICES}"
+
+
+def write_units(folder: FleetFolder) -> list[Path]:
+    """The units, in the fleet's folder `systemd`. Raises `StoreError`."""
+    path, own = folder.path.resolve(), f"{sys.executable} -m hushfleet.aggregator.commands"
+    mosquitto, network = find_mosquitto() or "/usr/sbin/mosquitto", "network-online.target time-sync.target"
+    broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
+    keys = ["ca/ca.key", "operator.key", "release.key"]
+    units = {
+        "broker": (
+            "Hushfleet's broker",
+            network,
+            f"{mosquitto} -c {path}/broker/mosquitto.conf",
+            _OF_BROKER,
+            _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"]),
+        ),
+        "enrolment-broker": (
+            "Hushfleet's broker for boards without a certificate",
+            network,
+            f"{mosquitto} -c {path}/broker/enrolment.conf",
+            _OF_BROKER,
+            _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"]),
+        ),
+        "aggregator": (
+            "Hushfleet's aggregator",
+            f"{network} {broker}",
+            f"{own} aggregator --fleet {path}",
+            "",
+            _files(path, writes=[""], hidden=[*keys, "service", "broker", "fleet.sqlite"]),
+        ),
+        "fleet": (
+            "Hushfleet's fleet service",
+            f"{network} {broker}",
+            f"{own} fleet serve {path}",
+            f"Restart=always\n{_NO_DEVICES}",
+            _files(path, writes=[""], hidden=["aggregator/cert.key"]),
+        ),
+    }
+    written = []
+    for name, (description, after, command, own_lines, files) in units.items():
+        text = _UNIT.format(
+            description=f"{description} ({folder.config.federation})",
+            after=after,
+            command=command,
+            user=getpass.getuser(),
+            path=path,
+            own=own_lines,
+            files=files,
+        )
+        file = folder.path / "systemd" / f"{PREFIX}-{name}.service"
+        atomic_file.write_whole(file, text.replace("\n\n\n", "\n\n").encode(), durable=True)
+        written.append(file)
+    return written
+
+
+def _files(path: Path, *, writes: Sequence[str], hidden: Sequence[str]) -> str:
+    """:param writes, hidden: below the fleet's folder."""
+    lines = [f"ReadWritePaths={path / each}" for each in writes]
+    return "\n".join([*lines, *(f"InaccessiblePaths=-{path / each}" for each in hidden)])

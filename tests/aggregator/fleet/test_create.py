@@ -1,0 +1,142 @@
+"""A fleet's folder and its boards: everything is checked before anything is written."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.fleet.device_file import device_toml
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.members import counted, from_csv
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.toml_text import to_toml
+from hushfleet.edge_client.board.config import load_config
+from hushfleet.errors import BadInput
+from support.desk import TASK, make_folder
+
+KEYS = st.text("abcdefgh_", min_size=1, max_size=8)
+PLAIN = st.one_of(
+    st.booleans(),
+    st.integers(-(1 << 62), 1 << 62),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.lists(st.text("ab\"'\\\n"), max_size=3),
+)
+
+
+@given(st.recursive(st.dictionaries(KEYS, PLAIN, max_size=4), lambda inner: st.dictionaries(KEYS, inner | PLAIN)))
+def test_toml_that_is_written_is_read_as_it_was(values: dict[str, Any]) -> None:
+    assert tomllib.loads(to_toml(values)) == values
+
+
+def run(*words: object) -> str:
+    outcome = CliRunner().invoke(build_app("fleet"), ["fleet", *map(str, words)])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    return outcome.output
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    file = tmp_path / "task.toml"
+    file.write_text(TASK)
+    return file
+
+
+def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:
+    words = ("--broker-name", "broker.example", "--broker-name", "10.0.0.1", "--task", task)
+    assert "mqtts://broker.example:8883" in run("init", tmp_path / "plant", *words)
+    folder = FleetFolder(tmp_path / "plant")
+    assert folder.config.broker.names == ("broker.example", "10.0.0.1")
+    for file in folder.path.rglob("*"):
+        if file.suffix == ".key" or "password" in file.name:
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    with pytest.raises(BadInput, match="not empty"):
+        run("init", tmp_path / "plant", *words)
+    before = set(tmp_path.iterdir())
+    for wrong in (
+        ("init", tmp_path / "Not A Name", *words),
+        ("init", tmp_path / "b", "--broker-name", "bro\nker", "--task", task),
+        ("init", tmp_path / "c", "--broker-name", "x", "--task", task, "--classes", "a,b"),
+    ):
+        with pytest.raises(BadInput):
+            run(*wrong)
+    assert set(tmp_path.iterdir()) == before, "nothing is left of what failed"
+
+
+def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "plant", boards=0)
+    run("add", folder.path, "--count", 3, "--board", "generic-x86")
+    run("add", folder.path, "--count", 1, "--board", "generic-x86", "--prefix", "shed", "--place", "behind the house")
+    assert "greenhouse-04" in run("add", folder.path, "--count", 1, "--board", "generic-x86")
+    listed = run("list", folder.path)
+    assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", "behind the house"))
+    assert "certificate" not in run("show", folder.path, "shed-01")
+    for wrong in (("--count", 1), ("--count", 1, "--board", "no-such"), (), ("--count", 1, "--csv", folder.task)):
+        with pytest.raises(BadInput):
+            run("add", folder.path, *wrong)
+    with FleetRegistry(folder.path) as registry:
+        assert len(registry.boards()) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id,board\na-1,generic-x86\nA 2,generic-x86\n", "line 3: .*'A 2'"),
+        ("id,board\na-1,generic-x86\na-1,generic-x86\n", "names a-1 twice"),
+        ("id,board\na-1,\n", "line 2: no board"),
+        ("id,colour\na-1,red\n", "must name columns"),
+        ("board\ngeneric-x86\n", "must name columns"),
+        ("id,board,key\na-1,generic-x86,12\n", "line 2: the key must be 64 hex digits"),
+        ("id,board,labels\na-1,generic-x86,red\n", "name=value"),
+        ("id,board\n", "names no board"),
+        ("id,board\nfleet,generic-x86\n", "another by this name"),
+    ],
+)
+def test_a_wrong_line_of_a_csv_file_adds_nothing(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "fleet.csv"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=said):
+        from_csv(file, board=None)
+
+
+def test_a_csv_file_says_all_of_a_board(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.csv"
+    file.write_text(
+        f"id, board, place, wifi, labels, key\nshed, generic-x86, behind, net, a=1; b=2, {'ab' * 32}\ntree,,,,,\n"
+    )
+    first, second = from_csv(file, board="raspberry-pi-4-4gb")
+    assert (first.board, first.place, first.wifi, first.labels) == (
+        "generic-x86",
+        "behind",
+        "net",
+        {"a": "1", "b": "2"},
+    )
+    assert first.public_key == bytes.fromhex("ab" * 32)
+    assert (second.board, second.public_key) == ("raspberry-pi-4-4gb", None)
+
+
+def test_numbers_go_on_after_the_highest() -> None:
+    names = [row.device for row in counted("a", 2, known=["a-07", "a-3", "a-x", "b-99"], board="generic-x86")]
+    assert names == ["a-08", "a-09"]
+
+
+def test_device_toml_is_read_by_the_board_and_allows_what_the_task_asks(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "plant", task=TASK.replace("[privacy]", '[privacy]\naccounting = "as-published"'))
+    with FleetRegistry(folder.path) as registry:
+        board = registry.needed("greenhouse-01")
+    file = tmp_path / "device.toml"
+    file.write_text(device_toml(folder, board))
+    config = load_config(file)
+    assert (config.limits.accounting, config.limits.epsilon_server) == ("as-published", 8.0)
+    assert config.fleet is not None
+    assert config.roster_key == bytes.fromhex(config.fleet.operator_key)
+    assert config.server_key is not None

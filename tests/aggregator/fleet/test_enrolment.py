@@ -1,0 +1,137 @@
+"""Who gets a certificate, by policy, token and key; what the certificate says."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from hushfleet.aggregator.fleet.authority import Authority, read_revocations
+from support.enroller import Asker, Desk
+
+FIRST, SECOND = "greenhouse-01", "greenhouse-02"
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
+    desks: list[Desk] = []
+
+    def make(**policy: Any) -> Desk:
+        desks.append(Desk(tmp_path / f"{len(desks)}", **policy))
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        desk.close()
+
+
+def test_a_token_lets_one_board_in_once(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    token = desk.token(FIRST)
+    board = Asker(FIRST, token)
+    answer = desk.ask(board)
+    assert (answer.verdict, desk.applied) == ("granted", 1)
+    assert desk.ask(board) == answer, "the answer was lost: the same once more"
+    assert desk.applied == 1
+    other = desk.ask(Asker(FIRST, token, seed=2))
+    assert other.verdict == "pending"
+    assert "--new-card" in other.reason
+    assert desk.state(FIRST) == "enrolled"
+    assert desk.ask(Asker(FIRST)).verdict == "granted", "whose identity is known needs no token"
+
+
+def test_a_token_expires_and_a_newer_one_takes_its_place(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    first = Asker(FIRST, desk.token(FIRST, days=2))
+    desk.now += 2 * 86400 + 1
+    answer = desk.ask(first)
+    assert (answer.verdict, desk.state(FIRST)) == ("refused", "pending")
+    assert "expired" in answer.reason
+    stale, fresh = desk.token(SECOND), desk.token(SECOND)
+    assert desk.ask(Asker(SECOND, stale, seed=2)).verdict == "refused"
+    assert desk.ask(Asker(SECOND, fresh, seed=2)).verdict == "granted"
+
+
+def test_by_hand_nobody_comes_in_before_the_operator_has_said_so(make_desk: MakeDesk) -> None:
+    desk = make_desk(policy="manual")
+    board, stranger = Asker(FIRST, desk.token(FIRST)), Asker(FIRST, seed=9)
+    assert desk.ask(stranger).verdict == "pending"
+    assert desk.ask(board).verdict == "pending"
+    knocks = desk.registry.knocks(FIRST)
+    assert [(knock.public_key, knock.has_token) for knock in knocks] == [
+        (board.identity.public_key, True),
+        (stranger.identity.public_key, False),
+    ]
+    desk.registry.approve(FIRST, board.identity.public_key)
+    assert desk.ask(stranger).verdict == "pending"
+    assert desk.ask(board).verdict == "granted"
+    assert desk.registry.knocks(FIRST) == []
+
+
+def test_by_list_a_token_is_not_enough(make_desk: MakeDesk) -> None:
+    desk = make_desk(policy="list")
+    board = Asker(FIRST, desk.token(FIRST))
+    assert desk.ask(board).verdict == "refused"
+    desk.registry.approve(FIRST, board.identity.public_key)  # as `fleet add --csv` with a key does
+    assert desk.ask(board).verdict == "granted"
+
+
+def test_a_board_of_another_fleet_or_one_that_is_locked_out_gets_nothing(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    assert "has no board" in desk.ask(Asker("elsewhere-01")).reason
+    board = Asker(FIRST, desk.token(FIRST))
+    assert desk.ask(board).verdict == "granted"
+    desk.registry.block(FIRST, "stolen")
+    assert desk.ask(board).reason == f"{FIRST} is locked out: stolen"
+    desk.registry.unblock(FIRST)
+    assert desk.ask(board).verdict == "granted"
+
+
+def test_a_new_card_comes_in_by_the_operators_word_alone(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    old, new = Asker(FIRST, desk.token(FIRST)), Asker(FIRST, desk.token(FIRST), seed=2)
+    old.token = new.token
+    assert desk.ask(old).verdict == "granted"
+    new.token = desk.token(FIRST)
+    assert desk.ask(new).verdict == "pending"
+    desk.registry.expect_new_card(FIRST)
+    serials = desk.registry.revoked_serials()
+    assert len(serials) == 1
+    assert desk.ask(old).verdict == "refused", "its token has served"
+    assert desk.ask(new).verdict == "granted"
+    assert desk.register.device(FIRST).public_key == new.identity.public_key
+    revoked = read_revocations((desk.folder.broker / "revoked.pem").read_bytes())
+    assert revoked.serials == serials
+
+
+def test_certificates_pass_a_strict_verifier_and_name_the_device_alone(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    pem = desk.ask(Asker(FIRST, desk.token(FIRST))).certificate
+    at = datetime.datetime.fromtimestamp(desk.now, datetime.UTC)
+    roots = Store([x509.load_pem_x509_certificate((desk.folder.ca / "ca.pem").read_bytes())])
+    policy = PolicyBuilder().store(roots).time(at)
+    device = x509.load_pem_x509_certificate(pem)
+    verified = policy.build_client_verifier().verify(device, [])
+    assert [name.value for name in verified.subjects or []] == [FIRST]
+    broker = x509.load_pem_x509_certificate((desk.folder.broker / "broker.pem").read_bytes())
+    for name in (x509.DNSName("localhost"),):
+        policy.build_server_verifier(name).verify(broker, [])
+    with pytest.raises(x509.verification.VerificationError):
+        policy.build_server_verifier(x509.DNSName(FIRST)).verify(device, [])
+    days = (device.not_valid_after_utc - at).days
+    assert days == desk.folder.config.enrolment.certificate_days
+
+
+def test_an_authority_never_signs_beyond_its_own_end() -> None:
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    authority = Authority.create("greenhouse", now=now)
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    ends = x509.load_pem_x509_certificate(authority.pem).not_valid_after_utc
+    assert authority.sign_client("a", key, days=1e5, now=now).not_after == ends.timestamp()

@@ -1,0 +1,37 @@
+"""The units that `fleet init` writes, judged by systemd itself where it is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hushfleet.aggregator.fleet.units import write_units
+from support.desk import make_folder
+
+KEYS = ("ca/ca.key", "operator.key", "release.key")
+
+
+def test_only_the_fleet_service_sees_the_keys_of_authority_and_operator(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    texts = {file.name: file.read_text() for file in write_units(folder)}
+    assert len(texts) == 4
+    for name, text in texts.items():
+        hidden = [key for key in KEYS if f"InaccessiblePaths=-{folder.path / key}\n" in text]
+        assert hidden == ([] if name == "hushfleet-fleet.service" else list(KEYS))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze judges units; it is not here")
+def test_systemd_finds_no_fault_in_the_units_and_little_exposure(tmp_path: Path) -> None:
+    for file in write_units(make_folder(tmp_path / "fleet")):
+        judged = subprocess.run(
+            ["systemd-analyze", "security", "--offline=yes", "--threshold=35", str(file)],
+            capture_output=True,
+            text=True,
+        )
+        assert judged.returncode == 0, f"{file.name}: {judged.stdout.splitlines()[-1:]} {judged.stderr}"
+        checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
+        ours = [line for line in checked.stderr.splitlines() if file.name in line]
+        assert ours == []

@@ -1,0 +1,98 @@
+"""`hushfleet fleet up` with boards as they are in the field: processes, kills, and a card that is written anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.observe.events import read_events
+from hushfleet.edge_client.storage.store import DeviceStore
+from support.desk import TASK, Board, make_folder, until
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NOTIFY_SOCKET": ""}
+FIRST, SECOND = "greenhouse-01", "greenhouse-02"
+
+
+@contextmanager
+def running(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as output:
+        process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output, env=ENVIRONMENT)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def start_board(folder: FleetFolder, home: Path, device: str) -> Board:
+    """Its card, and some images; it is started by `running`."""
+    board = Board(folder, home, device)
+    board.store.close()
+    rng = np.random.default_rng(len(device))
+    images = rng.integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
+    np.savez(home / "images.npz", images=images, labels=rng.integers(0, 10, 30, dtype=np.int64))
+    text = board.file.read_text().replace('"folder"', '"arrays"').replace("/var/lib/hushfleet-images", "images.npz")
+    board.file.write_text(text.replace("epsilon_server = 8.0", "epsilon_server = inf"))
+    return board
+
+
+def rounds_closed(folder: FleetFolder) -> int:
+    file = folder.run / "events.jsonl"
+    return sum(event["event"] == "round_close" for event in read_events(file)[0]) if file.exists() else 0
+
+
+def children_of(process: subprocess.Popen[bytes], *words: str) -> list[int]:
+    """Process ids of the children with these words in their command line."""
+    found = []
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        if all(word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for word in words):
+            found.append(int(pid))
+    return found
+
+
+@pytest.mark.slow
+def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spent(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "greenhouse", task=TASK.replace("rounds = 2", "rounds = 6"))
+    cards = [start_board(folder, tmp_path / name, name) for name in (FIRST, SECOND)]
+    client = ("-m", "hushfleet.edge_client")
+    up = running("-m", "hushfleet.aggregator.commands", "fleet", "up", str(folder.path), log=tmp_path / "up.log")
+    with up as fleet, running(*client, str(cards[1].file), log=tmp_path / "second.log"):
+        with running(*client, str(cards[0].file), log=tmp_path / "first.log"):
+            until(lambda: rounds_closed(folder) >= 2, within_s=90)
+            for word in ("serve", "--fleet", "enrolment.conf"):
+                (pid,) = children_of(fleet, word)
+                os.kill(pid, signal.SIGKILL)
+        with DeviceStore(cards[0].config.store_path, device=FIRST, inspect=True) as lost:
+            spent = {(entry.task, entry.round): entry.charge for entry in lost.ledger.entries()}
+        assert len(spent) >= 2
+        with FleetRegistry(folder.path) as registry:
+            registry.expect_new_card(FIRST)
+        new = start_board(folder, tmp_path / "new-card", FIRST)
+        with running(*client, str(new.file), log=tmp_path / "new.log"):
+            until(lambda: rounds_closed(folder) == 6, within_s=120)
+            time.sleep(0.5)
+        with DeviceStore(new.config.store_path, device=FIRST, inspect=True) as store:
+            ledger = {(entry.task, entry.round): entry.charge for entry in store.ledger.entries()}
+        assert spent.items() <= ledger.items(), "nothing that the lost card spent is forgotten"
+        assert len(ledger) > len(spent), "and the new card takes part"
+        with DeviceRegister(folder.path) as register:
+            noted = {(task, number) for task, number, _ in register.charges(FIRST)}
+            assert ledger.keys() <= noted
+    assert "Traceback" not in (tmp_path / "up.log").read_text() + (tmp_path / "new.log").read_text()

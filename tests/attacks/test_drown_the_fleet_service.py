@@ -1,0 +1,53 @@
+"""Strangers send requests for certificates without end: the service stays cheap, and boards come in all the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hushfleet.aggregator.fleet import service as service_module
+from hushfleet.aggregator.fleet.registry import MAX_KNOCKS
+from hushfleet.aggregator.fleet.service import FleetService
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import encode_message
+from hushfleet.wire.link.interface import Delivery
+from support.desk import FEDERATION
+from support.enroller import Asker, Desk
+from support.local_link import LocalHub
+
+BOARD = "greenhouse-01"
+
+
+def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
+    desk, hub, now, read = Desk(tmp_path), LocalHub(), [0.0], []
+    service = FleetService(
+        federation=FEDERATION,
+        operator=Identity.generate(),
+        strangers=hub.link("strangers"),
+        fleet=hub.link("fleet"),
+        enroller=desk.enroller,
+        apply=lambda: None,
+        was_changed=lambda: False,
+        clock=lambda: now[0],
+    )
+    answer = desk.enroller.answer
+    desk.enroller.answer = lambda request: read.append(request) or answer(request)  # type: ignore[method-assign]
+    stranger = Asker(BOARD, "guess", seed=9)
+    frames = []
+    for _ in range(40):
+        stranger.identity = Identity.from_bytes(os.urandom(32))
+        frames.append(encode_message(stranger.request(), stranger.identity, federation=FEDERATION))
+    service._strangers.publish = lambda *_: None  # type: ignore[method-assign]
+    for number in range(4000):
+        now[0] = number / 1000  # a thousand a second
+        delivery = Delivery(service.topics.request(BOARD), frames[number % len(frames)], False)
+        service._on_event(delivery, "", service._on_request)
+    allowed = service_module.MAX_REQUESTS_BURST + 4 * service_module.REQUESTS_A_SECOND
+    assert len(read) <= allowed + 1
+    assert len(desk.registry.knocks()) <= MAX_KNOCKS
+    assert desk.registry.rows("SELECT COUNT(*) FROM certificates") == [(0,)]
+    now[0] += 1.0
+    board = Asker(BOARD, desk.token(BOARD))
+    frame = encode_message(board.request(), board.identity, federation=FEDERATION)
+    assert service._answered(BOARD, frame).verdict == "granted"
+    desk.close()

@@ -1,0 +1,109 @@
+"""What a board makes of answers, in which order, whatever is killed when."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hushfleet.aggregator.fleet.authority import make_key
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.config.schema import pack
+from hushfleet.edge_client.fleet.enrol import Enrolment
+from hushfleet.errors import BadSignature, Malformed, StoreError
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import decode_message, encode_message
+from support.desk import FEDERATION, Board
+from support.enroller import Desk
+
+DEVICE = "greenhouse-01"
+
+
+class Talk:
+    """A board and the desk that answers it, without a network."""
+
+    def __init__(self, folder: Path) -> None:
+        self.desk = Desk(folder)
+        self.board = Board(self.desk.folder, folder / "board", DEVICE, token=self.desk.token(DEVICE))
+        self.operator = load_or_create(self.desk.folder.operator_key)
+        charge = pack(Charge("device", "one device's update", "gaussian", 2.0))
+        self.desk.register.note_charges("small-00000000", 3, {DEVICE: charge}, certain=False)
+
+    def answer(self, frame: bytes, **changes: Any) -> bytes:
+        request = decode_message(frame, federation=FEDERATION)
+        assert isinstance(request, EnrolRequest)
+        answer = self.desk.enroller.answer(request)
+        fields = {name: getattr(answer, name) for name in EnrolAnswer.__dataclass_fields__}
+        return encode_message(EnrolAnswer(**{**fields, **changes}), self.operator, federation=FEDERATION)
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Talk]:
+    made = Talk(tmp_path)
+    yield made
+    made.board.store.close()
+    made.desk.close()
+
+
+@pytest.mark.parametrize("dies_at", ["note_enrolled", "keep", "_erase_token"])
+def test_a_kill_at_any_step_leaves_nothing_uncounted(talk: Talk, dies_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = talk.board
+    asking = board.asking()
+    target = {"note_enrolled": board.store, "keep": board.tls, "_erase_token": asking}[dies_at]
+
+    def die(*_: object) -> None:
+        raise StoreError("killed here")
+
+    answer = talk.answer(asking.frame())
+    with monkeypatch.context() as patch:
+        patch.setattr(target, dies_at, die)
+        with pytest.raises(StoreError, match="killed here"):
+            asking.take(answer)
+    rounds = [entry.round for entry in board.store.ledger.entries()]
+    assert not board.tls.is_usable() or rounds == [3], "with a certificate, the ledger is complete"
+    assert board.token_file.exists()
+    again = board.asking()  # the next start
+    again.take(talk.answer(again.frame()))
+    assert again.granted
+    assert board.store.is_enrolled
+    assert [entry.round for entry in board.store.ledger.entries()] == [3]
+    assert not board.token_file.exists()
+
+
+def test_answers_of_others_are_not_believed(talk: Talk) -> None:
+    asking, other = talk.board.asking(), Identity.generate()
+    frame = asking.frame()
+    good = talk.answer(frame)
+    answer = decode_message(good, federation=FEDERATION, public_key=talk.operator.public_key)
+    forged = encode_message(answer, other, federation=FEDERATION)
+    with pytest.raises(BadSignature):
+        asking.take(forged)
+    issued = talk.desk.authority.sign_client(
+        DEVICE, make_key().public_key(), days=1, now=datetime.datetime.now(datetime.UTC)
+    )
+    foreign = talk.answer(frame, certificate=issued.pem)
+    with pytest.raises(Malformed, match="another key"):
+        asking.take(foreign)
+    assert not talk.board.tls.is_usable()
+    earlier = talk.board.asking()
+    earlier.take(good)  # to another start of this board: another nonce
+    assert not earlier.granted
+    asking.take(good)
+    assert asking.granted
+
+
+def test_a_board_waits_as_long_as_it_is_told(talk: Talk) -> None:
+    now = [0.0]
+    asking = Enrolment(talk.board.config, talk.board.store, talk.board.tls, clock=lambda: now[0])
+    frame = asking.frame()
+    asking.take(talk.answer(frame, verdict="refused", certificate=b"", reason="no", retry_s=600, carried=()))
+    assert asking.due_at == 600.0
+    asking.take(talk.answer(frame, verdict="pending", certificate=b"", reason="wait", retry_s=10**9, carried=()))
+    assert asking.due_at == 3600.0
+    asking.connected()
+    assert asking.due_at == 0.0
