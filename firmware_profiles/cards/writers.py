@@ -92,9 +92,9 @@ class FirstRun:
             if card.wifi.key:
                 custom += f'password = "{card.wifi.key}"\npassword_encrypted = true\n'
         words = [word for word in line.split() if not word.startswith(("systemd.run", "systemd.unit="))]
-        words += ["systemd.run=/boot/firmware/firstrun.sh", "systemd.run_success_action=reboot"]
+        words += [*_country(card), "systemd.run=/boot/firmware/firstrun.sh", "systemd.run_success_action=reboot"]
         words += ["systemd.unit=kernel-command-line.target"]
-        return {"custom.toml": custom, "firstrun.sh": _FIRSTRUN, "cmdline.txt": _one_line([*words, *_country(card)])}
+        return {"custom.toml": custom, "firstrun.sh": _FIRSTRUN, "cmdline.txt": _one_line(words)}
 
     def afterwards(self, card: Card) -> dict[str, str]:
         return {}
