@@ -52,13 +52,15 @@ class CloudInit:
         if card.ssh_keys:
             login = {"name": card.user, "groups": "adm,sudo", "shell": "/bin/bash", "lock_passwd": True}
             rights = {"sudo": "ALL=(ALL) NOPASSWD:ALL", "ssh_authorized_keys": list(card.ssh_keys)}
-            user_data |= {"users": [login | rights], "enable_ssh": True}
+            user_data["users"] = [login | rights]
         instance = _instance(card)
         files = {
             "user-data": "#cloud-config\n" + _json(user_data),
             "meta-data": _json({"instance-id": instance, "local-hostname": card.host, "dsmode": "local"}),
             "network-config": _json(_network(card, with_wifi=True)),
         }
+        if card.ssh_keys:
+            files["ssh"] = ""  # Raspberry Pi OS turns its SSH server on where this file is
         line = _cmdline(boot)
         if line is not None:
             # an id on the kernel's command line, which rpi-imager writes, goes before that of meta-data
@@ -122,10 +124,11 @@ def choose_writer(boot: BootPartition, name: str | None = None) -> Writer:
 
 
 def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
-    """Netplan's format, version 2. A cable always works."""
+    """Netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0."""
+    cable = {"dhcp4": True, "optional": True}
     network: dict[str, Any] = {
         "version": 2,
-        "ethernets": {"cable": {"match": {"name": "e*"}, "dhcp4": True, "optional": True}},
+        "ethernets": {"eth0": cable, "others": {"match": {"name": "en*"}, **cable}},
     }
     if card.wifi is not None and with_wifi:
         point: dict[str, Any] = {"password": card.wifi.key} if card.wifi.key else {}

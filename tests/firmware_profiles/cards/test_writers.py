@@ -46,6 +46,7 @@ def test_cloud_init(tmp_path: Path) -> None:
     assert user_data["bootcmd"] == user_data["runcmd"]
     assert "first-boot.sh" in user_data["bootcmd"][0][2]
     assert user_data["users"][0]["ssh_authorized_keys"] == [SSH]
+    assert files["ssh"] == ""
     meta = json.loads(files["meta-data"])
     assert meta["local-hostname"] == "green-house-07"
     network = json.loads(files["network-config"])
