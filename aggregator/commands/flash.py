@@ -81,7 +81,7 @@ def _flash(
             partition, system = ImageBoot(image), read_system(image)
         else:
             partition, system = MountedBoot(boot or Path()), System()
-        how = choose_writer(partition, writer)
+        how = choose_writer(partition, writer, cloud_init=system.cloud_init)
         target = choose_target(boards, how, system, python=python)
         release = release_for(registry, target)
         if release is None:

@@ -105,15 +105,18 @@ class FirstRun:
 WRITERS: tuple[Writer, ...] = (CloudInit(), FirstRun())
 
 
-def choose_writer(boot: BootPartition, name: str | None = None) -> Writer:
-    """The one with this name, or the one that fits what lies on the partition. Raises `BadInput`."""
+def choose_writer(boot: BootPartition, name: str | None = None, *, cloud_init: bool = False) -> Writer:
+    """The one with this name, or the one that fits what lies on the partition. Raises `BadInput`.
+
+    :param cloud_init: whether the system is known to have it.
+    """
     if name is not None:
         found = next((writer for writer in WRITERS if writer.name == name), None)
         if found is None:
             raise BadInput(f"there is no writer {name!r}; there are {', '.join(writer.name for writer in WRITERS)}")
         return found
     names = boot.names()
-    if names & {"user-data", "meta-data"}:
+    if names & {"user-data", "meta-data"} or (cloud_init and names & {"config.txt", "efi"}):
         return WRITERS[0]
     if {"config.txt", "cmdline.txt"} <= names:
         return WRITERS[1]

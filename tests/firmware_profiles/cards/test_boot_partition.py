@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,8 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot, require_room
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-from hushfleet.firmware_profiles.cards.stock_image import read_system
-from support.stock import SECTOR, START, TRIXIE, make_image, mbr, needs_mtools
+from hushfleet.firmware_profiles.cards.stock_image import System, read_system
+from support.stock import SECTOR, TRIXIE, make_image, mbr, needs_mtools
 
 
 @pytest.fixture(params=["mounted", "mbr", "gpt"])
@@ -138,7 +140,17 @@ def test_damaged_xz_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @needs_mtools
-def test_image_without_a_readable_root_tells_nothing(tmp_path: Path) -> None:
-    system = read_system(make_image(tmp_path / "a.img"))
-    assert (system.python, system.arch) == (None, None)
-    assert START % SECTOR == 0
+@pytest.mark.skipif(shutil.which("mke2fs", path="/usr/sbin:/sbin") is None, reason="e2fsprogs is not installed")
+def test_system_is_read_from_the_root_partition(tmp_path: Path) -> None:
+    image, root, ext4 = make_image(tmp_path / "a.img"), tmp_path / "root", tmp_path / "root.ext4"
+    assert read_system(image) == System()
+    for name in ("bin/python3.9", "bin/python3.13", "bin/python3", "bin/cloud-init", "lib/aarch64-linux-gnu/libc.so"):
+        path = root / "usr" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    command = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), str(ext4), "1M"]
+    subprocess.run(command, env={**os.environ, "PATH": "/usr/sbin:/sbin"}, check=True, capture_output=True)
+    with image.open("r+b") as file:
+        file.seek(read_partitions(image)[1].start)
+        file.write(ext4.read_bytes())
+    assert read_system(image) == System("3.13", "aarch64", True)

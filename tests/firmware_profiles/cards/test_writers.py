@@ -121,6 +121,7 @@ def test_writer_is_found_by_what_lies_there(tmp_path: Path) -> None:
     assert choose_writer(mounted(tmp_path / "a", TRIXIE)) is CLOUD_INIT
     assert choose_writer(mounted(tmp_path / "b", BOOKWORM)) is FIRSTRUN
     assert choose_writer(mounted(tmp_path / "b", BOOKWORM), "cloud-init") is CLOUD_INIT
+    assert choose_writer(mounted(tmp_path / "b", BOOKWORM), cloud_init=True) is CLOUD_INIT
     with pytest.raises(BadInput, match="no boot partition that is known"):
         choose_writer(mounted(tmp_path / "c", {"DCIM.txt": ""}))
     with pytest.raises(BadInput, match="there are cloud-init, firstrun"):
