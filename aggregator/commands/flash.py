@@ -23,6 +23,7 @@ from hushfleet.aggregator.fleet.cards import (
 )
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import Release
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
@@ -80,12 +81,12 @@ def _flash(
             partition, system = ImageBoot(image), read_system(image)
         else:
             partition, system = MountedBoot(boot or Path()), System()
-        how = choose_writer(partition, writer)
+        how = choose_writer(partition, writer, cloud_init=system.cloud_init)
         target = choose_target(boards, how, system, python=python)
-        release = release_for(folder, target)
+        release = release_for(registry, target)
         if release is None:
             print(f"building a release for Python {target.python} on {target.arch}: a minute or two, once")
-            release = build_release(folder, target, version=hushfleet.__version__, wheels=wheels)
+            release = build_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
         cards = [
             card_of(folder, row, release=release, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys)
             for row in boards
@@ -141,7 +142,7 @@ def _tell(
     cards: Sequence[Card],
     writer: Writer,
     target: Target,
-    release: Path,
+    release: Release,
     written: Sequence[str],
     *,
     boot: Path | None,
@@ -152,7 +153,7 @@ def _tell(
     print(
         f"written: {names}\n"
         f"  by         {writer.name}: {' '.join(written)}\n"
-        f"  release    {release.name} ({release.stat().st_size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
+        f"  release    {release.version} ({release.size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
         f"  tokens     serve once, until {time.strftime('%Y-%m-%d', time.localtime(expires))}; keep the cards as you "
         "would keep a key"
     )

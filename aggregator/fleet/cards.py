@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.releases import Release, add_release, find_release, releases
 from hushfleet.aggregator.fleet.tokens import new_token
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
@@ -18,7 +20,6 @@ from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
-from hushfleet.release import Manifest, read_head
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
 
@@ -60,6 +61,11 @@ class Target:
     arch: str
     why: str = ""
 
+    @property
+    def platform(self) -> str:
+        """As releases name it: `cp313-aarch64`."""
+        return f"cp{self.python.replace('.', '')}-{self.arch}"
+
 
 def choose_target(
     boards: Sequence[RegisteredBoard], writer: Writer, system: System, *, python: str | None = None
@@ -88,41 +94,43 @@ def choose_target(
     return Target(pythons.pop(), arch, ", as the board's profile has it; if the system is another, say --python")
 
 
-def release_for(folder: FleetFolder, target: Target) -> Path | None:
-    """The newest release in the fleet's folder for it; None where there is none. Raises `BadSignature`."""
-    found: list[tuple[Manifest, Path]] = []
-    for path in folder.releases.glob("*.hfr"):
-        with path.open("rb") as file:
-            manifest = read_head(file).verify(release_key(folder))
-        if (manifest.python, manifest.arch) == (f"cp{target.python.replace('.', '')}", target.arch):
-            found.append((manifest, path))
-    return max(found, key=lambda each: each[0].order)[1] if found else None
+def release_for(registry: FleetRegistry, target: Target) -> Release | None:
+    """The newest that the fleet knows for it; None where there is none."""
+    return next((each for each in releases(registry) if each.platform == target.platform), None)
 
 
 def build_release(
-    folder: FleetFolder, target: Target, *, version: str, wheels: Path | None = None, downgrade: bool = False
-) -> Path:
-    """A new release in the fleet's folder, of the software that is installed here. Raises `BadInput`."""
-    out = folder.releases / f"hushfleet-{version}-cp{target.python.replace('.', '')}-{target.arch}.hfr"
-    if out.exists():
-        raise BadInput(f"{out} is there already; boards know releases by their version: name another with --version")
+    folder: FleetFolder,
+    registry: FleetRegistry,
+    target: Target,
+    *,
+    version: str,
+    wheels: Path | None = None,
+    downgrade: bool = False,
+) -> Release:
+    """A new release of the software that is installed here, known to the fleet; for the arguments see `bundle.build`.
+
+    Raises `BadInput` where the version is taken, or wheels are missing.
+    """
+    if find_release(registry, version, target.platform) is not None:
+        raise BadInput(
+            f"release {version} for {target.platform} is there already; boards know a release by its version: name "
+            "another one with --version"
+        )
     key = load_or_create(folder.release_key)
-    bundle.build(
-        out, key=key, python=target.python, arch=target.arch, version=version, wheels=wheels, downgrade=downgrade
-    )
-    return out
-
-
-def release_key(folder: FleetFolder) -> bytes:
-    """The public key, 32 bytes."""
-    return load_or_create(folder.release_key).public_key
+    with tempfile.TemporaryDirectory(dir=folder.releases, prefix=".") as name:
+        out = Path(name) / "new.hfr"
+        bundle.build(
+            out, key=key, python=target.python, arch=target.arch, version=version, wheels=wheels, downgrade=downgrade
+        )
+        return add_release(folder, registry, out, public_key=key.public_key)
 
 
 def card_of(
     folder: FleetFolder,
     board: RegisteredBoard,
     *,
-    release: Path,
+    release: Release,
     target: Target,
     images: Path | None = None,
     user: str = "hushfleet-admin",
@@ -139,11 +147,11 @@ def card_of(
             raise BadInput(f"the class {name!r} in {folder.task} cannot be the name of a folder")
     return Card(
         device=board.device,
-        release=release,
+        release=folder.releases / release.file,
         python=target.python,
         device_toml=text,
         ca=(folder.ca / "ca.pem").read_bytes(),
-        release_key=release_key(folder).hex(),
+        release_keys=[load_or_create(folder.release_key).public_key.hex()],
         token=new_token(),
         images_path=tomllib.loads(text)["data"]["path"],
         classes=classes,

@@ -18,6 +18,9 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput
@@ -86,7 +89,7 @@ def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[
 
     :param source: a folder that has them; None: the cache, or pip's index. Raises `BadInput` where some are missing.
     """
-    wanted = _requirements()
+    wanted = _requirements(python, arch)
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     target += [f"--platform=manylinux{glibc}_{arch}" for glibc in _GLIBC]
     digest = hashlib.sha256("\n".join(target + wanted).encode()).hexdigest()[:16]
@@ -124,27 +127,21 @@ def _whole(folder: Path) -> list[Path]:
     return [] if damaged else sorted(wheels)
 
 
-def _requirements() -> list[str]:
+def _requirements(python: str, arch: str) -> list[str]:
     """What `hushfleet[edge]` needs of other packages, and what they need, pinned: `numpy==2.4.6`, ..."""
+    system = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": arch}
     found: dict[str, str] = {}
-    todo = [*_needs("hushfleet", extra="edge")]
+    todo = [("hushfleet", "edge")]
     while todo:
-        name = todo.pop()
-        if name not in found and name not in _UNUSED:
-            found[name] = distribution(name).version
-            todo += _needs(name)
+        package, extra = todo.pop()
+        for line in distribution(package).requires or ():
+            need = Requirement(line)
+            name = canonicalize_name(need.name)
+            wanted = need.marker is None or need.marker.evaluate({**system, "extra": extra})
+            if wanted and name not in found and name not in _UNUSED:
+                found[name] = distribution(name).version
+                todo.append((name, ""))
     return sorted(f"{name}=={version}" for name, version in found.items())
-
-
-def _needs(name: str, *, extra: str = "") -> list[str]:
-    """Packages that a package asks for, where a marker does not name another extra or system."""
-    needed = []
-    for line in distribution(name).requires or ():
-        requirement, _, marker = line.partition(";")
-        wanted = f'extra == "{extra}"' in marker if "extra ==" in marker else "python_" not in marker
-        if wanted and (match := re.match(r"[A-Za-z0-9._-]+", requirement)):
-            needed.append(re.sub(r"[-_.]+", "-", match[0]).lower())
-    return needed
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> str:

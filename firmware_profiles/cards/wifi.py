@@ -28,7 +28,8 @@ class Wifi(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.ssid.encode()) <= 32, "ssid", self.ssid, "at most 32 bytes")
-        fits = not self.password or 8 <= len(self.password) <= 63 or re.fullmatch("[0-9a-fA-F]{64}", self.password)
+        hexadecimal = re.fullmatch("[0-9a-fA-F]{64}", self.password) is not None
+        fits = not self.password or 8 <= len(self.password) <= 63 or hexadecimal
         require(fits, "password", "(not shown)", "8 to 63 characters, 64 hex digits, or nothing for an open network")
 
     @property

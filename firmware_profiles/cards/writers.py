@@ -52,13 +52,15 @@ class CloudInit:
         if card.ssh_keys:
             login = {"name": card.user, "groups": "adm,sudo", "shell": "/bin/bash", "lock_passwd": True}
             rights = {"sudo": "ALL=(ALL) NOPASSWD:ALL", "ssh_authorized_keys": list(card.ssh_keys)}
-            user_data |= {"users": [login | rights], "enable_ssh": True}
+            user_data["users"] = [login | rights]
         instance = _instance(card)
         files = {
             "user-data": "#cloud-config\n" + _json(user_data),
             "meta-data": _json({"instance-id": instance, "local-hostname": card.host, "dsmode": "local"}),
             "network-config": _json(_network(card, with_wifi=True)),
         }
+        if card.ssh_keys:
+            files["ssh"] = ""  # Raspberry Pi OS turns its SSH server on where this file is
         line = _cmdline(boot)
         if line is not None:
             # an id on the kernel's command line, which rpi-imager writes, goes before that of meta-data
@@ -92,9 +94,9 @@ class FirstRun:
             if card.wifi.key:
                 custom += f'password = "{card.wifi.key}"\npassword_encrypted = true\n'
         words = [word for word in line.split() if not word.startswith(("systemd.run", "systemd.unit="))]
-        words += ["systemd.run=/boot/firmware/firstrun.sh", "systemd.run_success_action=reboot"]
+        words += [*_country(card), "systemd.run=/boot/firmware/firstrun.sh", "systemd.run_success_action=reboot"]
         words += ["systemd.unit=kernel-command-line.target"]
-        return {"custom.toml": custom, "firstrun.sh": _FIRSTRUN, "cmdline.txt": _one_line([*words, *_country(card)])}
+        return {"custom.toml": custom, "firstrun.sh": _FIRSTRUN, "cmdline.txt": _one_line(words)}
 
     def afterwards(self, card: Card) -> dict[str, str]:
         return {}
@@ -103,15 +105,18 @@ class FirstRun:
 WRITERS: tuple[Writer, ...] = (CloudInit(), FirstRun())
 
 
-def choose_writer(boot: BootPartition, name: str | None = None) -> Writer:
-    """The one with this name, or the one that fits what lies on the partition. Raises `BadInput`."""
+def choose_writer(boot: BootPartition, name: str | None = None, *, cloud_init: bool = False) -> Writer:
+    """The one with this name, or the one that fits what lies on the partition. Raises `BadInput`.
+
+    :param cloud_init: whether the system is known to have it.
+    """
     if name is not None:
         found = next((writer for writer in WRITERS if writer.name == name), None)
         if found is None:
             raise BadInput(f"there is no writer {name!r}; there are {', '.join(writer.name for writer in WRITERS)}")
         return found
     names = boot.names()
-    if names & {"user-data", "meta-data"}:
+    if names & {"user-data", "meta-data"} or (cloud_init and names & {"config.txt", "efi"}):
         return WRITERS[0]
     if {"config.txt", "cmdline.txt"} <= names:
         return WRITERS[1]
@@ -122,10 +127,11 @@ def choose_writer(boot: BootPartition, name: str | None = None) -> Writer:
 
 
 def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
-    """Netplan's format, version 2. A cable always works."""
+    """Netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0."""
+    cable = {"dhcp4": True, "optional": True}
     network: dict[str, Any] = {
         "version": 2,
-        "ethernets": {"cable": {"match": {"name": "e*"}, "dhcp4": True, "optional": True}},
+        "ethernets": {"eth0": cable, "others": {"match": {"name": "en*"}, **cable}},
     }
     if card.wifi is not None and with_wifi:
         point: dict[str, Any] = {"password": card.wifi.key} if card.wifi.key else {}

@@ -211,7 +211,7 @@ def _few(tar: tarfile.TarFile, cap: int) -> Iterator[tarfile.TarInfo]:
         if count > cap:
             raise TooLarge(f"the release has more than the {cap} entries that its manifest says")
         yield entry
-        tar.members.clear()  # else the list grows with the archive
+        tar.members.clear()  # type: ignore[attr-defined]  # else the list grows with the archive
 
 
 def _plain_name(name: str) -> PurePosixPath:

@@ -1,0 +1,173 @@
+"""`hushfleet flash`: forty cards from one stock image, which differ where they must and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.flash import register
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.members import counted
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.release import pack
+from support.desk import make_folder
+from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, read_back
+
+pytestmark = needs_mtools
+DIFFERENT = {"user-data", "meta-data", "hushfleet/device.toml", "hushfleet/enrol.token"}
+
+
+def flash(*arguments: object) -> str:
+    """What it prints. Raises what the command raises."""
+    app = typer.Typer()
+    register(app)
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    if isinstance(done.exception, HushfleetError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FleetFolder:
+    """A fleet of forty boards with a small release for Raspberry Pi OS Trixie and one for Bookworm."""
+    folder = make_folder(tmp_path / "greenhouse", boards=0)
+    (folder.path / "wifi").mkdir()
+    folder.wifi("home").write_text('ssid = "home"\npassword = "correct horse"\ncountry = "DE"\n')
+    payload, key = tmp_path / "payload", load_or_create(folder.release_key)
+    payload.mkdir()
+    (payload / "__main__.py").write_text("print()\n")
+    with FleetRegistry(folder.path) as registry:
+        registry.add(counted("greenhouse", 40, known=[], board="raspberry-pi-4-4gb", place="", wifi="home"))
+        for python in ("cp313", "cp311"):
+            out = tmp_path / "a.hfr"
+            pack(payload, out, key=key, version="1.2.3", python=python, arch="aarch64", oldest_store=1, store=3)
+            add_release(folder, registry, out, public_key=key.public_key)
+    return folder
+
+
+def test_forty_cards_differ_only_where_they_must(tmp_path: Path, fleet: FleetFolder) -> None:
+    stock, out = make_image(tmp_path / "stock.img", mib=4), tmp_path / "cards"
+    before = hashlib.sha256(stock.read_bytes()).digest()
+    said = flash("--fleet", fleet.path, "--count", 40, "--image", stock, "--out", out)
+    assert "greenhouse-01 to greenhouse-40, 40 cards" in said
+    names = [f"greenhouse-{number:02}" for number in range(1, 41)]
+    assert sorted(path.name for path in out.iterdir()) == [f"{name}.img" for name in names]
+    cards = {name: read_back(out / f"{name}.img", tmp_path / name) for name in names}
+    first = cards["greenhouse-01"]
+    tokens = set()
+    with FleetRegistry(fleet.path) as registry:
+        for name, files in cards.items():
+            assert files.keys() == first.keys()
+            assert {path for path in files if files[path] != first[path]} <= DIFFERENT
+            swapped = {path: files[path].replace(name.encode(), b"greenhouse-01") for path in files}
+            assert swapped["hushfleet/device.toml"] == first["hushfleet/device.toml"]
+            assert swapped["user-data"] == first["user-data"]
+            assert json.loads(files["meta-data"])["local-hostname"] == name
+            token = files["hushfleet/enrol.token"].strip()
+            assert registry.tokens(name, now=time.time()) == [hashlib.sha256(token).digest()]
+            tokens.add(token)
+    assert len(tokens) == len({files["meta-data"] for files in cards.values()}) == 40
+    kept = b"".join(path.read_bytes() for path in fleet.path.glob("*") if path.is_file())
+    assert not any(token in kept for token in tokens)
+    assert hashlib.sha256(stock.read_bytes()).digest() == before
+    with pytest.raises(BadInput, match="0 boards of the fleet have no card yet"):
+        flash("--fleet", fleet.path, "--image", stock, "--out", out)
+
+
+def test_card_holds_what_its_board_needs(tmp_path: Path, fleet: FleetFolder) -> None:
+    stock = make_image(tmp_path / "stock.img", mib=4)
+    flash("--fleet", fleet.path, "--device", "greenhouse-07", "--image", stock, "--out", tmp_path / "cards")
+    files = read_back(tmp_path / "cards/greenhouse-07.img", tmp_path / "card")
+    device = tomllib.loads(files["hushfleet/device.toml"].decode())
+    assert device["device"]["id"] == "greenhouse-07"
+    assert files["hushfleet/ca.pem"] == (fleet.ca / "ca.pem").read_bytes()
+    assert files["hushfleet/release_keys"].decode().strip() == load_or_create(fleet.release_key).public_key.hex()
+    assert files["hushfleet/python"] == b"3.13\n"
+    secret = [path for path in fleet.path.rglob("*.key") if path.is_file()]
+    assert len(secret) >= 5
+    every = b"".join(files.values())
+    assert not any(path.read_bytes() in every for path in secret)
+
+
+def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
+    """The former token holds no longer, and nothing is on the card twice."""
+    mount = tmp_path / "bootfs"
+    mount.mkdir()
+    for name, text in TRIXIE.items():
+        (mount / name).write_text(text)
+    arguments = ("--fleet", fleet.path, "--device", "greenhouse-02", "--boot", mount)
+    flash(*arguments)
+    first = {path.relative_to(mount): path.read_bytes() for path in mount.rglob("*") if path.is_file()}
+    flash(*arguments, "--force")
+    again = {path.relative_to(mount): path.read_bytes() for path in mount.rglob("*") if path.is_file()}
+    assert {str(path) for path in again if again[path] != first[path]} == {"meta-data", "hushfleet/enrol.token"}
+    with FleetRegistry(fleet.path) as registry:
+        token = again[Path("hushfleet/enrol.token")].strip()
+        assert registry.tokens("greenhouse-02", now=time.time()) == [hashlib.sha256(token).digest()]
+
+
+def test_older_systems_and_packed_images(tmp_path: Path, fleet: FleetFolder) -> None:
+    plain = make_image(tmp_path / "bookworm.img", BOOKWORM, mib=4)
+    packed = tmp_path / "bookworm.img.xz"
+    packed.write_bytes(lzma.compress(plain.read_bytes(), preset=0))
+    out = tmp_path / "cards"
+    said = flash("--fleet", fleet.path, "--count", 2, "--image", packed, "--out", out)
+    assert "Python 3.11, as Raspberry Pi OS Bookworm has it" in said
+    assert sorted(path.name for path in out.iterdir()) == ["greenhouse-01.img", "greenhouse-02.img"]
+    files = read_back(out / "greenhouse-02.img", tmp_path / "card")
+    assert tomllib.loads(files["custom.toml"].decode())["system"]["hostname"] == "greenhouse-02"
+    assert b"systemd.run=" in files["cmdline.txt"]
+    assert files["hushfleet/secrets"] == b"custom.toml\n"
+
+
+def test_nothing_is_kept_of_a_card_that_was_not_written(tmp_path: Path, fleet: FleetFolder) -> None:
+    stock = make_image(tmp_path / "stock.img", mib=4)
+    images = tmp_path / "images"
+    (images / "greenhouse-01" / "cat").mkdir(parents=True)
+    (images / "greenhouse-01" / "cat" / "large.jpg").write_bytes(bytes(5 << 20))
+    with pytest.raises(BadInput, match="has room for"):
+        flash("--fleet", fleet.path, "--count", 1, "--image", stock, "--out", tmp_path / "cards", "--images", images)
+    assert list((tmp_path / "cards").iterdir()) == []
+    with FleetRegistry(fleet.path) as registry:
+        assert registry.tokens("greenhouse-01", now=time.time()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name the stock image"),
+        (("--image", "stock.img"), "go together"),
+        (("--boot", "bootfs"), "one --device"),
+        (("--boot", "/dev/null", "--device", "greenhouse-01"), "is a device"),
+        (("--image", "missing.img", "--out", "cards"), "no image file"),
+        (
+            ("--image", "stock.img", "--out", "cards", "--count", "41"),
+            "40 boards .* no card yet, not 41",
+        ),
+        (("--image", "stock.img", "--out", "cards", "--device", "nobody"), "nobody"),
+        (("--image", "stock.img", "--out", "cards", "--python", "2.7"), "there is no release for Python '2.7'"),
+        (("--image", "stock.img", "--out", "cards", "--ssh-key", "stock.img"), "public SSH key|cannot be read"),
+        (("--image", "empty.img", "--out", "cards"), "no boot partition that is known"),
+    ],
+)
+def test_what_cannot_be_done_is_said_first(
+    tmp_path: Path, fleet: FleetFolder, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    make_image(tmp_path / "stock.img", mib=4)
+    make_image(tmp_path / "empty.img", {"photo.txt": ""}, mib=4)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HushfleetError, match=said):
+        flash("--fleet", fleet.path, *arguments)
+    assert not list(tmp_path.glob("cards/*"))

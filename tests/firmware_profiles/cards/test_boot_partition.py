@@ -1,0 +1,156 @@
+"""Boot partitions: found in images by their tables, read and written alike whether mounted or not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot, require_room
+from hushfleet.firmware_profiles.cards.partition_table import read_partitions
+from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
+from hushfleet.firmware_profiles.cards.stock_image import System, read_system
+from support.stock import SECTOR, TRIXIE, make_image, mbr, needs_mtools
+
+
+@pytest.fixture(params=["mounted", "mbr", "gpt"])
+def boot(request: pytest.FixtureRequest, tmp_path: Path) -> BootPartition:
+    if request.param == "mounted":
+        mount = tmp_path / "bootfs"
+        mount.mkdir()
+        for name, text in TRIXIE.items():
+            (mount / name).write_text(text)
+        return MountedBoot(mount)
+    return ImageBoot(make_image(tmp_path / "stock.img", gpt=request.param == "gpt"))
+
+
+@needs_mtools
+def test_reads_and_writes(boot: BootPartition, tmp_path: Path) -> None:
+    assert boot.names() == set(TRIXIE)
+    assert boot.read("cmdline.txt") == TRIXIE["cmdline.txt"].encode()
+    assert boot.read("missing") is None
+    assert boot.read("missing/file") is None
+    free = boot.free_bytes()
+    assert free > 30 << 20
+    folder = tmp_path / "folder"
+    (folder / "hushfleet" / "deep").mkdir(parents=True)
+    (folder / "hushfleet" / "deep" / "größe und Leerzeichen.toml").write_bytes(bytes(70000))
+    (folder / "user-data").write_text("new")
+    for _ in range(2):  # the second time replaces the first
+        boot.write(folder, remove=["hushfleet"])
+    assert boot.read("user-data") == b"new"
+    assert boot.read("hushfleet/deep/größe und Leerzeichen.toml") == bytes(70000)
+    (folder / "hushfleet" / "deep" / "größe und Leerzeichen.toml").rename(folder / "hushfleet" / "other")
+    boot.write(folder, remove=["hushfleet", "meta-data", "never-there"])
+    assert boot.read("hushfleet/deep/größe und Leerzeichen.toml") is None
+    assert boot.names() == {*TRIXIE, "hushfleet"} - {"meta-data"}
+
+
+@needs_mtools
+def test_no_room_is_said_before_anything_is_written(boot: BootPartition, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with (folder / "large").open("wb") as file:
+        file.truncate(boot.free_bytes() + 1)
+    with pytest.raises(BadInput, match="has room for"):
+        require_room(boot, folder)
+
+
+def test_devices_and_what_is_no_partition_are_refused(tmp_path: Path) -> None:
+    for kind in (MountedBoot, ImageBoot):
+        with pytest.raises(BadInput, match="is a device, and hushfleet never writes to one"):
+            kind(Path("/dev/null"))
+        with pytest.raises(BadInput):
+            kind(tmp_path / "missing")
+    (tmp_path / "file.img").write_bytes(bytes(4096))
+    with pytest.raises(BadInput, match="no folder"):
+        MountedBoot(tmp_path / "file.img")
+    with pytest.raises(BadInput, match="no image"):
+        ImageBoot(tmp_path)
+
+
+@needs_mtools
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (bytes(4096), "no partition table"),
+        (b"", "no partition table"),
+        (mbr([(0x83, 512, 512)]) + bytes(512), "no FAT partition"),
+        (mbr([(0x0C, 512, 51200)]) + bytes(512), "cut off"),
+        (mbr([(0xEE, 512, 512)]) + bytes(4096), "has none"),
+        (mbr([(0xEE, 512, 512)]) + b"EFI PART" + bytes(64) + (2).to_bytes(8, "little") + b"\xff" * 8, "damaged"),
+    ],
+)
+def test_images_without_a_boot_partition(tmp_path: Path, content: bytes, said: str) -> None:
+    image = tmp_path / "a.img"
+    image.write_bytes(content.ljust(1024 if content else 0, b"\0"))
+    with pytest.raises(BadInput, match=said):
+        ImageBoot(image)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0x0B, 0x0C, 0x83, 0xEF]), st.integers(1, 50), st.integers(1, 50)), max_size=4)
+)
+def test_any_mbr_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[int, int, int]]
+) -> None:
+    image = tmp_path_factory.mktemp("mbr") / "a.img"
+    image.write_bytes(mbr([(kind, at * SECTOR, size * SECTOR) for kind, at, size in table]).ljust(101 * SECTOR, b"\0"))
+    found = [(each.start, each.size, each.is_fat) for each in read_partitions(image)]
+    assert found == [(at * SECTOR, size * SECTOR, kind != 0x83) for kind, at, size in table]
+
+
+@given(st.binary(max_size=3000))
+def test_random_tables_are_refused_in_words(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    image = tmp_path_factory.mktemp("random") / "a.img"
+    image.write_bytes(mbr([(0xEE, 512, 512)]) + b"EFI PART" + data)
+    with contextlib.suppress(BadInput):
+        read_partitions(image)
+
+
+def test_copies_take_no_room_for_zeros(tmp_path: Path) -> None:
+    image, copy, seen = tmp_path / "a.img", tmp_path / "b.img", []
+    with image.open("wb") as file:
+        file.write(b"begin")
+        file.seek(50 << 20)
+        file.write(b"middle")
+        file.truncate(100 << 20)
+    copy_sparse(image, copy, progress=seen.append)
+    assert os.path.getsize(copy) == sum(seen) == 100 << 20
+    assert copy.stat().st_blocks * 512 < 4 << 20
+    with copy.open("rb") as file:
+        assert file.read(5) == b"begin"
+        file.seek(50 << 20)
+        assert file.read(6) == b"middle"
+
+
+def test_damaged_xz_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    image = tmp_path / "a.img.xz"
+    image.write_bytes(b"\xfd7zXZ\0" + bytes(50))
+    with pytest.raises(BadInput, match="cannot be unpacked"):
+        copy_sparse(image, tmp_path / "b.img")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.img.xz"]
+
+
+@needs_mtools
+@pytest.mark.skipif(shutil.which("mke2fs", path="/usr/sbin:/sbin") is None, reason="e2fsprogs is not installed")
+def test_system_is_read_from_the_root_partition(tmp_path: Path) -> None:
+    image, root, ext4 = make_image(tmp_path / "a.img"), tmp_path / "root", tmp_path / "root.ext4"
+    assert read_system(image) == System()
+    for name in ("bin/python3.9", "bin/python3.13", "bin/python3", "bin/cloud-init", "lib/aarch64-linux-gnu/libc.so"):
+        path = root / "usr" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    command = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), str(ext4), "1M"]
+    subprocess.run(command, env={**os.environ, "PATH": "/usr/sbin:/sbin"}, check=True, capture_output=True)
+    with image.open("r+b") as file:
+        file.seek(read_partitions(image)[1].start)
+        file.write(ext4.read_bytes())
+    assert read_system(image) == System("3.13", "aarch64", True)

@@ -1,0 +1,113 @@
+"""Releases: built of wheels without an index, and what is left of real packages is enough for a board."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+import hushfleet
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles.cards import bundle
+from hushfleet.firmware_profiles.cards.trimming import is_dropped
+from hushfleet.release import place, this_platform
+from hushfleet.wire.format.identity import Identity
+
+KEY = Identity.generate()
+PYTHON, ARCH = this_platform()
+BOARD = """
+import sys
+from pathlib import Path
+from hushfleet.edge_client.fleet.self_test import self_test
+import PIL.Image, numpy, cryptography.x509, hushfleet.firmware_profiles
+
+assert self_test(Path("."), Path("none.sqlite"), device="a") is None
+image = PIL.Image.fromarray(numpy.zeros((8, 8, 3), numpy.uint8))
+for kind in ("jpeg", "png", "tiff", "webp", "bmp", "gif"):
+    image.resize((4, 4)).save(f"a.{kind}")
+    PIL.Image.open(f"a.{kind}").convert("RGB").load()
+assert hushfleet.firmware_profiles.load_board("raspberry-pi-zero-2-w").memory_mib
+"""
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder with an empty wheel of each package that a board needs, besides the parts that it does not."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for pinned in bundle._requirements("3.13", "aarch64"):
+        name, version = pinned.split("==")
+        stem = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{stem}.dist-info/RECORD", "")
+            wheel.writestr(f"{name}/tests/test_a.py", "")
+    return folder
+
+
+def test_built_without_an_index(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    python, version = f"{sys.version_info[0]}.{sys.version_info[1]}", "1.2.3"
+    out = tmp_path / "a.hfr"
+    manifest = bundle.build(out, key=KEY, python=python, arch=ARCH, version=version, wheels=wheels)
+    assert (manifest.python, manifest.arch, manifest.oldest_store) == (PYTHON, ARCH, 1)
+    place(out, tmp_path / "releases", public_key=KEY.public_key)
+    release = tmp_path / "releases" / version
+    hashes = json.loads((release / "wheels.json").read_text())
+    assert {name.split("-")[0] for name in hashes} >= {"numpy", "onnxruntime", "cryptography", "cffi", "msgspec"}
+    ours = {path.relative_to(release / "hushfleet").parts[0] for path in (release / "hushfleet").rglob("*.py")}
+    assert not ours & {"aggregator", "models", "simulator"}
+    assert (release / "hushfleet/firmware_profiles/boards/raspberry-pi-4-4gb.toml").is_file()
+    assert not (release / "hushfleet/firmware_profiles/cards").exists()
+    assert not list(release.rglob("test_a.py"))
+    shown = subprocess.run([sys.executable, "-I", release, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "hushfleet 1.2.3"
+    again = tmp_path / "b.hfr"
+    bundle.build(again, key=KEY, python=python, arch=ARCH, version=version, wheels=wheels)
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_wheels_are_kept_and_checked(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = bundle.fetch_wheels("3.13", "aarch64", source=wheels)
+    assert len(kept) == len(bundle._requirements("3.13", "aarch64"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert bundle.fetch_wheels("3.13", "aarch64") == kept  # from the cache
+    kept[0].write_bytes(b"damaged")
+    with pytest.raises(BadInput, match=r"cannot be had: .* pip download --no-deps"):
+        bundle.fetch_wheels("3.13", "aarch64")
+
+
+def test_missing_wheels_are_named(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    next(wheels.glob("numpy*")).unlink()
+    with pytest.raises(BadInput, match=r"numpy==.*--wheels"):
+        bundle.build(tmp_path / "a.hfr", key=KEY, python="3.13", wheels=wheels)
+    with pytest.raises(BadInput, match=r"choose of 3\.11"):
+        bundle.build(tmp_path / "a.hfr", key=KEY, python="3.10", wheels=wheels)
+    assert not list(tmp_path.glob("*.hfr"))
+
+
+def test_what_trimming_leaves_is_enough_for_a_board(tmp_path: Path) -> None:
+    """With the packages that are installed here, in an interpreter that sees nothing else."""
+    release = tmp_path / "release"
+    for pinned in bundle._requirements("3.13", "aarch64"):
+        for file in distribution(pinned.split("==")[0]).files or ():
+            source = Path(str(file.locate()))
+            if not is_dropped(str(file)) and not str(file).startswith("..") and source.suffix != ".pyc":
+                target = release / str(file)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(source)
+    bundle._copy_ours(release, hushfleet.__version__)
+    code = f"import sys; sys.path.insert(0, {str(release)!r})\n{BOARD}"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    size = sum(path.stat().st_size for path in release.rglob("*") if path.is_file())
+    assert size < 140e6
