@@ -2,10 +2,10 @@
 
 The adversary is a server with as many corrupt devices as the task stands: it knows what these sent, and sees the sum.
 Hidden in it are the parts of the honest devices that the task counts on. One of them is what a board runs: `Trainer`
-with its store, ledger, release and ring, without the masks, which cancel. The adversary knows the updates of the others,
-so they send none here, and add their noise by the ring. For a device the canary is what its training ends with; for a
-record it is the only one that it trains on, with the gradient's clipping and the round's step. The server asks twice for
-each round, and takes the mean where other bytes come.
+with its store, ledger, release and ring, without the masks, which cancel. The adversary knows what the others have
+trained, so they have nothing here, and add noise by the ring. For a device the canary is what its training ends with;
+for a record it is the only one that it trains on, with the gradient's clipping and the round's step. The server asks
+twice for each round, and takes the mean where other bytes come.
 
 The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured.
 """
