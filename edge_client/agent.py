@@ -20,8 +20,10 @@ import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.net.store_check import StoreCheck
@@ -31,12 +33,15 @@ from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded, same
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.wire.format.fleet_messages import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
+    Decline,
     DeviceStatus,
     Known,
     Message,
     NotEnrolled,
+    Offer,
     RoundPlan,
     ServerState,
     encode_message,
@@ -92,7 +97,12 @@ class Agent:
         self._backlog: deque[LinkEvent] = deque()
         self._stop = threading.Event()
         self._up = False
+        self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
+        self.health = None if config.fleet is None else BoardHealth(config, now=clock())
+        note = None if config.simulation else config.store_path.with_name(FILE_NAME)
+        advice = advice_on_silence(self.device, self.topics.federation)
+        self._waiting = WaitingNote(note, advice, clock=clock)
         if config.simulation is not None:
             _log.warning(
                 "SIMULATION: the noise of this device comes from the seed %d and protects nobody; "
@@ -163,6 +173,7 @@ class Agent:
             except LinkLost as error:
                 self._up = False
                 _log.debug("not sent: %s", error)
+        self._waiting.is_(*self._waits_for())
 
     def close(self) -> None:
         """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
@@ -180,7 +191,8 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        due = (each.due_at for each in (question, self.blobs.fetch, upload, *self._duties) if each is not None)
+        duties = () if self._status == "training" else self._duties
+        due = (each.due_at for each in (question, self.blobs.fetch, upload, *duties) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
@@ -196,7 +208,7 @@ class Agent:
             self._resume()
         elif isinstance(event, LinkDown):
             _log.warning("the connection was lost: %s", event.reason)
-            self._up = False
+            self._up, self._down_because = False, event.reason
             for duty in self._duties:
                 duty.lost()
         else:
@@ -209,6 +221,7 @@ class Agent:
             except StoreError as error:
                 self._on_full_disk(error)
             except Exception:  # a retained message would meet the client again after every restart
+                self._note_error("other")
                 _log.exception("a message on %.120r could not be handled", event.topic)
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -265,6 +278,7 @@ class Agent:
         self.rounds.resume()
 
     def _on_full_disk(self, error: StoreError) -> None:
+        self._note_error("disk")
         if self.tasks.notice is not None and self.tasks.runtime is None:
             self.tasks.decline(error)
         else:
@@ -278,6 +292,8 @@ class Agent:
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
+            if isinstance(event, Delivery) and event.topic.startswith(f"{self.topics.prefix}/release/"):
+                continue  # they are asked for again, and memory is for training
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")
@@ -308,9 +324,8 @@ class Agent:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
-        for duty in self._duties:
-            if now >= duty.due_at:
-                duty.advance(self.link, now)
+        if self._status != "training":  # that its end is still a secret must not show in what else is sent
+            self._do_duties(now)
         upload = self._confirmed_upload
         if upload is None:
             return
@@ -326,11 +341,26 @@ class Agent:
             else:
                 upload.chunk_sent(now)
 
+    def _do_duties(self, now: float) -> None:
+        busy = self.blobs.fetch is not None or self.rounds.upload is not None
+        for duty in self._duties:
+            if now >= duty.due_at:
+                duty.advance(self.link, now, busy=busy)
+        if self.health is not None and now >= self.health.due_at:
+            task = self.tasks.runtime
+            hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
+            health = self.health.message(now, session=self._session, hushed=hushed)
+            self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
+
     def _publish(self, topic: str, message: Message) -> None:
         self.link.publish(topic, self._encoded(message))
+        if self.health is not None and isinstance(message, Decline | Offer):
+            self.health.last_decline = message.code if isinstance(message, Decline) else None
 
     def _announce(self, status: DeviceStatus) -> None:
         self._status = status
+        if status == "training" and self.rounds.plan is not None:
+            self._waiting.is_("nothing", f"round {self.rounds.plan.round}: training")
         if self._up:
             try:
                 self.link.publish(self.topics.state(self.device), self._birth(status), retain=True)
@@ -348,6 +378,32 @@ class Agent:
             memory_mib=self._memory_mib,
         )
         return self._encoded(birth)
+
+    # what it waits for
+
+    def _waits_for(self) -> tuple[Kind, str]:
+        server, plan, upload = self._server, self.rounds.plan, self.rounds.upload
+        if not self._up:
+            return "broker", f"the broker {self.config.broker.url.rpartition('@')[2]}: {self._down_because}"
+        if server is None:
+            return "aggregator", f"an aggregator: none was heard of in the federation {self.topics.federation}"
+        if server.state != "ready":
+            return "aggregator", "the aggregator, which is away"
+        if self._enrolment.reason is not None and not self.store_check.confirmed:
+            return "operator", self._enrolment.reason
+        if not self.store_check.confirmed:
+            return "answer", "the aggregator, which has not answered yet"
+        if upload is not None:
+            return "nothing", f"round {upload.entry.round}: sending the update"
+        if self.blobs.fetch is not None:
+            return "nothing", "fetching the task or its model"
+        if plan is None or plan.phase == "finished":
+            return "round", "the task has ended" if plan is not None else "a round"
+        return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
+
+    def _note_error(self, code: ErrorCode) -> None:
+        if self.health is not None:
+            self.health.last_error = code
 
     def _encoded(self, message: Message) -> bytes:
         return encode_message(message, self.store.identity, federation=self.topics.federation)

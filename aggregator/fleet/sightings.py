@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.service import Service
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.messages import Birth, Health, ServerState, decode_message
-from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Delivery
 
 FLUSH_S = 1.0
-HEARTBEAT_S = 20.0
+HEARTBEAT_S = 10.0
 SERVICE, AGGREGATOR = "service", "aggregator"
 
 KeyOf = Callable[[str], bytes | None]
@@ -55,18 +58,21 @@ def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
     return {name: (state, at) for name, state, at in registry.rows("SELECT name, state, at FROM processes")}
 
 
+def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> bytes | None:
+    """By the fleet's registry; of a board that the fleet does not have, by the aggregator's register."""
+    board, known = registry.board(device), register.device(device)
+    return (board and board.public_key) or (known and known.public_key)
+
+
 class Listener:
-    """Takes in messages of the topics `filters`, and writes what they say to the registry.
+    """A part of the fleet service: writes to the registry what boards and aggregator say of themselves.
 
     :param key_of: the public key that a board's messages must be signed with; None: it is not known, and not believed.
     :param clock: unix seconds.
     """
 
-    def __init__(
-        self, registry: FleetRegistry, topics: Topics, key_of: KeyOf, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, registry: FleetRegistry, key_of: KeyOf, *, clock: Callable[[], float] = time.time) -> None:
         self._registry = registry
-        self._topics = topics
         self._key_of = key_of
         self._clock = clock
         self._boards = sightings(registry)
@@ -74,28 +80,28 @@ class Listener:
         self._processes: dict[str, str] = {}
         self._next_flush = self._next_beat = 0.0
 
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return self._topics.all_states, self._topics.all_health, self._topics.server
+    def filters(self, topics: Topics) -> tuple[str, ...]:
+        return topics.all_states, topics.all_health, topics.server
 
-    def take(self, topic_name: str, payload: bytes) -> None:
-        """One message. Raises a `WireError` for one that is not believed."""
-        topic = self._topics.parse(topic_name)
-        if not payload:
-            return
-        if topic.kind == "server":
-            state = decode_message(payload, federation=self._topics.federation)
+    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+        """Raises a `WireError` for a message that is not believed."""
+        federation, payload = service.topics.federation, delivery.payload
+        if topic.kind == "server" and payload:
+            state = decode_message(payload, federation=federation)
             if not isinstance(state, ServerState):
                 raise Malformed(f"a {type(state).__name__} came where the aggregator's state belongs")
             self._processes[AGGREGATOR] = "running" if state.state == "ready" else "stopped"
-        elif topic.device is not None and topic.kind in ("state", "health"):
-            self._of_board(topic.device, payload)
+        elif topic.kind in ("state", "health") and topic.device is not None and payload:
+            self._of_board(topic.device, payload, federation)
 
-    def _of_board(self, device: str, payload: bytes) -> None:
+    def advance(self, service: Service, now: float) -> None:
+        self.flush()
+
+    def _of_board(self, device: str, payload: bytes, federation: str) -> None:
         key = self._key_of(device)
         if key is None:
             raise BadSignature(f"no key of {device} is known")
-        message = decode_message(payload, federation=self._topics.federation, public_key=key)
+        message = decode_message(payload, federation=federation, public_key=key)
         if not isinstance(message, Birth | Health) or message.device != device:
             raise Malformed(f"a {type(message).__name__} came on a topic of {device}")
         before = self._boards.get(device)
@@ -114,15 +120,15 @@ class Listener:
             heard = replace(heard, health=message, health_at=now)
         self._boards[device] = self._changed[device] = heard
 
-    def flush(self, *, stopping: bool = False) -> None:
-        """Writes what came, if a second has passed; and now and then that the service runs. Raises `StoreError`."""
+    def flush(self) -> None:
+        """Writes what came, if a second has passed; and now and then that somebody listens. Raises `StoreError`."""
         now = self._clock()
-        if not stopping and now < self._next_flush:
+        if now < self._next_flush:
             return
         self._next_flush = now + FLUSH_S
-        if stopping or now >= self._next_beat:
+        if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
-            self._processes[SERVICE] = "stopped" if stopping else "running"
+            self._processes[SERVICE] = "running"
         if not (self._changed or self._processes):
             return
         rows = [

@@ -109,8 +109,9 @@ def prepare(
     inference = InferenceGraph(graphs.inference, model.layout)
     features, blobs = None, [package, graphs.gradient, graphs.inference]
     if extractor is not None and spec.model.features is not None:
-        features = FeatureGraph(extractor.graph, spec.model.features, cache=features_cache)
-        blobs.append(extractor.graph)
+        made = extractor.graph
+        features = FeatureGraph(lambda: made, spec.model.features, cache=features_cache)
+        blobs.append(made)
 
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:

@@ -93,11 +93,13 @@ class FleetSection(Checked):
         of who may be in a secure sum (`device.roster_key`, unless that is given).
     :param enrol_url: where a board without a certificate asks for one.
     :param token_file: the one-time token; erased when it has served.
+    :param releases: the folder of `slots.py`; where it has none, this board takes no updates.
     """
 
     operator_key: PublicKeyText
     enrol_url: str
     token_file: str | None = None
+    releases: str = "/opt/hushfleet"
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,13 @@ class DataSection(Checked):
     """Where the device's own images are.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels.
+    :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
+        model gets right. It stays on the device.
     """
 
     kind: Literal["folder", "arrays"]
     path: str
+    held_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ class DeviceConfig(Checked):
 _PATHS: dict[str, tuple[str, ...]] = {
     "device": ("state_dir",),
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
-    "data": ("path",),
+    "data": ("path", "held_out"),
     "simulation": ("common_test", "local_test", "metrics"),
     "fleet": ("token_file",),
 }

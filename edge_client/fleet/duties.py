@@ -30,5 +30,10 @@ class Duty(Protocol):
     def take(self, topic: ParsedTopic, payload: bytes) -> None:
         """A message that is not about rounds, of this duty or another's; raises a `WireError` for one that is wrong."""
 
-    def advance(self, link: Link, now: float) -> None:
-        """Does what is due, while the link is up. Raises `LinkLost`; it is then called again after `connected`."""
+    def advance(self, link: Link, now: float, *, busy: bool) -> None:
+        """Does what is due, while the link is up. Raises `LinkLost`; it is then called again after `connected`.
+
+        Never between the announced beginning and end of a training: moments must not tell how long it took.
+
+        :param busy: a round has something under way: parts of its model come, or an update goes.
+        """

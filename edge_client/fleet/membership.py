@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
+from hushfleet.edge_client.fleet.updates import RestartForRelease, Updates
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link
@@ -31,7 +33,7 @@ def run_in_fleet(
     stop: threading.Event,
     supervisor: Supervisor,
 ) -> None:
-    """Until `stop` is set.
+    """Until `stop` is set, or another release waits for its first start.
 
     :param run_agent: runs the agent with these duties until `stop` is set, or a duty ends it.
     :param connect: makes a link to where boards without a certificate are answered.
@@ -47,9 +49,15 @@ def run_in_fleet(
             patience_s = PATIENCE_S if usable else math.inf
             asking = Enrolment(config, store, tls)
             enrol(asking, connect, topics, config.device.id, stop, alive=supervisor.alive, patience_s=patience_s)
+        updates = Updates(config, store, now=time.monotonic())
         try:
             if not stop.is_set():
-                run_agent([Renewal(config, store, tls)])
+                run_agent([Renewal(config, store, tls), updates])
         except AskAgain as reason:
             _log.warning("%s; asking for a certificate where boards without one do", reason)
             doubt = True
+        except RestartForRelease as reason:
+            _log.info("%s", reason)
+            return
+        finally:
+            updates.close()

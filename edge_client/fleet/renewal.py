@@ -11,6 +11,7 @@ from hushfleet.edge_client.fleet.enrol import Enrolment
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, StoreError
+from hushfleet.wire.format.messages import EnrolAnswer, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 
@@ -64,12 +65,12 @@ class Renewal:
             raise AskAgain(f"{self._failures} connections in a row have failed")
 
     def take(self, topic: ParsedTopic, payload: bytes) -> None:
-        if topic.kind == "fleet" and self._asking is not None:
+        if topic.kind == "fleet" and self._asking is not None and payload and peek_kind(payload) is EnrolAnswer:
             self._asking.take(payload)
             if self._asking.granted:
                 self._asking, self.due_at = None, self._clock() + LOOK_EVERY_S
 
-    def advance(self, link: Link, now: float) -> None:
+    def advance(self, link: Link, now: float, *, busy: bool) -> None:
         validity = self._tls.validity()
         if validity is None or self._wall() < validity.renew_at:
             self.due_at = now + LOOK_EVERY_S
@@ -77,7 +78,7 @@ class Renewal:
         if self._asking is None:
             _log.info("two thirds of the certificate's life are over; asking for the next one")
             self._asking = Enrolment(self._config, self._store, self._tls, clock=self._clock)
-        if now >= self._asking.due_at:
+        if self._clock() >= self._asking.due_at:
             try:
                 link.publish(self._topics.renewal(self._device), self._asking.frame())
             except StoreError as error:

@@ -6,6 +6,7 @@ earlier schema is upgraded in one transaction.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -68,6 +69,15 @@ class StoreLock:
 
     def release(self) -> None:
         os.close(self._fd)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a client has the store open. It only looks: trying the lock could make a client fail that starts now."""
+    with contextlib.suppress(OSError):
+        inode = str(_beside(path, ".lock").stat().st_ino)
+        held = (line.split() for line in Path("/proc/locks").read_text("ascii").splitlines())
+        return any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in held if len(words) > 5)
+    return False
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -15,25 +16,45 @@ from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.page.server import PageServer
+from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
+from hushfleet.aggregator.fleet.sightings import Listener, key_of
+from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
+
+log = logging.getLogger("hushfleet.fleet")
 
 
 def register(fleet: typer.Typer) -> None:
     """Adds the sub-commands."""
     fleet.command("serve")(_serve)
+    fleet.command("up")(_up)
+
+
+def _up(path: Dir) -> None:
+    """Run broker, fleet service and aggregator in this terminal, until Ctrl-C. Start it again to go on.
+
+    For labs. In the field they are services: DIR/systemd has their units.
+    """
+    logging.getLogger("hushfleet").setLevel(logging.INFO)
+    run_fleet(FleetFolder(path), _stop_on_signals())
 
 
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
     logging.getLogger("hushfleet").setLevel(logging.INFO)
+    serve(path, _stop_on_signals())
+
+
+def _stop_on_signals() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(path, stop)
+    return stop
 
 
 def serve(path: Path, stop: threading.Event) -> None:
@@ -48,8 +69,9 @@ def serve(path: Path, stop: threading.Event) -> None:
     fleet = BrokerAddress.parse(
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
-    parts: list[Part] = []
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
+        known = partial(key_of, registry, register)
+        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known)]
         enroller = Enroller(
             folder.config,
             registry,
@@ -68,4 +90,6 @@ def serve(path: Path, stop: threading.Event) -> None:
             was_changed=registry.was_changed,
             parts=parts,
         )
-        service.run(stop)
+        with PageServer.of(folder) as page:
+            log.info("the page is at port %d; its address: hushfleet fleet page %s", page.port, path)
+            service.run(stop)
