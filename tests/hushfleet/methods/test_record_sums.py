@@ -43,7 +43,7 @@ def softmax_gradient(params, x, y, dropout=(), out=None, **_):
     logits = rows @ weights.T + params[CLASSES * COUNT :]
     shares = np.exp(logits - logits.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
-    loss = -float(np.log(shares[np.arange(len(y)), y]).mean())
+    loss = -float(np.log(shares[np.arange(len(y)), y] + 1e-30).mean())
     shares[np.arange(len(y)), y] -= 1
     out[: CLASSES * COUNT] = (shares.T @ rows / np.float32(len(y))).ravel()
     out[CLASSES * COUNT :] = shares.mean(0)
