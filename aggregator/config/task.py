@@ -125,8 +125,14 @@ class Task(Checked):
         bits: Literal[16, 24, 32] = 32
         if size is not None:
             records = self.method.config().batch_size if self.privacy.unit == "record" else 0
-            how = {"noise_multiplier": noise_multiplier, "honest_devices": honest, "devices": most, "size": size}
-            bits = least_bits(PRIMES, **how, records=records)
+            bits = least_bits(
+                PRIMES,
+                noise_multiplier=noise_multiplier,
+                honest_devices=honest,
+                devices=most,
+                size=size,
+                records=records,
+            )
         return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
 
     def _check_augment(self) -> None:

@@ -150,7 +150,7 @@ def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice |
             classes=classes,
             epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
             delta=task.delta,
-            features=getattr(task.model, "features", None) or "scattering",
+            features=task.model.features or ("scattering" if task.model.share == "all" else f"of {task.model.name}"),
             honest_fraction=privacy.honest_fraction if privacy.accounting == "secure" else 1.0,
             alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
             local=privacy.accounting == "strict",

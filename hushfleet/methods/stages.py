@@ -223,8 +223,8 @@ class OneStep:
     records: int
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
-        noise = {"noise_multiplier": setting.sigma(), "noise_split": setting.noise_split}
-        return replace(cost, norm=self.step, summed=True, records=self.records, **noise)
+        cost = replace(cost, norm=self.step, summed=True, records=self.records)
+        return replace(cost, noise_multiplier=setting.sigma(), noise_split=setting.noise_split)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
         cost = self.cost(context.setting, Cost(context.setting.clip_norm))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.hush import FirstPrior
 from hushfleet.methods.local import AllTogether, MeanGradient, Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.personal import Everything
@@ -31,6 +30,8 @@ def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingCon
     round to the next, but what all devices were told. Only parts that are known to do so are taken, and no class
     derived from them.
     """
+    from hushfleet.methods.hush import FirstPrior  # a board imports the method of its task alone
+
     training = method.training
     if privacy.batches != 1 or config.optimizer != "sgd" or config.momentum != 0:
         return (

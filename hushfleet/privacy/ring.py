@@ -28,14 +28,15 @@ held to, is the sensitivity, and nothing that is computed in floating point need
 
 Records. Where one record is protected, a device's values are a sum over its records, each of a norm of D steps at most:
 x without one of them, x + v with it. Value by value both are rounded with the same uniform u, to floor(x + u) and
-floor(x + v + u), whose difference is less than 1 away from v_j. So for each u, and for their mixture too (at an epsilon
-delta is convex), the sensitivity is D + sqrt(k) = Delta, with nothing to be rounded again: a device cannot hold to what
-it would send without some record. D = 128 sqrt(k), as a rule, and Delta costs 0.8 %.
+floor(x + v + u). The difference is v rounded at random, by w = x + u modulo 1: floor(w + v), for any x. By Proposition
+22 of the same paper with beta = 1e-20 its square norm is above
 
-A sum over records is computed in floating point, and its last bits may change with one record by an error e. The room
-for it is in sqrt(k), which rounding hardly ever takes up: by Proposition 22 of the same paper with beta = 1e-20,
-floor(x + v + e + u) - floor(x + u) has a norm above Delta with a probability below 1e-20, for errors up to a norm of
-0.999 sqrt(k) - 5, some 0.7 % of D. `tests/hushfleet/methods/test_record_sums.py` measures what float32 makes of it.
+    Delta^2 = d^2 + 9.6 (d + sqrt(k) / 2) + k / 4,   9.6 = sqrt(2 log(1 / beta)),
+
+with a probability of beta at most, which adds e^epsilon beta to delta; d = |v|. For all other u the sensitivity is
+Delta, and so it is for their mixture (at an epsilon delta is convex). Nothing is rounded again: a device cannot hold to
+what it would send without some record. A sum over records is computed in floating point, and its last bits may change
+with one record, so d = 1.005 D: `tests/hushfleet/methods/test_record_sums.py` measures how little float32 needs of it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ LEAST_STD = 3.0
 """Of one device's part."""
 _DEVIATIONS = 6.5  # of a sum's coordinate that fit into half of the ring
 _SUSPECTED = 6.0
-_RECORD_STEPS = 128.0  # times sqrt(k), in a record's clip norm
+_RECORD_TAIL = math.sqrt(2 * math.log(1e20))
+_RECORD_SPARE = 5e-3
+_RECORD_ENOUGH = 2.5e-3
 _ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
 _MOST_EXTRA = 0.01
 _ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), and in truth hardly ever
@@ -111,19 +114,19 @@ def scale_for(
         )
     z2, parts = noise_multiplier**2, devices / honest_devices
     rounded = ROUNDED_STD**2 if z2 else 0.0
-    # Delta^2 = c^2 + c + k/4 + sqrt(k)/2 for c steps in a clip norm: their Proposition 22 with beta = exp(-1/2)
-    added = size / 4 + math.sqrt(size) / 2
+    # Delta^2 = c^2 + t c + k/4 + t sqrt(k)/2 for c steps in a clip norm: their Proposition 22, t = sqrt(2 log(1/beta))
+    t, spare, enough = (_RECORD_TAIL, _RECORD_SPARE, _RECORD_ENOUGH) if records else (1.0, 0.0, _ENOUGH)
+    added = size / 4 + t * math.sqrt(size) / 2
     room = (prime / 2 / _DEVIATIONS) ** 2 - devices / 4 - rounded * parts
     bound = room / ((devices * max(1, records)) ** 2 / size + z2 * parts)
     if z2:
-        fine = (1 + math.sqrt(1 + 8 * _ENOUGH * added)) / (4 * _ENOUGH)
-        enough = (_RECORD_STEPS + 1) ** 2 * size if records else fine**2 + fine + added
-        enough = max(enough, devices / (8 * _ENOUGH * z2), LEAST_STD**2 * honest_devices / z2)
-        bound = min(bound, enough, (LARGEST_STD**2 * honest_devices - rounded) / z2 * (1 - _ROOM))
+        fine = (t + math.sqrt(t * t + 8 * enough * added)) / (4 * enough)
+        finest = max(fine**2 + t * fine + added, devices / (8 * enough * z2), LEAST_STD**2 * honest_devices / z2)
+        bound = min(bound, finest, (LARGEST_STD**2 * honest_devices - rounded) / z2 * (1 - _ROOM))
     bound = math.floor(max(bound, 0.0))
-    if bound <= (size if records else added):
+    if bound <= added:
         raise PrivacyError(f"sums of {devices} devices and {size} values do not fit into integers modulo {prime}")
-    steps = math.sqrt(bound) - math.sqrt(size) if records else (math.sqrt(1 + 4 * (bound - added)) - 1) / 2
+    steps = (math.sqrt(t * t + 4 * (bound - added)) - t) / 2 / (1 + spare)
     variance = (z2 * bound + rounded) * (1 + 1e-12)  # floating point may not make it smaller
     if z2 and variance < LEAST_STD**2 * honest_devices:
         raise PrivacyError(

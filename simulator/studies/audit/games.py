@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.board.local_data import inputs_of
-from hushfleet.errors import BadInput
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.studies.audit import device, record
+from hushfleet.simulator.studies.audit import device, record, sums
 from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.simulator.studies.audit.finding import Finding, one_run, two_worlds
 from hushfleet.simulator.studies.audit.subject import KeepGoing, Subject
@@ -35,15 +34,9 @@ class Effort:
 
 
 def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) -> Subject:
-    """Raises `BadInput` for a task whose adversary never sees what the games look at."""
-    if prepared.spec.privacy.secure is not None:
-        raise BadInput(
-            "the audit tells one device's own update apart, and with secure sums nobody sees any: audit the task with "
-            "--set privacy.accounting='\"strict\"'; the sum's own noise is tested against exact privacy curves"
-        )
     task = prepared.task
     cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
-    return Subject(prepared.spec, prepared.initial, cohort, seed, field_noise)
+    return Subject(prepared.spec, prepared.initial, cohort, seed, field_noise, task.data.devices)
 
 
 def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
@@ -55,21 +48,24 @@ def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: T
 
     spec, claim = subject.spec, Claim(subject.charge, accountant=subject.spec.privacy.accountant)
     of_device = spec.privacy.unit == "device"
-    scores = (device if of_device else record).play(subject, effort.trials, keep_going)
+    summed = spec.privacy.secure is not None
+    scores = (sums if summed else device if of_device else record).play(subject, effort.trials, keep_going)
     for adversary, those in scores.items():
         of = claim.of_noised_values if adversary == device.VALUES else claim
         if adversary != device.VALUES or of != claim:
-            game = f"two worlds, canary {'update' if of_device else 'records'}"
+            canary = "update" if of_device else "record" if summed else "records"
+            game = f"two worlds, canary {canary}"
             yield two_worlds(those, of, rounds=spec.rounds, delta=spec.privacy.delta, adversary=adversary, game=game)
 
 
 def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
     """Of many canaries in one training; the unit is the record.
 
-    None without data in a simulation, and for a method that clips batches, where canaries would hide each other.
+    None without data in a simulation, for a method that clips batches, where canaries would hide each other, and for
+    secure sums, where nobody sees what one device adds to it.
     """
     spec, model, privacy = subject.spec, subject.spec.model, subject.spec.privacy
-    if prepared.dataset is None:
+    if prepared.dataset is None or privacy.secure is not None:
         return None
     samples = inputs_of(make_fleet(prepared.task, prepared.dataset).devices[0].train.samples, prepared.features)
     canaries = min(_CANARIES, model.layout.size // record.LEAST_WIDTH)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.config.spec import TaskSpec
+from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -25,8 +25,10 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from hushfleet.secure.roster import Roster
+from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.training.batch import GradientFunction
-from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 
 DEVICE = "audited"
 ROUNDS_A_LIFE = 32  # a ledger is read as a whole for each entry
@@ -44,6 +46,7 @@ class Subject:
     :param initial: float32 `[d]`, a global model.
     :param cohort: how many devices a round has, among whom noise may be divided.
     :param field_noise: noise as in the field, which no seed repeats.
+    :param fleet: devices of the roster, where the task has secure sums.
     """
 
     spec: TaskSpec
@@ -51,6 +54,7 @@ class Subject:
     cohort: int
     seed: int = 0
     field_noise: bool = False
+    fleet: int = 0
 
     @cached_property
     def method(self) -> TaskMethod:
@@ -72,6 +76,14 @@ class Subject:
     def classes(self) -> int:
         return len(self.spec.model.class_names)
 
+    @cached_property
+    def roster(self) -> Roster | None:
+        """Of a task of secure sums."""
+        if self.spec.privacy.secure is None:
+            return None
+        names = self._names(self.fleet)
+        return Roster.of({name: key_of(self.seed, number).public_key for number, name in enumerate(names)})
+
     def plan(self, round: int) -> RoundPlan:
         return RoundPlan(
             task=self.spec.task,
@@ -80,11 +92,16 @@ class Subject:
             phase="open",
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
-            cohort={DEVICE if number == 0 else f"other-{number}": bytes(16) for number in range(self.cohort)},
+            cohort={} if self.roster is not None else dict.fromkeys(self._names(self.cohort), bytes(16)),
             noise_split=self.terms.noise_split,
             deadline_s=0.0,
             controls=dict(self.terms.controls),
+            secure=None if self.roster is None else SecurePlan(BlobRef.of(self.roster.to_bytes()), 1.0),
         )
+
+    @staticmethod
+    def _names(count: int) -> list[str]:
+        return [DEVICE, *(f"other-{number}" for number in range(1, count))]
 
     @contextmanager
     def device(
@@ -103,7 +120,9 @@ class Subject:
         privacy = self.spec.privacy
         with (
             tempfile.TemporaryDirectory(prefix="audit-") as folder,
-            DeviceStore(Path(folder) / "store.sqlite", device=DEVICE, durable=False) as store,
+            DeviceStore(
+                Path(folder) / "store.sqlite", device=DEVICE, durable=False, identity=key_of(self.seed, 0)
+            ) as store,
         ):
             yield trainer(
                 device=DEVICE,

@@ -1,0 +1,142 @@
+"""The game for a secure sum: is this device's update, or this record of it, in the sum?
+
+The adversary is a server with as many corrupt devices as the task stands: it knows what these sent, and sees the sum.
+Hidden in it are the parts of the honest devices that the task counts on. One of them is what a board runs: `Trainer`
+with its store, ledger, release and ring, without the masks, which cancel. The adversary knows what the others have
+trained, so they have nothing here, and add noise by the ring. For a device the canary is what its training ends with;
+for a record it is the only one that it trains on, with the gradient's clipping and the round's step. The server asks
+twice for each round, and takes the mean where other bytes come.
+
+The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.edge_client.trainer import Trainer
+from hushfleet.errors import BadInput
+from hushfleet.methods.state import DeviceState
+from hushfleet.privacy.ring import Ring
+from hushfleet.secure.field import from_bytes
+from hushfleet.secure.ring_of import ring_of
+from hushfleet.simulator.engines.fast.sums import UnmaskedRound
+from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
+from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
+from hushfleet.training.local_round import Trained
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import decode_masked
+
+SUM = "server, with all corrupt devices: the sum"
+MEASURED = 32  # trials of each world that variances are measured in
+_OTHERS = 1 << 40  # numbers of the other devices' noise
+
+
+def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
+    """The scores of whoever sees sums, of `trials` rounds in each world, or fewer where `keep_going` says no."""
+    game, moments = _Game(subject), {True: Moments(), False: Moments()}
+    for seen, inside in game.trials(1, MEASURED, lambda _: True):
+        moments[inside].add(seen)
+    variances = sum(each.spread for each in moments.values()) / (2 * MEASURED - 2)
+    weights = game.expected / np.maximum(variances, FLOOR * game.expected**2 + 1e-300)
+    weights /= weights @ game.expected
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for seen, inside in game.trials(2, trials, keep_going):
+        scores[inside].append(float(weights @ seen))
+    return {SUM: Scores(np.array(scores[True]), np.array(scores[False]))}
+
+
+class _Game:
+    def __init__(self, subject: Subject) -> None:
+        """Raises `BadInput` for a task whose devices send no sums."""
+        if subject.spec.privacy.secure is None:
+            raise BadInput("the game for a sum needs a task of secure sums")
+        self.subject, self.secure = subject, subject.spec.privacy.secure
+        self.cost = subject.method.cost(subject.terms)
+        layout, rng = subject.spec.model.layout, np.random.default_rng(subject.seed)
+        clip_norm = subject.spec.privacy.clip_norm
+        self.update = canary_update(layout, clip_norm, rng)
+        blocks = disjoint_blocks(layout, 1, rng)
+        self.gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=LENGTH * clip_norm)
+        self.data = WorstData(subject.classes, rng)
+        self.shared = ~subject.method.init_state().public.mask
+        with self.device(0, inside=True) as trainer:
+            trained = trainer.train(subject.plan(1), subject.initial)
+            noise = trainer.randomness.noise(1)  # which the ring adds, and not the release
+            released = subject.method.release(trained.context, trained.update, noise)
+        self.expected = released.values[self.shared].astype(np.float64)
+
+    @contextmanager
+    def device(self, life: int, *, inside: bool) -> Iterator[_Newcomer]:
+        """A device with the canary, or without anything."""
+        canary = np.full(int(inside), self.subject.classes)
+        with self.subject.device(
+            life,
+            trainer=_Newcomer,
+            gradient=self.gradient,
+            samples=blank_samples(self.subject.spec.model, canary),
+            logits_of=lambda params, x: self.data.logits(params),
+        ) as trainer:
+            assert isinstance(trainer, _Newcomer)
+            trainer.make_secure_round = UnmaskedRound
+            if self.subject.spec.privacy.unit == "device":
+                trainer.ends_with = self.update * np.float32(inside), self.data
+            yield trainer
+
+    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[np.ndarray, bool]]:
+        """Sums of both worlds in turn, each world in lives of its own; and whether the canary was in."""
+        rounds, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), stage << 32
+        for first in range(0, count, rounds):
+            life += 2
+            with self.device(life, inside=True) as one, self.device(life + 1, inside=False) as other:
+                for round in range(1, min(rounds, count - first) + 1):
+                    if not keep_going(first + round - 1):
+                        return
+                    yield self._seen(one, round), True
+                    yield self._seen(other, round), False
+
+    def _seen(self, trainer: Trainer, round: int) -> np.ndarray:
+        """The sum of a round that the server asked for twice, float64 `[k]`."""
+        subject, plan = self.subject, self.subject.plan(round)
+        sent = [trainer.run_round(plan, subject.initial, subject.roster).data for _ in range(2)]
+        secure_round = trainer.secure_round(plan, subject.roster)
+        cost = self.cost
+        ring = ring_of(subject.spec, plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
+        others = self._others(ring, trainer)
+        sums = []
+        for data in dict.fromkeys(sent):
+            _, values = decode_masked(data, public_key=trainer.store.identity.public_key)
+            own = from_bytes(values, self.secure.bits)[: ring.size].astype(np.int64)
+            sums.append(ring.decode(((own + others) % ring.prime).astype(np.uint32)))
+        seen: np.ndarray = np.mean(sums, axis=0)
+        return seen
+
+    def _others(self, ring: Ring, trainer: Trainer) -> np.ndarray:
+        nothing, total = np.zeros(ring.size), np.zeros(ring.size, np.int64)
+        for number in range(self.secure.honest_devices - 1):
+            total += ring.encode(nothing, trainer.randomness.noise(_OTHERS + number))
+        return total
+
+
+class _Newcomer(Trainer):
+    """A device that begins each round as if it had never taken part, so that rounds are alike.
+
+    `ends_with`: what training moves, if it is not run, and what a method may ask of the data.
+    """
+
+    ends_with: tuple[np.ndarray, WorstData] | None = None
+
+    def state_for(self, plan: RoundPlan) -> DeviceState:
+        super().state_for(plan)
+        return self.method.init_state()
+
+    def train(self, plan: RoundPlan, global_params: np.ndarray, **how: object) -> Trained:
+        if self.ends_with is None:
+            return super().train(plan, global_params)
+        (update, data), method = self.ends_with, self.method
+        context = method.begin(self.state_for(plan), global_params, self.terms_of(plan), data)
+        return Trained(method.measured(context, global_params, data), context.start + update, global_params, 0.0)

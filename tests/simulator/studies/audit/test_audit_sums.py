@@ -1,0 +1,70 @@
+"""`hushfleet audit` where a server sees sums alone: claims hold, and planted faults are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hushfleet.config.spec import SecureSpec
+from hushfleet.errors import BadInput
+from hushfleet.privacy.discrete_gaussian import DiscreteGaussian
+from hushfleet.simulator.studies.audit import sums
+from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.games import Effort, findings
+from hushfleet.simulator.studies.audit.subject import Subject
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def summed(audited: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
+    """Four devices, all of them needed in a sum and two of them counted on."""
+    monkeypatch.setattr(sums, "MEASURED", 16)
+
+    def make(unit: str, noise_multiplier: float) -> Subject:
+        privacy = {"unit": unit, "accounting": "secure", "noise_multiplier": noise_multiplier, "noise_split": 1}
+        secure = SecureSpec(24, min_devices=4, honest_devices=2, honest_fraction=1.0)
+        base = audited(codec="masked", secure=secure, **privacy)
+        return replace(base, fleet=4)
+
+    return make
+
+
+def found(subject: Subject, trials: int) -> Finding:
+    return next(findings(subject, Effort(trials)))
+
+
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_the_claim_of_a_sum_holds(unit: str, summed: Callable[..., Subject]) -> None:
+    measured = found(summed(unit, 1.0), 200)
+    assert measured.verdict == "holds"
+    assert measured.unit == unit
+    assert 0 < measured.measured_round_of_form < measured.claimed_round
+
+
+def a_third_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = DiscreteGaussian.__init__
+    monkeypatch.setattr(DiscreteGaussian, "__init__", lambda self, variance: init(self, variance / 9))
+
+
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_noise_that_is_missing_is_found(
+    unit: str, summed: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_third_of_the_noise(monkeypatch)
+    assert found(summed(unit, 0.6), 200).verdict == "VIOLATED"
+
+
+def test_gradients_that_are_not_clipped_are_found(
+    summed: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm: x)
+    assert found(summed("record", 1.0), 100).verdict == "VIOLATED"
+
+
+def test_a_task_without_sums_has_no_such_game(audited: Any) -> None:
+    with pytest.raises(BadInput, match="needs a task of secure sums"):
+        sums.play(audited(), 60, lambda done: True)
