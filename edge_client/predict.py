@@ -126,7 +126,7 @@ def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, Feature
     if made is None:
         raise BadInput(f"this device lacks features of the task {spec.task}: it has to take part in one round first")
     check_features(made, model.features)
-    return InferenceGraph(graph, model.layout), FeatureGraph(made, model.features)
+    return InferenceGraph(graph, model.layout), FeatureGraph(lambda: made, model.features)
 
 
 def _no_model_of(spec: TaskSpec) -> BadInput:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
@@ -134,6 +135,7 @@ def register(app: typer.Typer) -> None:
                 key,
                 policy,
                 roster=None if roster_file is None else RosterFile(roster_file),
+                charges=ChargeBook(known, engine) if of_fleet else None,
                 epoch=epoch,
                 federation=federation,
                 console=console,
@@ -219,6 +221,7 @@ def _run(
     enrolment: Enrolment,
     *,
     roster: RosterFile | None = None,
+    charges: ChargeBook | None = None,
     epoch: int,
     federation: str,
     console: Console,
@@ -235,6 +238,7 @@ def _run(
             epoch=epoch,
             enrolment=enrolment,
             roster=roster,
+            charges=charges,
             federation=federation,
             events=events,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import desk, doors, run, status
+from hushfleet.aggregator.fleet.commands import desk, doors, run, status, updates
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +24,6 @@ def register(app: typer.Typer) -> None:
         `hushfleet fleet up greenhouse`
         """,
     )
-    for part in (desk, doors, run, status):
+    for part in (desk, doors, run, status, updates):
         part.register(fleet)
     app.add_typer(fleet, name="fleet")

@@ -22,7 +22,7 @@ REFUSALS = {
     "late": "A longer round.deadline_s, or a lower quorum.",
     "not-in-cohort": "Nothing.",
     "unknown-device": "It passes by itself, unless the board is locked out.",
-    "bad-signature": "Two boards have one id, or its card was flashed anew: hushfleet fleet renew.",
+    "bad-signature": "Two boards have one id, or its card was written anew: hushfleet fleet renew DIR ID --new-card.",
     "malformed": "Compare the versions of board and aggregator; else suspect an attack.",
     "wrong-shape": "Compare the versions of board and aggregator; else suspect an attack.",
     "non-finite": "Compare the versions of board and aggregator; else suspect an attack.",
@@ -63,10 +63,11 @@ def with_problems(board: BoardView, *, now: float, newest_round: int, service_ru
 def _problems(board: BoardView, now: float, newest_round: int, service_runs: bool) -> list[Problem]:
     found = []
     if board.standing == "blocked":
-        return [Problem("locked out", "To let it in again: hushfleet fleet approve.")]
+        return [Problem("locked out", f"To take it back: hushfleet fleet unblock DIR {board.device}")]
     if board.standing == "pending":
-        words = "Compare its key with `hushfleet-edge status` on the board, then: hushfleet fleet approve"
-        return [Problem("waits for approval", f"{words} {board.device}", urgent=True)]
+        why = board.reason or "waits for approval"
+        advice = f"Compare the keys of hushfleet fleet show DIR {board.device} with what status prints on the board"
+        return [Problem(why, advice, urgent=True)]
     if board.state == "lost" and board.seen is not None:
         found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))
     told = board.health_at

@@ -13,14 +13,18 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
 from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, Knock, RegisteredBoard
+from hushfleet.config.schema import unpack
 from hushfleet.errors import Malformed
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, Verdict, enrolment_proof
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.chunks import MAX_RANGES
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Verdict, enrolment_proof
 
 PENDING_RETRY_S = 30
 REFUSED_RETRY_S = 600
@@ -79,7 +83,8 @@ class Enroller:
             self._registry.grant(request.device, request.public_key, grant, token=token, now=now)
             log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
             self._on_granted()
-        return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0)
+        carried = carried_rounds(self._register.charges(request.device))
+        return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0, carried)
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
         """SHA-256 of the token that the request proves, if it does."""
@@ -118,6 +123,31 @@ class Enroller:
         self._registry.knock(Knock(request.device, request.public_key, has_token, reason, self._clock()))
         retry_s = PENDING_RETRY_S if verdict == "pending" else REFUSED_RETRY_S
         return EnrolAnswer(request.device, request.nonce, verdict, b"", reason, retry_s)
+
+
+def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
+    """What `DeviceRegister.charges` gives, with the rounds of a task that cost the same together."""
+    rounds: dict[tuple[str, bytes], list[int]] = {}
+    for task, round, charge in charges:
+        rounds.setdefault((task, charge), []).append(round)
+    carried = []
+    for (task, packed), numbers in rounds.items():
+        charge = unpack(Charge, packed, what="a charge in the register")
+        ranges = _ranges(sorted(numbers))
+        for start in range(0, len(ranges), MAX_RANGES):
+            carried.append(CarriedRounds(task, tuple(ranges[start : start + MAX_RANGES]), *astuple(charge)))
+    return tuple(carried)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """:param numbers: rising."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = ranges[-1][0], number + 1
+        else:
+            ranges.append((number, number + 1))
+    return ranges
 
 
 def _no(request: EnrolRequest, reason: str) -> EnrolAnswer:

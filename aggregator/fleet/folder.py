@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Positive, from_plain, read_file
+from hushfleet.config.schema import Checked, NotNegative, Positive, Share, from_plain, read_file
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.wire.format.topics import Name
 
@@ -55,6 +55,23 @@ class EnrolmentPart(Checked):
 
 
 @dataclass(frozen=True)
+class UpdatesPart(Checked):
+    """How a release goes to the boards: to one, then to a share of them, then to all.
+
+    :param second_stage: that share.
+    :param error_budget: of a stage's boards, the share that may go back, or fall silent, before the roll-out stops; of
+        the first board it is none.
+    :param soak_minutes: how long the boards of a stage run the release before the next stage begins.
+    :param kib_per_second: at most so much of a release is sent, whatever the number of boards.
+    """
+
+    second_stage: Share = 0.1
+    error_budget: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")] = 0.05
+    soak_minutes: NotNegative = 10.0
+    kib_per_second: Positive = 1024.0
+
+
+@dataclass(frozen=True)
 class PagePart(Checked):
     """The status page: where it listens."""
 
@@ -73,6 +90,7 @@ class FleetConfig(Checked):
     broker: BrokerPart
     enrolment: EnrolmentPart = field(default_factory=EnrolmentPart)
     page: PagePart = field(default_factory=PagePart)
+    updates: UpdatesPart = field(default_factory=UpdatesPart)
     device: dict[str, Any] = field(default_factory=dict)
 
 

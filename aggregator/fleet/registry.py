@@ -42,6 +42,17 @@ CREATE TABLE knocks (
     id TEXT NOT NULL, public_key BLOB NOT NULL, has_token INTEGER NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (id, public_key)
 ) WITHOUT ROWID;
+CREATE TABLE releases (
+    version TEXT NOT NULL, platform TEXT NOT NULL, file TEXT NOT NULL, head BLOB NOT NULL, digest BLOB NOT NULL,
+    size INTEGER NOT NULL, PRIMARY KEY (version, platform)
+) WITHOUT ROWID;
+CREATE TABLE rollouts (
+    number INTEGER PRIMARY KEY, version TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',
+    stage INTEGER NOT NULL DEFAULT 0, began REAL NOT NULL
+);
+CREATE TABLE offered (
+    number INTEGER NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, good_at REAL, PRIMARY KEY (number, id)
+) WITHOUT ROWID;
 """
 
 _COLUMNS = "id, board, place, wifi, labels, public_key, state, reason, certificate_end, enrolled"

@@ -17,6 +17,11 @@ def issue_token(registry: FleetRegistry, device: str, *, days: float, now: float
 
     :param now: unix seconds.
     """
-    token = secrets.token_urlsafe(32)
+    token = new_token()
     registry.add_token(device, token.encode(), expires=now + days * DAY_S)
     return token
+
+
+def new_token() -> str:
+    """It serves when the registry knows it (`FleetRegistry.add_token`)."""
+    return secrets.token_urlsafe(32)

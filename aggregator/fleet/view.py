@@ -50,6 +50,7 @@ class BoardView:
     """One board.
 
     :param board: its profile.
+    :param reason: why it waits or is locked out.
     :param state: its part in the run, or how it was seen last.
     :param seen: when something came from it last.
     :param health_at: when the next seven fields were told.
@@ -63,6 +64,7 @@ class BoardView:
     board: str = ""
     place: str = ""
     standing: Standing = "enrolled"
+    reason: str | None = None
     state: Activity = "absent"
     seen: float | None = None
     version: str = ""

@@ -14,6 +14,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.rollout import rollout_view
 from hushfleet.aggregator.fleet.sightings import (
     AGGREGATOR,
     HEARTBEAT_S,
@@ -173,6 +174,7 @@ class FleetWatch:
                 for row in refused
                 if row.device not in rows
             ),
+            rollout=rollout_view(self._registry, now=now),
             problems=tuple(_problems(service, aggregator, run)),
         )
 
@@ -214,6 +216,7 @@ class FleetWatch:
             board=registered.board if registered else known.board if known else "",
             place=registered.place if registered else "",
             standing=standing,
+            reason=(known and known.blocked) or (registered and registered.reason) or None,
             state=_state(parts.get(device, "absent"), seen),
             seen=max(heard, default=None),
             version=seen.version if seen else "",

@@ -73,7 +73,7 @@ def prepare(
     if shape is None:
         raise BadInput("data.input_shape is missing: nothing says how large images are")
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
-    extractor = _features(task, shape, mean, std)
+    extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.count, 1, 1)
     name = task.model.name if task.model.share == "all" else "linear"
     model = get_model(name, classes=len(class_names), input_shape=input_shape)
@@ -109,8 +109,9 @@ def prepare(
     inference = InferenceGraph(graphs.inference, model.layout)
     features, blobs = None, [package, graphs.gradient, graphs.inference]
     if extractor is not None and spec.model.features is not None:
-        features = FeatureGraph(extractor.graph, spec.model.features, cache=features_cache)
-        blobs.append(extractor.graph)
+        made = extractor.graph
+        features = FeatureGraph(lambda: made, spec.model.features, cache=features_cache)
+        blobs.append(made)
 
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
@@ -132,9 +133,7 @@ def prepare(
     )
 
 
-def _features(
-    task: Task, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
-) -> FeatureExtractor | None:
+def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | None:
     """What makes features of images, or None where the model is given images. Raises `BadInput`."""
     section = task.model
     if section.features is not None:
@@ -145,7 +144,7 @@ def _features(
     _check_shape(task, network.input_shape, shape)
     given = section.weights
     params = network.init(task.seed) if given is None else read_weights(Path(given), network.layout)
-    return hidden_features(network, params, mean=mean, std=std)
+    return hidden_features(network, params)
 
 
 def _check_shape(task: Task, taken: tuple[int, ...], found: tuple[int, ...]) -> None:

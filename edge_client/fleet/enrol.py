@@ -93,7 +93,7 @@ class Enrolment:
             self._say(f"no certificate yet ({answer.verdict}): {answer.reason}")
             self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
             return
-        self._store.note_enrolled()
+        self._store.note_enrolled(answer.carried)
         self._tls.keep(answer.certificate)
         self._erase_token()
         self.granted = True

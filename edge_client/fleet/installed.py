@@ -11,6 +11,7 @@ from pathlib import Path
 from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
+from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.release import Manifest, SignedManifest, this_platform
 from hushfleet.wire.format.fleet_messages import SlotState
@@ -43,28 +44,25 @@ class Installed:
         return cls(Path(config.fleet.releases), Path(config.device.state_dir))
 
     def state(self) -> State | None:
-        """None where `slots.py` was never set up, and so nothing can be installed."""
-        if not (self._root / "slots.json").exists():
-            return None
+        """None where no release is installed, as `install.sh` does it: then there is nothing to change."""
         try:
             return Slots(self._root, self._state_dir).read()
         except (SlotsError, OSError):
             return None
 
     def judge(self, head: bytes) -> Manifest:
-        """Of a release that this board could install. Raises `WireError`, `BadInput` or `SlotsError`, with the reason."""
+        """Of a release that this board could install. Raises `WireError`, `BadInput` or `SlotsError`: why not."""
         state = self.state()
         if state is None:
-            raise BadInput(f"this board takes no releases: there is no {self._root / 'slots.json'}")
+            raise BadInput(f"this board takes no releases: there is none in {self._root}")
         try:
-            key = bytes.fromhex((self._root / "release_key").read_text().strip())
-        except (OSError, ValueError) as error:
-            raise BadInput(
-                f"whom to trust with releases is not known: {self._root / 'release_key'}: {error}"
-            ) from error
-        manifest = SignedManifest.from_bytes(head).verify(key)
+            keys = (self._root / "release_keys").read_text().split()
+        except OSError as error:
+            raise BadInput(f"whom to trust with releases is not known: {error}") from error
+        signed = SignedManifest.from_bytes(head)
+        manifest = signed.verify(signed.signer(keys))
         manifest.require_platform(*this_platform())
-        check_fits(manifest, state)
+        check_fits(manifest, state.good, store=int(SCHEMA_VERSION))
         return manifest
 
     def room_for(self, manifest: Manifest) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hushfleet.atomic_file import write_whole
 from hushfleet.errors import Malformed, StoreError, StoreFull
-from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Assembler, Ranges, chunk_count
+from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count
+from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES
 
-CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 WINDOW = 32
 """Chunks that are asked for at a time: 2 MB, so that a flow ends soon when training begins or the link is needed."""
 SYNC_EVERY = 32
@@ -34,7 +34,7 @@ class ReleaseFile(Assembler):
         self._unsynced = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            super().__init__(digest, size, CHUNK_BYTES, max_blob_bytes=size)
+            super().__init__(digest, size, RELEASE_CHUNK_BYTES, max_blob_bytes=size)
         except OSError as error:
             raise StoreFull(f"there is no room for a release of {size >> 20} MiB in {folder}: {error}") from error
 

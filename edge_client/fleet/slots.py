@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Which release a board runs, and the way back from a bad one.
 
-This file lies at /opt/hushfleet outside of every release (in `slots.pyz`, with `hushfleet.release`), and the board's
-units run it as root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back;
-only to check the signature of a new release it borrows `cryptography` from the good one.
+`install.sh` copies this file to /opt/hushfleet/slots.py, outside of every release, and the board's units run it as
+root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back; only to check
+and unpack a new release it borrows the code of the good one.
 
-    /opt/hushfleet/releases/VERSION/    unpacked releases
+    /opt/hushfleet/releases/VERSION/    unpacked releases, each with its manifest as release.json
     /opt/hushfleet/current              symlink to the one that runs
     /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
-    /opt/hushfleet/release_key          who must have signed a release: an Ed25519 public key, 64 hex digits
+    /opt/hushfleet/release_keys         whose releases are taken: Ed25519 public keys, 64 hex digits each, one a line
 
 slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
 whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
@@ -17,7 +17,6 @@ they happen, as U-Boot counts boots:
     begin    before each start of the client (ExecStartPre): counts it, and points `current` to the right release
     check    each minute (a timer): makes a release good that has been healthy for long enough, or takes it back
     install  when the client has put a release into STATE/incoming (a path unit)
-    first    by `install.sh`: the release that a card brought
     back     by hand: to the release before the good one
 
 A release on trial is healthy while the client writes its version into STATE/healthy again and again.
@@ -60,8 +59,7 @@ class State:
 
     :param good: the release that has proved itself.
     :param previous: the good one before; None: there was none, or it cannot read the store any more.
-    :param store: the schema of the device's store that `good` reads and writes; 0: not known.
-    :param trial: to be run from the next start on; None: nothing is on trial. `trial_store` is its schema.
+    :param trial: to be run from the next start on; None: nothing is on trial.
     :param starts, checks, steady: of the trial: how often it was begun, how many checks it has had, and how many of
         these in a row have found it healthy.
     :param seen: when STATE/healthy was written, as of the last check; nanoseconds.
@@ -73,9 +71,7 @@ class State:
 
     good: str
     previous: str | None = None
-    store: int = 0
     trial: str | None = None
-    trial_store: int = 0
     starts: int = 0
     checks: int = 0
     steady: int = 0
@@ -92,16 +88,11 @@ class State:
 
     def ended(self, outcome: str, reason: str) -> State:
         """The trial is over, and what was good stays so."""
-        return State(self.good, self.previous, self.store, last=self.trial or "", outcome=outcome, reason=reason)
-
-    def proved(self) -> State:
-        """The trial is good. Where it brings the store up to date, the one before could not read it any more."""
-        previous = self.good if self.store in (0, self.trial_store) else None
-        return State(self.trial or "", previous, self.trial_store, last=self.trial or "", outcome="good")
+        return State(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
 
     def before(self, *, reason: str) -> State:
         """Back to the previous release."""
-        return State(self.previous or "", store=self.store, last=self.good, outcome="returned", reason=reason)
+        return State(self.previous or "", last=self.good, outcome="returned", reason=reason)
 
 
 class SlotsError(Exception):
@@ -140,6 +131,12 @@ class Slots:
     def _is_there(self, version: object) -> bool:
         return isinstance(version, str) and bool(VERSION.match(version)) and (self.releases / version).is_dir()
 
+    def store_of(self, version: str | None) -> int | None:
+        """The version of the device's store that a release leaves behind; None: not known."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return int(json.loads((self.releases / f"{version}" / "release.json").read_text())["store"])
+        return None
+
     # what happens
 
     def begin(self) -> State:
@@ -166,7 +163,9 @@ class Slots:
             alive = said == state.trial and written != state.seen
             state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
             if state.steady >= STEADY_CHECKS:
-                state = state.proved()
+                same = self.store_of(state.good) == self.store_of(state.trial)
+                previous = state.good if same else None  # it could not read the store any more
+                state = State(state.trial or "", previous, last=state.trial or "", outcome="good")
                 self._settle(state)
                 self._collect(state)
             elif state.checks >= MOST_CHECKS:
@@ -189,30 +188,13 @@ class Slots:
                     raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
                 self._collect(state)
                 manifest = self._place(state, _only(incoming))
-                check_fits(manifest, state)
-                state = self._update(
-                    lambda state: State(
-                        state.good, state.previous, state.store, manifest.version, trial_store=manifest.store
-                    )
-                )
+                check_fits(manifest, state.good, store=self.store_of(state.good))
+                state = self._update(lambda state: State(state.good, state.previous, manifest.version))
             except Exception as error:  # whatever an archive can bring about: the board goes on with what it has
                 reason = str(error)[:400] or type(error).__name__
                 state = self._update(lambda state: replace(state, installs=0, outcome="refused", reason=reason))
                 self._collect(state)
             _clear_inside(incoming)
-            return state
-
-    def first(self, archive: Path) -> State:
-        """The release that a card brought; where there is a good one already, it stays. Raises `HushfleetError`."""
-        from hushfleet.release import place
-
-        self.releases.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with self._locked():
-            with contextlib.suppress(SlotsError):
-                return self.read()
-            manifest = place(archive, self.releases, public_key=None)
-            state = State(manifest.version, store=manifest.store)
-            self._settle(state)
             return state
 
     def back(self) -> State:
@@ -231,13 +213,13 @@ class Slots:
     # inside
 
     def _place(self, state: State, archive: Path) -> Manifest:
-        """By the format's own code, with the cryptography of the release that is good."""
-        from hushfleet.release import place
-
-        key = bytes.fromhex((self.root / "release_key").read_text().strip())
+        """By the code of the release that is good."""
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
+            from hushfleet.release import place, trusted
+
+            key = trusted(archive, (self.root / "release_keys").read_text().split())
             return place(archive, self.releases, public_key=key)
         finally:
             sys.path.remove(good)
@@ -334,16 +316,19 @@ def _only(folder: Path) -> Path:
     return folder / names[0]
 
 
-def check_fits(manifest: Manifest, state: State) -> None:
-    """Raises `SlotsError` where the board must not go from what is good to this release."""
-    if manifest.version == state.good:
+def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
+    """Raises `SlotsError` where a board must not go to this release from the release `good`.
+
+    :param store: the version of the board's store; None: not known.
+    """
+    if manifest.version == good:
         raise SlotsError(f"release {manifest.version} is installed already")
-    if _order(manifest.version) < _order(state.good) and not manifest.downgrade:
-        raise SlotsError(f"release {manifest.version} is older than {state.good}, and not signed as a downgrade")
-    if state.store and not manifest.oldest_store <= state.store <= manifest.store:
+    if _order(manifest.version) < _order(good) and not manifest.downgrade:
+        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade")
+    if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
-            f"board's has {state.store}"
+            f"board's has {store}"
         )
 
 
@@ -362,8 +347,7 @@ def _sync(folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="slots.py", description="Which release this board runs.")
-    parser.add_argument("command", choices=("begin", "check", "install", "first", "back", "show"))
-    parser.add_argument("archive", type=Path, nargs="?", help="of `first`: a file that ends in .hfr")
+    parser.add_argument("command", choices=("begin", "check", "install", "back", "show"))
     parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
     options = parser.parse_args()
@@ -374,8 +358,6 @@ def main() -> int:
             state, restart = slots.check()
         elif options.command == "show":
             state = slots.read()
-        elif options.command == "first":
-            state = slots.first(options.archive)
         else:
             state = getattr(slots, options.command)()
             restart = options.command == "back"

@@ -127,10 +127,10 @@ class ImageBoot:
         return done.stdout
 
 
-def require_room(boot: BootPartition, folder: Path, *, replaced: int = 0) -> None:
-    """Raises `BadInput` where `folder` does not fit; `replaced` bytes are deleted before."""
+def require_room(boot: BootPartition, folder: Path) -> None:
+    """Raises `BadInput` where `folder` does not fit beside what is there."""
     needed = sum(path.stat().st_size + _CLUSTER for path in folder.rglob("*"))
-    free = boot.free_bytes() + replaced
+    free = boot.free_bytes()
     if needed > free:
         raise BadInput(f"the boot partition has room for {free >> 20} MiB and needs {-(-needed >> 20)} MiB more files")
 

@@ -17,17 +17,13 @@ import tempfile
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.trimming import is_dropped
-from hushfleet.release import Manifest, pack
+from hushfleet.release import Manifest, Signer, pack
 from hushfleet.user_files import user_cache_dir
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PYTHONS = ("3.11", "3.12", "3.13")
 ARCHITECTURES = ("aarch64", "x86_64")
@@ -47,7 +43,7 @@ _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.e
 def build(
     out: Path,
     *,
-    key: Ed25519PrivateKey,
+    key: Signer,
     python: str,
     arch: str = "aarch64",
     version: str = hushfleet.__version__,

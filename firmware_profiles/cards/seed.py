@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import hushfleet
+from hushfleet.edge_client.board.config import load_config
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 
@@ -91,6 +92,7 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
     }
     for name, text in texts.items():
         (ours / name).write_text(text, "utf-8")
+    load_config(ours / "device.toml")  # what a board would refuse is refused here
     (ours / "ca.pem").write_bytes(card.ca)
     if card.images is not None:
         shutil.copytree(card.images, ours / "images", copy_function=shutil.copyfile)

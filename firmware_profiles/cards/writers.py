@@ -136,7 +136,7 @@ def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
 
 
 def _instance(card: Card) -> str:
-    """Another one for each card that is written: cloud-init takes it for a new machine. It tells nothing of the token."""
+    """Another one for each card that is written, so that cloud-init begins anew; it tells nothing of the token."""
     return f"hushfleet-{card.device}-{hashlib.sha256(b'instance' + card.token.encode()).hexdigest()[:12]}"
 
 

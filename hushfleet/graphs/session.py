@@ -43,9 +43,11 @@ def open_session(graph: bytes, *, threads: int = 1, fold: bool = True) -> ort.In
     options.enable_mem_pattern = False
     try:
         left_out = [] if fold else ["ConstantFolding"]
-        return ort.InferenceSession(graph, options, ["CPUExecutionProvider"], disabled_optimizers=left_out)
+        session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"], disabled_optimizers=left_out)
     except Exception as error:  # the binding raises a class of its own for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot load the graph: {error}") from error
+    session._model_bytes = b""  # the file, kept for other providers to be tried; there are none
+    return session
 
 
 class _BoundGraph:

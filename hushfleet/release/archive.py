@@ -14,9 +14,9 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from hushfleet.atomic_file import sync_folder
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
@@ -26,13 +26,13 @@ from hushfleet.release.manifest import (
     START_BYTES,
     Manifest,
     SignedManifest,
+    Signer,
     manifest_length,
     this_platform,
 )
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
+MANIFEST_NAME = "release.json"
+"""Of the manifest in the folder of a release; `slots.py` reads it."""
 _BLOCK = 1 << 18
 _NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, its parts
 _PRESET = 6  # a board needs 8 MiB to unpack it; 8 and extreme: 64 MiB, twice the time, and 1 % smaller
@@ -42,7 +42,7 @@ def pack(
     folder: Path,
     out: Path,
     *,
-    key: Ed25519PrivateKey,
+    key: Signer,
     version: str,
     python: str,
     arch: str,
@@ -140,6 +140,12 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
         raise Malformed(f"the payload of release {manifest.version} contradicts itself at {error.filename}") from error
 
 
+def trusted(source: Path, keys: Iterable[str]) -> bytes:
+    """Which of the public keys (64 hex digits each) has signed a release. Raises `BadSignature`, or as `place` does."""
+    with _open_plain(source) as file:
+        return read_head(file).signer(keys)
+
+
 def place(source: Path, releases: Path, *, public_key: bytes | None) -> Manifest:
     """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
 
@@ -168,6 +174,7 @@ def place(source: Path, releases: Path, *, public_key: bytes | None) -> Manifest
                 )
             shutil.rmtree(part, ignore_errors=True)
             unpack(file, manifest, part)
+            (part / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         compileall.compile_dir(part, quiet=2, stripdir=str(part), prependdir=str(whole))
         os.sync()  # thousands of files: one sync of all is quicker than one of each
         part.rename(whole)

@@ -8,18 +8,17 @@ before it fetches the payload.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import re
 import struct
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _MAGIC, _FORMAT = b"HR", 1
 _START = struct.Struct(">2sBBI")
@@ -38,6 +37,12 @@ _CAPS = {
     "oldest_store": 2**15,
     "store": 2**15,
 }
+
+
+class Signer(Protocol):
+    """An Ed25519 private key: `Identity`, or that of `cryptography`."""
+
+    def sign(self, data: bytes, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class SignedManifest:
     signature: bytes
 
     @classmethod
-    def sign(cls, manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
+    def sign(cls, manifest: Manifest, key: Signer) -> SignedManifest:
         body = manifest.to_bytes()
         signed = _START.pack(_MAGIC, _FORMAT, 0, len(body)) + body
         return cls(manifest, signed, key.sign(signed))
@@ -144,6 +149,14 @@ class SignedManifest:
                 f"release {self.manifest.version} is not signed by the key {public_key.hex()}, which this device trusts"
             ) from None
         return self.manifest
+
+    def signer(self, keys: Iterable[str]) -> bytes:
+        """The public key, of these (64 hex digits each), that signed it. Raises `BadSignature` where none did."""
+        for key in keys:
+            with contextlib.suppress(BadSignature, ValueError):
+                self.verify(bytes.fromhex(key))
+                return bytes.fromhex(key)
+        raise BadSignature(f"release {self.manifest.version} is not signed by any key that this device trusts")
 
 
 def manifest_length(start: bytes) -> int:

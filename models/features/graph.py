@@ -29,16 +29,6 @@ class Graph:
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
-    def network(self, data: bytes, x: str) -> str:
-        """All nodes of an ONNX file with the input `x` and one output; the name of their result."""
-        model = onnx.compose.add_prefix(onnx.load_from_string(data), "network.", rename_inputs=False)
-        for node in model.graph.node:
-            node.input[:] = [x if name == "x" else name for name in node.input]
-        self.nodes.extend(model.graph.node)
-        self.constants.extend(model.graph.initializer)
-        name: str = model.graph.output[0].name
-        return name
-
     def to_bytes(self, result: str, image_shape: tuple[int, int, int], count: int) -> bytes:
         """The ONNX file in which `result` is called `features`."""
         empty = helper.make_model(

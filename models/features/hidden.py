@@ -1,102 +1,56 @@
-"""What the last layer of a network is given, as features: the other layers are fixed, and nobody sends them."""
+"""A network without its last layer, as an ONNX file: the other layers are fixed, and nobody sends them."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 import torch
-from torch import Tensor
 
-from hushfleet.config.spec import MAX_GRAPH_BYTES
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, GraphRefused
+from hushfleet.graphs.session import open_session
 from hushfleet.model.params import ParamLayout
-from hushfleet.models.export import bake, content_key
-from hushfleet.models.features import synthetic
-from hushfleet.models.features.graph import Graph
+from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, random_batch, relative_error
+from hushfleet.models.export import bake
 from hushfleet.models.model import Model
 
-_MOST = 512
-_PUBLIC_IMAGES = 3000
+
+def without_last(model: Model) -> Model:
+    """The network up to what its last layer is given, `[B, F]` in place of logits. Raises `BadInput`."""
+    if model.hidden is None:
+        raise BadInput(f"model.name = {model.name!r} has no layers below its last one: leave out model.share")
+    layout = model.layout
+    last = layout.layers[-1]
+    count = sum(place.start < last.start for place in layout.slices.values())
+    shorter = ParamLayout(layout.names[:count], layout.shapes[:count])
+    return replace(model, layout=shorter, dropout=(), function=model.hidden, hidden=None)
 
 
-@dataclass(frozen=True, eq=False)
-class Hidden:
-    """All but the last layer of `model`, on images that are normalised as the network's are.
+def hidden_graph(model: Model, params: np.ndarray) -> bytes:
+    """The ONNX file, `x` float32 `[batch, C, H, W]` -> `logits` float32 `[batch, F]`, compared with PyTorch.
 
     :param params: float32 `[d]`, of the whole network.
-    :param mean: per channel, subtracted from public images' pixels in [0, 1].
-    :param std: per channel, divided by afterwards.
+
+    Raises `BadInput` for a network without other layers, and `GraphRefused` where the file computes something else.
     """
+    from hushfleet.models.tracing import export_inference  # takes seconds to import
 
-    model: Model
-    params: np.ndarray = field(repr=False)
-    mean: Sequence[float]
-    std: Sequence[float]
-
-    def __post_init__(self) -> None:
-        """Raises `BadInput` for a network that has no such layer, or is too large for boards."""
-        if self.model.hidden is None:
-            raise BadInput(f"model.name = {self.model.name!r} has no fixed part: leave out model.share")
-        if self._body.layout.size * 4 > MAX_GRAPH_BYTES:
-            raise BadInput(
-                f"model.name = {self.model.name!r}: its fixed layers have {self._body.layout.size * 4 >> 20} MiB, "
-                f"and a graph at most {MAX_GRAPH_BYTES >> 20} MiB; take a smaller network"
-            )
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.model.input_shape
-
-    @property
-    def kept(self) -> int:
-        last = self.model.layout.layers[-1].name
-        inputs = self.model.layout.shapes[self.model.layout.names.index(f"{last}.weight")][1]
-        return min(inputs, _MOST)
-
-    @property
-    def key(self) -> str:
-        """Of all that the features depend on."""
-        digest = hashlib.sha256(self.params.tobytes()).hexdigest()
-        return f"{content_key(self.model)} {digest} {list(self.mean)} {list(self.std)}"
-
-    def public_images(self) -> np.ndarray:
-        """What to whiten by, float64 `[n, C, H, W]`."""
-        mean, std = (np.reshape(each, (-1, 1, 1)) for each in (self.mean, self.std))
-        images: np.ndarray = (synthetic.mixed(_PUBLIC_IMAGES, self.image_shape) - mean) / std
-        return images
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[n, C, H, W]` -> `[n, F]`, in the type of `x`."""
-        tensors = {name: torch.from_numpy(each).to(x) for name, each in self._tensors.items()}
-        return self._body.forward(tensors, x)
-
-    def add(self, graph: Graph, x: str) -> str:
-        """The same as ONNX nodes; the name of their result."""
-        from hushfleet.models.tracing import export_inference  # takes seconds to import
-
-        size = self._body.layout.size
-        return graph.network(bake(export_inference(self._body), self._body.layout, self.params[:size]), x)
-
-    @cached_property
-    def _body(self) -> Model:
-        """The network without its last layer; its "logits" are features."""
-        model, layout = self.model, self.model.layout
-        assert model.hidden is not None
-        count = sum(name.rpartition(".")[0] != layout.layers[-1].name for name in layout.names)
-        shorter = ParamLayout(layout.names[:count], layout.shapes[:count])
-        return replace(model, layout=shorter, dropout=(), function=model.hidden, hidden=None)
-
-    @cached_property
-    def _tensors(self) -> dict[str, np.ndarray]:
-        tensors: dict[str, np.ndarray] = self._body.layout.unflatten(self.params[: self._body.layout.size])
-        return tensors
+    body = without_last(model)
+    own = params[: body.layout.size]
+    data = bake(export_inference(body), body.layout, own)
+    session, rng = open_session(data), np.random.default_rng(0)
+    tensors = body.layout.unflatten(torch.from_numpy(own.copy()))
+    for size in CHECKED_BATCHES:
+        x, _, _ = random_batch(body, size, rng)
+        with torch.no_grad():
+            expected = body.forward(tensors, torch.from_numpy(x)).numpy()
+        error = relative_error(session.run(["logits"], {"x": x})[0], expected)
+        if error > MAX_RELATIVE_ERROR:
+            raise GraphRefused(f"{model.name} without its last layer differs as ONNX by {error:.1e} from PyTorch")
+    return data
 
 
 def read_weights(path: Path, layout: ParamLayout) -> np.ndarray:

@@ -16,13 +16,17 @@ from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
+from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
+
+log = logging.getLogger("hushfleet.fleet")
 
 
 def register(fleet: typer.Typer) -> None:
@@ -66,7 +70,8 @@ def serve(path: Path, stop: threading.Event) -> None:
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
-        parts: list[Part] = [Listener(registry, partial(key_of, registry, register))]
+        known = partial(key_of, registry, register)
+        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known)]
         enroller = Enroller(
             folder.config,
             registry,
@@ -85,4 +90,6 @@ def serve(path: Path, stop: threading.Event) -> None:
             was_changed=registry.was_changed,
             parts=parts,
         )
-        service.run(stop)
+        with PageServer.of(folder) as page:
+            log.info("the page is at port %d; its address: hushfleet fleet page %s", page.port, path)
+            service.run(stop)

@@ -54,6 +54,13 @@ def register(fleet: typer.Typer) -> None:
         finally:
             source.close()
 
+    @fleet.command("page")
+    def page(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]) -> None:
+        """Print the address of the status page, with its token. Who has it can look, and nothing more."""
+        from hushfleet.aggregator.fleet.page.server import page_url
+
+        print(page_url(FleetFolder(folder)))
+
 
 def table(view: FleetView) -> RenderableType:
     """The fleet for a terminal."""

@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.result import ACTIVITIES
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers")
 TEMPLATES = Path(__file__).parent / "templates"
 LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
-_LEFT, _WIDTH, _TOP, _HEIGHT = 42.0, 556.0, 8.0, 114.0
+_LEFT, _WIDTH, _TOP, _HEIGHT = 46.0, 308.0, 8.0, 108.0
 
 
 class Chart(NamedTuple):

@@ -9,16 +9,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, later, require
-from hushfleet.config.spec import Digest
+from hushfleet.config.schema import Checked, Count, NotNegative, Share, later, require
+from hushfleet.config.spec import MAX_ROUNDS, Digest, TaskId
+from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
 from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name
 
 PROOF_BYTES = 32
 MAX_CSR_BYTES = 2048
 MAX_CERTIFICATE_BYTES = 16 * 1024
+MAX_CARRIED = 1000
 MAX_MANIFEST_BYTES = 8 * 1024
 MAX_RELEASE_BYTES = 256 << 20
+RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 
 Verdict = Literal["granted", "pending", "refused"]
 SlotState = Literal["none", "good", "trial", "returned"]
@@ -54,11 +57,36 @@ def enrolment_proof(token_digest: bytes, *, federation: str, device: str, csr: b
 
 
 @dataclass(frozen=True)
+class CarriedRounds(Checked):
+    """Rounds in which a board has spent privacy with an earlier card: the fields of a `Charge`, for each of them.
+
+    :param rounds: ranges `(start, stop)` of round numbers, rising and apart.
+    """
+
+    task: TaskId
+    rounds: Annotated[Ranges, Meta(min_length=1)]
+    unit: Literal["device", "record"]
+    adjacency: Annotated[str, Meta(min_length=1, max_length=200)]
+    mechanism: Literal["gaussian", "none"]
+    noise_multiplier: NotNegative
+    noise_split: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    sample_rate: Share
+    steps: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    raw: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=400)], ...], Meta(max_length=16)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self.rounds)
+        require(self.rounds[-1][1] <= MAX_ROUNDS + 1, "rounds", self.rounds[-1][1], f"at most {MAX_ROUNDS + 1}")
+
+
+@dataclass(frozen=True)
 class EnrolAnswer(WithReason):
     """The fleet service's answer to an `EnrolRequest`, signed by the operator's key.
 
     :param certificate: PEM, with intermediate ones if there are any; empty unless the verdict is `granted`.
     :param retry_s: seconds after which the board may ask again.
+    :param carried: what was spent under this id with earlier cards, for the ledger of a board that is new.
     """
 
     device: Name
@@ -67,6 +95,7 @@ class EnrolAnswer(WithReason):
     certificate: Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
     reason: Reason
     retry_s: Count
+    carried: Annotated[tuple[CarriedRounds, ...], Meta(max_length=MAX_CARRIED)] = later(())
 
     def __post_init__(self) -> None:
         super().__post_init__()

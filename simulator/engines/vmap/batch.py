@@ -12,6 +12,7 @@ from torch import Tensor
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.record import clipped_sum
 from hushfleet.simulator.engines.vmap.device_data import CohortStep
+from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.training.batch import Batch
 from hushfleet.training.entries import ALL, Entries
 
@@ -25,7 +26,7 @@ class CohortBatch(Batch):
     :param scratch: rows for single samples' gradients, kept from step to step since fresh pages take time.
     """
 
-    gradient: TorchGradient
+    gradient: TorchGradient | ReplayedGradient
     step: CohortStep
     out: Tensor
     reduced: bool = False
@@ -93,4 +94,6 @@ class CohortBatch(Batch):
             )
 
     def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.out.device.type, torch.bfloat16) if self.reduced else nullcontext()
+        # Without its cache of weights in bfloat16, which a recorded pass would read for ever.
+        how = {"dtype": torch.bfloat16, "cache_enabled": False}
+        return torch.autocast(self.out.device.type, **how) if self.reduced else nullcontext()

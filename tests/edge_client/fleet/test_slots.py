@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
-from hushfleet.release import pack, this_platform
+from hushfleet.release import pack, place, this_platform
 from support.kill import CALL, KillPoints
 
 KEY = Ed25519PrivateKey.generate()
@@ -49,8 +49,11 @@ class Board:
         self.slots = Slots(self.root, self.state)
         self.beats = itertools.count(1)
         (self.state / "incoming").mkdir(parents=True)
-        self.slots.first(release(folder / "first", "1.0"))
-        (self.root / "release_key").write_text(KEY.public_key().public_bytes_raw().hex())
+        place(release(folder / "first", "1.0"), self.root / "releases", public_key=None)
+        (self.root / "current").symlink_to("releases/1.0")
+        other = Ed25519PrivateKey.generate()
+        keys = [key.public_key().public_bytes_raw().hex() for key in (other, KEY)]
+        (self.root / "release_keys").write_text("\n".join(keys))
 
     def put(self, version: str, **changes: Any) -> None:
         release(self.state / "incoming" / "new.hfr", version, **changes)
@@ -162,15 +165,10 @@ def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(b
     for _ in range(STEADY_CHECKS):
         board.healthy("2.0")
         board.slots.check()
-    assert (board.slots.read().good, board.slots.read().store) == ("2.0", 4)
+    assert board.slots.read().good == "2.0"
     with pytest.raises(SlotsError, match="no release before"):
         board.slots.back()
     assert [each.name for each in (board.root / "releases").iterdir()] == ["2.0"]
-
-
-def test_a_card_s_release_is_placed_once(board: Board, tmp_path: Path) -> None:
-    assert board.slots.first(release(tmp_path / "other", "0.5")).good == "1.0"
-    assert board.running() == "1.0"
 
 
 def test_an_installation_that_ends_the_process_each_time_is_not_repeated_for_ever(
@@ -324,12 +322,12 @@ def test_whatever_is_renamed_was_synced_before_and_its_folder_is_afterwards(
     for name in ("fsync", "replace", "rename", "sync"):
         monkeypatch.setattr(module.os, name, noted(name, getattr(os, name)))
     play(board)
-    renamed = [place for place, event in enumerate(events) if event[0] in ("replace", "rename")]
-    assert {Path(events[place][2]).name for place in renamed} == {"slots.json", "current", "2.0", "3.0"}
-    for place in renamed:
-        _, source, target = events[place]
-        assert events[place + 1] == ("fsync", str(Path(target).parent))
+    renamed = [at for at, event in enumerate(events) if event[0] in ("replace", "rename")]
+    assert {Path(events[at][2]).name for at in renamed} == {"slots.json", "current", "2.0", "3.0"}
+    for at in renamed:
+        _, source, target = events[at]
+        assert events[at + 1] == ("fsync", str(Path(target).parent))
         if Path(target).name == "slots.json":
-            assert events[place - 1] == ("fsync", source)
+            assert events[at - 1] == ("fsync", source)
         elif Path(target).name != "current":  # a link has no content of its own
-            assert events[place - 1] == ("sync",)
+            assert events[at - 1] == ("sync",)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.wire.format import messages
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, Health, ReleaseOffer
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Health, ReleaseOffer
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
     KINDS,
@@ -49,6 +49,10 @@ ROUNDS = st.integers(0, 1_000_000)
 RANGES = st.lists(st.integers(0, 1 << 20), unique=True, max_size=40).map(
     lambda edges: tuple(zip(*[iter(sorted(edges))] * 2, strict=False))
 )
+CARRIED = st.builds(
+    CarriedRounds, TASKS, st.just(((1, 4), (6, 7))), st.just("device"), st.just("one device's update"),
+    st.just("gaussian"), st.floats(0, 100), st.integers(1, 9), st.just(1.0), st.integers(1, 9), st.just(("accuracy",)),
+)  # fmt: skip
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(ServerState, ROUNDS, st.sampled_from(["ready", "lost"]), st.just(DEVICE.public_key)),
     st.builds(TaskNotice, TASKS, DIGESTS, SIZES, ROUNDS),
@@ -84,7 +88,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     ),
     st.builds(
         EnrolAnswer, NAMES, NONCES, st.just("granted"), st.binary(min_size=1, max_size=16_384), st.text(max_size=900),
-        ROUNDS,
+        ROUNDS, st.lists(CARRIED, max_size=3).map(tuple),
     ),
     st.builds(EnrolAnswer, NAMES, NONCES, st.just("pending"), st.just(b""), st.text(max_size=900), ROUNDS),
     st.builds(

@@ -15,6 +15,7 @@ from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
 from hushfleet.training.draws import Inputs
 
@@ -75,3 +76,32 @@ def test_a_client_needs_about_what_was_counted(model: str) -> None:
     assert trainer.grouping is not None
     taken = (torch.cuda.max_memory_allocated() - before) / clients
     assert 0.3 < taken / trainer.grouping.bytes_per_client < 1.25
+
+
+def test_replayed_passes_have_the_bits_of_the_passes_that_were_recorded() -> None:
+    """Shapes take turns, as they do when clients finish, and come again after memory was given back."""
+    gradient = TorchGradient(get_model("fashion-mnist-cnn"), device="cuda")
+    replayed, model = ReplayedGradient(gradient), gradient.model
+    generator = torch.Generator("cuda").manual_seed(3)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, device="cuda", generator=generator)
+
+    for turn in range(14):
+        if turn == 9:
+            replayed.forget()
+        for clients, batch in ((3, 8), (2, 8), (2, 5)):
+            params = torch.from_numpy(np.stack([model.init(turn + i) for i in range(clients)])).cuda()
+            x, y = drawn(clients, batch, *model.input_shape), (10 * drawn(clients, batch)).long()
+            masks = [2.0 * (drawn(clients, batch, *spec.shape) > 0.5) for spec in model.dropout]
+            weights = (drawn(clients, batch) + 0.1) if batch == 5 else None
+            out, expected = torch.empty_like(params), torch.empty_like(params)
+            how = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": False}
+            with torch.backends.cudnn.flags(**how):
+                losses, grads = replayed.clients(params, x, y, masks, out=out, weights=weights)
+                other, _ = gradient.clients(params, x, y, masks, expected, weights=weights)
+            assert grads is out
+            assert torch.equal(out, expected)
+            assert torch.equal(losses, other)
+    assert len(replayed._recordings) == 3
+    assert not replayed._refused

@@ -197,7 +197,8 @@ def test_a_cohort_trains_as_its_members_do_alone(
         alone(method, state, params, index, count, 2, inputs=how)
         for index, (state, count) in enumerate(zip(states, COUNTS, strict=True))
     ]
-    assert_same(got, expected, tolerance=1e-4)
+    # A noised gradient lies on a grid, and another order of sums may end at the next point of it.
+    assert_same(got, expected, tolerance=5e-4 if device == "cuda" and unit == "record" else 1e-4)
 
 
 @pytest.mark.parametrize(("name", "extra"), EXPORTED)

@@ -214,7 +214,7 @@ def test_who_has_finished_stays_to_the_bit(optimizer: str, device: str) -> None:
 
 
 def test_the_size_of_groups_changes_no_result_and_is_shown(device: str) -> None:
-    method, start = method_of("fedglp-adp", optimizer="adam", learning_rate=1e-3), DIGITS.model.init(1)
+    method, start = method_of("fedglp-adp", momentum=0.5), DIGITS.model.init(1)
     counts = (9, 3, 8, 14, 5, 4, 12)
     whole = CohortTrainer(DIGITS, device)
     expected = whole.train(method, cohort_of(method, counts=counts), start, inputs=Inputs())
