@@ -333,7 +333,7 @@ def draw(fleets: list[Figures], others: list[Figures], path: Path) -> None:
     """Accuracy against epsilon: of fleets of 30, 100 and 1,000, beside alone; and of other methods on one fleet."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11 if others else 7, 4.2), layout="constrained")
+    figure = Figure(figsize=(14 if others else 7.5, 4), layout="constrained")
     panels = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
     shown = [each for each in fleets if each["classes"] == 10 and each["honest"] == 1 and each["alpha"] is None]
     clothes = [each for each in shown if each["data"] == "fashion-mnist" and each["images"] == 20]
@@ -346,7 +346,7 @@ def draw(fleets: list[Figures], others: list[Figures], path: Path) -> None:
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.set(xlabel="epsilon against the server (a whole device, delta 1e-5)", ylabel="accuracy, %", ylim=(0, 100))
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
 
 
@@ -380,8 +380,8 @@ def draw_others(axes: Any, fleet: Figures, others: list[Figures]) -> None:
             curves.setdefault((cell["method"], cell["noise"]), {}).setdefault(cell["epsilon"], []).append(
                 line["global"]
             )
-    for (method, noise), points in curves.items():
-        name, color = SHOWN[method]
+    for method, noise in sorted(curves, key=lambda curve: (curve[1] == "local", list(SHOWN).index(curve[0]))):
+        points, (name, color) = curves[method, noise], SHOWN[method]
         epsilons = sorted(points)
         how = {"sum": "secure sums", "local": "each adds all the noise"}[noise]
         how = "if its masks could be summed" if (method, noise) == ("fedglp-adp", "sum") else how
