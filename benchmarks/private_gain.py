@@ -44,6 +44,12 @@ SEEDS = (0, 1, 2)
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
 JUDGED = 12  # devices of a fleet that are compared with training alone
 DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
+SHOWN = {
+    "hush": ("hush", "#1b6ca8"),
+    "dp-fedavg-head": ("DP-FedAvg on its head", "#4fb3a5"),
+    "dp-fedavg": ("DP-FedAvg, CNN", "#e0a33e"),
+    "fedglp-adp": ("FedGLP-ADP, CNN", "#b5524a"),
+}
 FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering"}
 MOST_TRAIN, MOST_TEST, BATCH = 24_000, 5_000, 64
 
@@ -241,7 +247,8 @@ def measure(fleet: Fleet, images: Images) -> Figures:
 def featured(data: str, *, data_dir: Path | None, kept: Path) -> tuple[Images, Figures]:
     """The features of a data set, computed once and kept; and what they cost.
 
-    Digits are 1,200 training and 597 test images. Of the others the first 24,000 and 5,000.
+    Digits are 1,200 training and 597 test images. Of the others the first 24,000 and 5,000; the fleets of Fashion-MNIST
+    in the table that `hushfleet plan` reads were drawn from all 60,000.
     """
     from hushfleet.data.sets import load
     from hushfleet.graphs.session import open_session
@@ -323,16 +330,30 @@ def show(fleets: list[Figures]) -> None:
         table(f"accuracy of {title}, in per cent, and over seeds its standard deviation", rows)
 
 
-def draw(fleets: list[Figures], path: Path) -> None:
-    """Accuracy against epsilon for fleets of 30, 100 and 1,000, beside alone."""
+def draw(fleets: list[Figures], others: list[Figures], path: Path) -> None:
+    """Accuracy against epsilon: of fleets of 30, 100 and 1,000, beside alone; and of other methods on one fleet."""
     from matplotlib.figure import Figure
 
-    shown = [each for each in fleets if each["images"] == 20 and each["classes"] == 10 and each["honest"] == 1]
-    shown = [each for each in shown if each["data"] == "fashion-mnist" and each["alpha"] is None]
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(14 if others else 7.5, 4), layout="constrained")
+    panels = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
+    shown = [each for each in fleets if each["classes"] == 10 and each["honest"] == 1 and each["alpha"] is None]
+    clothes = [each for each in shown if each["data"] == "fashion-mnist" and each["images"] == 20]
+    draw_fleets(panels[0], sorted(clothes, key=lambda each: -each["devices"]))
+    if others:
+        (digits,) = (e for e in shown if e["data"] == "digits" and (e["devices"], e["images"]) == (100, 12))
+        draw_others(panels[1], digits, others)
+    for axes in panels:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axes.set(xlabel="epsilon against the server (a whole device, delta 1e-5)", ylabel="accuracy, %", ylim=(0, 100))
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
+
+
+def draw_fleets(axes: Any, fleets: list[Figures]) -> None:
     colors = {1000: "#1b6ca8", 100: "#4fb3a5", 30: "#e0a33e"}
-    for each in sorted(shown, key=lambda each: -each["devices"]):
+    for each in fleets:
         if each["devices"] not in colors:
             continue
         epsilons = [point["epsilon"] for point in each["points"]]
@@ -345,13 +366,30 @@ def draw(fleets: list[Figures], path: Path) -> None:
             local = [100 * point["local"]["common"] for point in each["points"]]
             axes.plot(epsilons, local, "o:", color="#888888", label="100 devices, each adds all the noise")
             axes.axhline(100 * each["alone"]["common"], color="black", linestyle="--", label="alone")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.set(xlabel="epsilon against the server (a whole device, delta 1e-5)", ylabel="accuracy, %", ylim=(0, 90))
-    axes.set_title("Fashion-MNIST, 20 images a device", loc="left")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
+    axes.set_title("hush on Fashion-MNIST, 20 images a device", loc="left")
+
+
+def draw_others(axes: Any, fleet: Figures, others: list[Figures]) -> None:
+    """:param others: lines of `benchmarks.other_methods`."""
+    curves = {
+        ("hush", noise): {p["epsilon"]: [p[head]["common"]] for p in fleet["points"]}
+        for noise, head in (("sum", "shared"), ("local", "local"))
+    }
+    for line in others:
+        cell = line["cell"]
+        if (cell["data"], cell["devices"]) == (fleet["data"], fleet["devices"]) and cell["epsilon"] is not None:
+            curves.setdefault((cell["method"], cell["noise"]), {}).setdefault(cell["epsilon"], []).append(
+                line["global"]
+            )
+    for method, noise in sorted(curves, key=lambda curve: (curve[1] == "local", list(SHOWN).index(curve[0]))):
+        points, (name, color) = curves[method, noise], SHOWN[method]
+        epsilons = sorted(points)
+        how = {"sum": "secure sums", "local": "each adds all the noise"}[noise]
+        how = "if its masks could be summed" if (method, noise) == ("fedglp-adp", "sum") else how
+        style = "o-" if noise == "sum" else "o:"
+        axes.plot(epsilons, [100 * mean(points[each]) for each in epsilons], style, color=color, label=f"{name}, {how}")
+    axes.axhline(100 * fleet["alone"]["common"], color="black", linestyle="--", label="alone")
+    axes.set_title("100 devices with 12 digits each", loc="left")
 
 
 def main() -> None:
@@ -365,6 +403,7 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, with what there is")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write what `hushfleet plan` reads")
+    parser.add_argument("--others", type=Path, metavar="FILE", help="lines of benchmarks.other_methods, for the figure")
     parser.add_argument("--figure", type=Path, action="append", default=[], metavar="FILE.svg|.png")
     options = parser.parse_args()
     ends = time.monotonic() + 60 * options.minutes
@@ -396,8 +435,9 @@ def main() -> None:
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in figures.items() if key != "fleets"]
         text = ",\n  ".join(map(json.dumps, rows))
         options.table.write_text("{" + ",\n ".join(lines) + ',\n "fleets": [\n  ' + text + "\n ]}\n")
+    others = [] if options.others is None else list(map(json.loads, options.others.read_text().splitlines()))
     for path in options.figure:
-        draw(rows, path)
+        draw(rows, others, path)
     write(options, figures)
 
 

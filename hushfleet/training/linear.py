@@ -68,4 +68,4 @@ class LinearClipping:
 
 def _within(place: slice, part: slice, size: int) -> bool:
     first, end, _ = part.indices(size)
-    return first <= place.start and place.stop <= end
+    return bool(first <= place.start and place.stop <= end)

@@ -1,0 +1,50 @@
+"""Cells of `benchmarks/other_methods.py` are tasks at the epsilon that they name, and the figure shows them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.other_methods import Cell, cells
+from benchmarks.private_gain import EPSILONS, draw
+from hushfleet.aggregator.config.task import parse_task
+
+EXPECTED = {
+    ("dp-fedavg", "sum"): "secure",
+    ("dp-fedavg-head", "sum"): "secure",
+    ("fedglp-adp", "sum"): "as-published",
+    ("dp-fedavg", "local"): "strict",
+    ("dp-fedavg-head", "local"): "strict",
+    ("fedglp-adp", "local"): "strict",
+}
+
+
+def test_every_cell_is_a_task_at_its_epsilon() -> None:
+    every = list(cells())
+    assert len(set(every)) == len(every)
+    for cell in every:
+        task = parse_task(cell.plain(), where="cell")
+        assert (task.privacy.epsilon, task.privacy.delta, task.privacy.unit) == (cell.epsilon, 1e-5, "device")
+        if cell.epsilon:
+            assert task.privacy.accounting == EXPECTED[cell.method, cell.noise]
+        assert task.data.limit == cell.devices * cell.images
+
+
+def test_the_figure_has_a_curve_for_each_method(tmp_path: Path) -> None:
+    one = {"common": 0.5, "own": 0.5}
+    points = [{"epsilon": epsilon, "shared": one, "local": one, "std": 0.01} for epsilon in EPSILONS]
+    who = {"data": "digits", "classes": 10, "devices": 100, "images": 12, "alpha": None, "honest": 1.0}
+    lines = [
+        {"cell": asdict(Cell("digits", 100, 12, method, noise, epsilon, 0)), "global": 0.4}
+        for method, noise in EXPECTED
+        for epsilon in (2.0, None)
+    ]
+    fleet = {**who, "alone": one, "points": points}
+    draw([fleet, {**fleet, "data": "fashion-mnist", "images": 20}], lines, tmp_path / "figure.svg")
+    text = (tmp_path / "figure.svg").read_text()
+    for name in (
+        "hush, secure sums",
+        "DP-FedAvg, CNN, each adds all the noise",
+        "FedGLP-ADP, CNN, if its masks could be",
+    ):
+        assert name in text
