@@ -68,7 +68,7 @@ class Child:
         )
         try:
             self.ready = self._answer()
-        except ChildFailed:
+        except BaseException:
             self._end()
             raise
         self.start_s = time.perf_counter() - began
@@ -82,8 +82,10 @@ class Child:
         timer = threading.Timer(ANSWER_WITHIN_S, self._process.kill)
         timer.start()
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        timer.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()  # else an interrupted benchmark would wait for it
         if line:
             answer: Answer = json.loads(line)
             return answer

@@ -21,7 +21,9 @@ import statistics
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +34,7 @@ import torch
 from benchmarks.common import Figures, cores, make_parser, table, words_of, write
 from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
+from benchmarks.gpu_usage import GpuUsage, mean_or_none
 from benchmarks.processes import ROOT, Child, ChildFailed
 from hushfleet.data.sets import load
 from hushfleet.models import get_model
@@ -126,22 +129,34 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
         return answer
 
     with ExitStack() as stack:
-        for each in frameworks:
+        usage = stack.enter_context(GpuUsage()) if workload.device == "cuda" else None
+        busy: dict[str, list[float]] = {}
+        starting = ThreadPoolExecutor(max(1, len(frameworks)))
+        begun = [
+            starting.submit(Child, *each.command, python=each.python, root=each.root, variables=variables)
+            for each in frameworks
+        ]
+        for each, future in zip(frameworks, begun, strict=True):
             row: Figures = {"label": each.label, "family": each.family, "rates": [], "rounds": [], "failure": None}
             rows.append(row)
             with noted(row):
-                child = Child(*each.command, python=each.python, root=each.root, variables=variables)
-                stack.enter_context(child)
+                child = stack.enter_context(future.result())
                 row["versions"] = child.ready
-                round_of(row, child)
-                alive.append((row, child))
+        for row, future in zip(rows, begun, strict=True):
+            with noted(row):
+                round_of(row, future.result())
+                alive.append((row, future.result()))
         for turn in range(turns):
             first = turn % max(len(alive), 1)
             for row, child in alive[first:] + alive[:first]:
                 if row["failure"] is None:
                     with noted(row):
+                        began = time.monotonic()
                         answers = [round_of(row, child) for _ in range(workload.turn)]
                         row["rates"].append(_rate(answers))
+                        if usage is not None:
+                            busy.setdefault(row["label"], []).extend(usage.between(began, time.monotonic()))
+                            row["gpu_busy"] = mean_or_none(busy[row["label"]])
         for row, child in alive:
             if check and row["failure"] is None:
                 with noted(row):
@@ -234,6 +249,7 @@ def show(comparison: Figures) -> None:
                     "spread": f"{spread:.0%}",
                     "x plain": row["times_plain"],
                     "x best peer": row["times_best_peer"],
+                    **({"GPU busy": f"{row['gpu_busy']:.0%}"} if row.get("gpu_busy") is not None else {}),
                     **({"accuracy": row["accuracy"]} if row.get("accuracy") is not None else {}),
                 }
             )

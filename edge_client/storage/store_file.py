@@ -6,6 +6,7 @@ earlier schema is upgraded in one transaction.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -20,6 +21,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = b"3"
+OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
 ADVICE = (
     "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
     "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
@@ -67,6 +69,15 @@ class StoreLock:
 
     def release(self) -> None:
         os.close(self._fd)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a client has the store open. It only looks: trying the lock could make a client fail that starts now."""
+    with contextlib.suppress(OSError):
+        inode = str(_beside(path, ".lock").stat().st_ino)
+        held = (line.split() for line in Path("/proc/locks").read_text("ascii").splitlines())
+        return any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in held if len(words) > 5)
+    return False
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -143,7 +143,7 @@ def make_method(
     settings = from_plain(published.config, config, where="method")
     parts = published.parts(settings, privacy, rounds)
     if privacy.secure is not None:
-        check_sums(parts, privacy)
+        check_sums(parts, privacy, settings)
     return TaskMethod(parts, settings, privacy, layout, name=name)
 
 

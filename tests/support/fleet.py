@@ -193,8 +193,11 @@ class Devices:
 class Fleet:
     """A store, an engine on it, and enrolled devices."""
 
-    def __init__(self, folder: Path, *, devices: int = 3, durable: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, devices: int = 3, durable: bool = False, torch_device: str = "cpu", **settings: Any
+    ) -> None:
         self.folder = folder
+        self.torch_device = torch_device
         self.durable = durable
         self.prepared = prepared_task(devices=devices, **settings)
         self.devices = Devices(self.prepared, devices)
@@ -208,7 +211,8 @@ class Fleet:
         return self.devices.names
 
     def _engine(self) -> RoundEngine:
-        return RoundEngine(self.store, self.prepared, clock=lambda: self.now, monotonic=lambda: self.now)
+        clocks = {"clock": lambda: self.now, "monotonic": lambda: self.now}
+        return RoundEngine(self.store, self.prepared, device=self.torch_device, **clocks)
 
     def restart(self) -> RoundEngine:
         """As after a crash: a new store object and a new engine on the same folder."""

@@ -18,7 +18,7 @@ from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
 from hushfleet.simulator.engines.fast.runtimes import VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.engines.vmap.jobs import train_at_once
+from hushfleet.simulator.engines.vmap.jobs import tested_on_cuda, train_at_once
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -43,7 +43,8 @@ def run_rounds(
     """
     names = [device.name for device in simulation.fleet.devices]
     with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
-        engine = RoundEngine(store, simulation.prepared, masked=False)
+        prepared = tested_on_cuda(simulation) if runtime == VMAP else simulation.prepared
+        engine = RoundEngine(store, prepared, masked=False)
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:

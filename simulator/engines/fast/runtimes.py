@@ -2,7 +2,7 @@
 
 `onnx` are the devices' own graphs: its results are the live engine's, bit for bit. The others are quicker on some
 machines and networks, and sum in another order, so a run with them is the same experiment with other rounding. With
-`vmap`, a cohort is trained as arrays (`jobs`); `make_gradient` then gives PyTorch's for one client.
+`vmap`, a cohort is trained as arrays (`jobs`); `make_gradient` then gives PyTorch's for one client, which tests models.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def make_gradient(
     if runtime == "native":
         return native.NativeGradient(network, objective=objective)
     torch.set_num_threads(1)
-    return TorchGradient(network, objective=objective)
+    torch.backends.cudnn.allow_tf32 = False  # float32 is meant
+    device = "cuda" if runtime == VMAP and torch.cuda.is_available() else "cpu"
+    return TorchGradient(network, device=device, objective=objective)
 
 
 def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:

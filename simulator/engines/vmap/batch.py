@@ -12,7 +12,9 @@ from torch import Tensor
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.record import clipped_sum
 from hushfleet.simulator.engines.vmap.device_data import CohortStep
+from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.training.batch import Batch
+from hushfleet.training.entries import ALL, Entries
 
 
 @dataclass
@@ -24,7 +26,7 @@ class CohortBatch(Batch):
     :param scratch: rows for single samples' gradients, kept from step to step since fresh pages take time.
     """
 
-    gradient: TorchGradient
+    gradient: TorchGradient | ReplayedGradient
     step: CohortStep
     out: Tensor
     reduced: bool = False
@@ -56,14 +58,14 @@ class CohortBatch(Batch):
             losses[:, column] = loss
         return losses, grads
 
-    def clipped_sum(self, params: Tensor, clip_norm: float, out: Tensor) -> Tensor:
+    def clipped_sum(self, params: Tensor, clip_norm: float, out: Tensor, entries: Entries = ALL) -> Tensor:
         """Records one by one, so that memory does not grow with the batch."""
         losses = params.new_zeros(len(params))
 
         def gradients() -> Iterator[Tensor]:
             for loss in self._columns(params, [self.out] * self.step.y.shape[1]):
                 losses.add_(loss)
-                yield self.out
+                yield entries.alone(self.out)
 
         clipped_sum(gradients(), clip_norm, out)
         return losses / self.sizes.clamp(min=1)
@@ -92,4 +94,6 @@ class CohortBatch(Batch):
             )
 
     def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.out.device.type, torch.bfloat16) if self.reduced else nullcontext()
+        # Without its cache of weights in bfloat16, which a recorded pass would read for ever.
+        how = {"dtype": torch.bfloat16, "cache_enabled": False}
+        return torch.autocast(self.out.device.type, **how) if self.reduced else nullcontext()

@@ -14,7 +14,10 @@ from pinned memory, so nobody waits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -123,10 +126,13 @@ class GroupBatches:
 
     def __iter__(self) -> Iterator[CohortStep]:
         active = len(self.steps)
-        for step in range(self.steps[0]):
-            while self.steps[active - 1] <= step:
-                active -= 1
-            yield self._batch([next(draws) for draws in self._draws[:active]])
+        # Dropout masks take longer to draw than an accelerator to train on; NumPy lets other threads go on meanwhile.
+        threads = min(len(os.sched_getaffinity(0)), active) if self.inputs.dropout else 1
+        with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            for step in range(self.steps[0]):
+                while self.steps[active - 1] <= step:
+                    active -= 1
+                yield self._batch(list((pool.map if pool else map)(next, self._draws[:active])))
 
     def _draw(self, count: int, rng: np.random.Generator) -> Iterator[_Drawn]:
         """In the order of one client alone."""

@@ -39,6 +39,8 @@ SAMPLE_VECTORS = 2
 
 SECOND_VECTORS = 2  # what the first training ended with, and where the second begins
 
+REPLAY_VECTORS = 2  # parameters and gradient of a recorded pass
+
 CROP_BYTES = 40  # for each pixel of one channel: where it comes from and whether it is in the image, in several steps
 
 
@@ -53,6 +55,7 @@ def bytes_per_client(
     each: bool = False,
     second: bool = False,
     record: RecordMechanism | None = None,
+    replayed: bool = False,
 ) -> int:
     """Peak bytes that one more client adds to a group.
 
@@ -63,6 +66,7 @@ def bytes_per_client(
     :param second: whether there is a second model.
     :param record: of the privacy unit `record`: records go through the network one by one unless batches are clipped,
         and a batch may be larger than the mean, by as much as hardly ever happens.
+    :param replayed: whether passes are recorded, which then have memory of their own.
     """
     size, model = gradient.layout.size, gradient.model
     channels, height, width = model.input_shape
@@ -83,6 +87,9 @@ def bytes_per_client(
     # Two, since vmap takes short cuts with one.
     at_once = 1 if record is not None and record.clips == "record" else batch_size
     network = pass_bytes(gradient, 2, batch_size=at_once, dropout=dropout) // 2
+    if replayed:
+        vectors += REPLAY_VECTORS
+        network *= 2
     # 1: the mask of bools
     return size * (FLOAT_BYTES * vectors + 1) + network + beside + 2 * image_bytes
 

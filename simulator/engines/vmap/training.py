@@ -9,9 +9,9 @@ the device's own code.
 Clients of a group are in step, not in the same epoch, since an epoch of many samples has more batches. Where epochs
 train different parts, groups are of clients whose epochs end together.
 
-On CUDA a step of a compact network is some hundred launches, each longer than its arithmetic (counted, not timed). So a
-group is as large as the memory allows, and nothing in the loop waits for the device: batches are cut there
-(`device_data`), losses stay there, the optimizer is one kernel.
+On CUDA a step of a compact network is some hundred launches, each longer than its arithmetic. So a group is as large as
+the memory allows, the passes of a network are recorded and replayed (`replay`), and nothing in the loop waits for the
+device: batches are cut there (`device_data`), losses stay there, the optimizer is one kernel.
 
 On a processor vmap saves the interpreter's time and costs grouped convolutions and fresh memory: 4 to 5 times faster
 than one by one for `digits-cnn` in batches of 10, no faster for `mnist-cnn` in batches of 64.
@@ -43,6 +43,7 @@ from hushfleet.simulator.engines.vmap.batch import CohortBatch
 from hushfleet.simulator.engines.vmap.device_data import GroupBatches, SamplesOnDevice, step_count
 from hushfleet.simulator.engines.vmap.memory import bytes_per_client
 from hushfleet.simulator.engines.vmap.optim import make_cohort_optimizer
+from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.training.batch import Batch, NoisedBatch
 from hushfleet.training.draws import Inputs, epochs
 from hushfleet.training.entries import Entries
@@ -104,6 +105,7 @@ class CohortTrainer:
         self.memory_bytes = memory_bytes
         self.precision = precision
         self.on_device = SamplesOnDevice(self.device)
+        self.replayed = ReplayedGradient(gradient) if self.device.type == "cuda" else None
         self.grouping: Grouping | None = None  # of the last cohort
         self._most_clients = math.inf
 
@@ -174,6 +176,7 @@ class CohortTrainer:
                 each=training.gradient.samples,
                 second=method.parts.own_training is not None,
                 record=_record(method, ready[0]) if noised else None,
+                replayed=self.replayed is not None,
             )
             for training, noised in _trainings(method)
         )
@@ -196,11 +199,11 @@ class CohortTrainer:
     def _budget(self) -> int:
         if self.memory_bytes is not None:
             return self.memory_bytes
-        if self.device.type != "cuda":
+        if self.replayed is None:
             return CPU_BUDGET_BYTES
         free, _ = torch.cuda.mem_get_info(self.device)
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int(CUDA_SHARE * (free + cached))
+        return int(CUDA_SHARE * (free + cached + self.replayed.held_bytes))
 
     def _attempt(
         self,
@@ -223,7 +226,8 @@ class CohortTrainer:
         for each, state in zip(group, generators, strict=True):
             each.member.rng.bit_generator.state = state
         progress.done = done
-        if self.device.type == "cuda":
+        if self.replayed is not None:
+            self.replayed.forget()
             torch.cuda.empty_cache()
         return None
 
@@ -236,6 +240,8 @@ class CohortTrainer:
         progress: _Progress,
     ) -> list[Trained]:
         """As `train_round`."""
+        if self.replayed is not None:
+            self.replayed.begin()
         context = self._stacked([each.context for each in group], global_params)
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             shared = _ManyClients(self, method, method.training, group, inputs, progress, noised=method.by_record)
@@ -343,7 +349,8 @@ class _ManyClients:
         for cohort in self._batches:
             self._progress.step()
             rows = slice(cohort.active)
-            batch: Batch = CohortBatch(self._trainer.gradient, cohort, self._out[rows], reduced, self._scratch)
+            gradient = self._trainer.replayed or self._trainer.gradient
+            batch: Batch = CohortBatch(gradient, cohort, self._out[rows], reduced, self._scratch)
             if self._mechanisms:
                 noises = [each.member.noise for each in self._group[rows]]
                 batch = NoisedBatch(batch, self._mechanisms[rows], noises, self._total[rows])

@@ -19,7 +19,7 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.runtimes import quickest
+from hushfleet.simulator.engines.fast.runtimes import VMAP, quickest
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers, begin_worker
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
@@ -42,18 +42,21 @@ class Failure:
     error: str
 
 
-def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = "") -> KeptCell:
-    """Runs it in this process, or goes on in `folder` where an earlier part stopped. Raises `HushfleetError`."""
+def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = "", workers: int = 1) -> KeptCell:
+    """Runs it, or goes on in `folder` where an earlier part stopped. Raises `HushfleetError`.
+
+    :param workers: processes; with one all is done in this.
+    """
     task, run = cell.task(), RunFolder(folder / RUN)
     if run.path.exists() and not (run.task.exists() and load_task(run.task) == task):
         shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
-    runtime = runtime or quickest(task.model.name)
-    with Workers(1) as workers, EventLog(run.events) as events:
+    runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
+    with Workers(workers) as pool, EventLog(run.events) as events:
         # Own models are tested only where a table needs it: that can take longer than training.
         every, last = task.round.rounds, cell.evaluate_last
-        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
-        choose_own_heads(simulation, workers, runtime=runtime)
+        run_rounds(simulation, pool, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
+        choose_own_heads(simulation, pool, runtime=runtime)
     result = assemble(simulation, engine="fast")
     samples, tested = expected_work(task, evaluate_last=last)
     return kept_cell(
@@ -98,7 +101,10 @@ def run_cells(
     try:
         while waiting or under_way:
             while waiting and len(under_way) < jobs:
-                started = _Process(waiting.popleft(), runs, data_dir, runtime)
+                cell = waiting.popleft()
+                # What trains on a GPU leaves noise and coding to the cores.
+                workers = max(1, len(os.sched_getaffinity(0)) // jobs) if cell.group.gpu else 1
+                started = _Process(cell, runs, data_dir, runtime, workers)
                 under_way[started.receiver] = started
             for ready in connection.wait([each.receiver for each in under_way.values()], timeout=_POLL_S):
                 ended = under_way.pop(ready)
@@ -113,11 +119,11 @@ def run_cells(
 class _Process:
     """A cell in its process."""
 
-    def __init__(self, cell: Cell, runs: Path, data_dir: Path | None, runtime: str) -> None:
+    def __init__(self, cell: Cell, runs: Path, data_dir: Path | None, runtime: str, workers: int) -> None:
         self.cell, self.folder = cell, runs / cell.key
         context = multiprocessing.get_context("spawn")
         self.receiver, sender = context.Pipe(duplex=False)
-        self.process = context.Process(target=_run_apart, args=(sender, cell, self.folder, data_dir, runtime))
+        self.process = context.Process(target=_run_apart, args=(sender, cell, self.folder, data_dir, runtime, workers))
         os.environ.update(ENVIRONMENT)  # is read when a process starts
         # Inherited: Ctrl-C reaches this process only, which ends the others in order.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -157,7 +163,9 @@ class _Process:
         return f"its process {how}: {last} (all of it: {log})"
 
 
-def _run_apart(sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str) -> None:
+def _run_apart(
+    sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str, workers: int
+) -> None:
     """In the cell's process."""
     begin_worker()
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,6 +173,6 @@ def _run_apart(sender: connection.Connection, cell: Cell, folder: Path, data_dir
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     try:
-        sender.send(run_cell(cell, folder, data_dir=data_dir, runtime=runtime))
+        sender.send(run_cell(cell, folder, data_dir=data_dir, runtime=runtime, workers=workers))
     except HushfleetError as error:
         sender.send(Failure(str(error)))

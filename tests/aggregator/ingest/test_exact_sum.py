@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +16,7 @@ from hushfleet.aggregator.ingest.decoding import MAX_MAGNITUDE
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.blocks import BLOCK
 from hushfleet.errors import Malformed
+from support.accelerator import TORCH_DEVICES
 
 WIDTH = 5
 finite = st.floats(min_value=-MAX_MAGNITUDE, max_value=MAX_MAGNITUDE, width=32)
@@ -29,12 +31,17 @@ class _Accelerator(ExactSum):
         self._is_host = False
 
 
-@pytest.fixture(params=["processor", "accelerator"])
-def make_sum(request: pytest.FixtureRequest) -> type[ExactSum]:
-    return _Accelerator if request.param == "accelerator" else ExactSum
+def _on_cuda(size: int) -> ExactSum:
+    return ExactSum(size, device="cuda")
 
 
-MakeSum = type[ExactSum]
+MakeSum = Callable[[int], ExactSum]
+MAKE_SUM: dict[str, MakeSum] = {"cpu": ExactSum, "as on an accelerator": _Accelerator, "cuda": _on_cuda}
+
+
+@pytest.fixture(params=(*TORCH_DEVICES, "as on an accelerator"))
+def make_sum(request: pytest.FixtureRequest) -> MakeSum:
+    return MAKE_SUM[request.param]
 
 
 def exact(sums: ExactSum, index: int) -> int:
@@ -144,7 +151,7 @@ def test_long_vectors_are_walked_in_blocks(make_sum: MakeSum) -> None:
     for row in values:
         sums.add(row)
     expected = np.rint(values.astype(np.float64) * 2**40).astype(np.int64).sum(axis=0) / 2**40
-    assert np.array_equal(sums.sums.numpy(), expected)
+    assert np.array_equal(sums.sums.cpu().numpy(), expected)
 
 
 weights_of = st.floats(min_value=2**-18, max_value=4.0)
@@ -219,8 +226,8 @@ def test_masks_over_many_blocks(make_sum: MakeSum, density: float, size: int) ->
     sums = make_sum(size)
     sums.add(np.where(shared, values, np.float32(0)), shared)
     expected = np.where(shared, np.rint(values.astype(np.float64) * 2**40), 0)
-    assert np.array_equal(sums.sums.numpy(), expected / 2**40)
-    assert np.array_equal(sums.weights.numpy(), shared)
+    assert np.array_equal(sums.sums.cpu().numpy(), expected / 2**40)
+    assert np.array_equal(sums.weights.cpu().numpy(), shared)
 
 
 @pytest.mark.parametrize("place", [0, 1, 16, BLOCK, 2 * BLOCK + 2])
@@ -239,4 +246,4 @@ def test_values_may_lie_anywhere_in_the_bytes(make_sum: MakeSum) -> None:
         sums = make_sum(5000)
         sums.add(there)
         sums.add(values)
-        assert np.array_equal(sums.sums.numpy(), 2 * np.rint(values.astype(np.float64) * 2**40) / 2**40)
+        assert np.array_equal(sums.sums.cpu().numpy(), 2 * np.rint(values.astype(np.float64) * 2**40) / 2**40)

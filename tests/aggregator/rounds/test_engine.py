@@ -18,6 +18,7 @@ from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.state import PublicState
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from support.accelerator import TORCH_DEVICES
 
 MakeFleet = Callable[..., Any]
 
@@ -67,6 +68,22 @@ def test_the_order_of_arrival_changes_no_bit(make_fleet: MakeFleet, order: list[
         fleet.engine.close()
         results.append(fleet.engine.global_digest)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("torch_device", TORCH_DEVICES)
+@pytest.mark.parametrize(
+    "settings", [{"method": "fedglp-adp"}, {"method": "dp-fedsim"}, {"method": "dp-fedavg", "aggregation": "median"}]
+)
+def test_where_sums_are_held_changes_no_bit(make_fleet: MakeFleet, settings: dict[str, Any], torch_device: str) -> None:
+    here, there = make_fleet(devices=5, **settings), make_fleet(devices=5, torch_device=torch_device, **settings)
+    for _ in range(2):
+        here.run_round()
+        there.run_round()
+    there.restart()
+    for fleet in (here, there):
+        fleet.run_round()
+    assert there.engine.global_digest == here.engine.global_digest
+    np.testing.assert_array_equal(there.engine.global_params, here.engine.global_params)
 
 
 def test_a_duplicate_is_acknowledged_and_not_added_again(make_fleet: MakeFleet) -> None:

@@ -19,7 +19,6 @@ from hushfleet.training.own_samples import Teacher
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 DROPOUT = (DropoutSpec((2, 3), 0.5), DropoutSpec((4,), 0.25))
 
 
@@ -37,12 +36,13 @@ def batches_of(
     dropout: tuple[DropoutSpec, ...] = DROPOUT,
     steps: int = 0,
     augment: Augment = "none",
+    device: str = "cpu",
     **more: Any,
 ) -> GroupBatches:
     return GroupBatches(
         [samples_of(count, seed) for seed, count in enumerate(counts)],
         [np.random.default_rng(seed) for seed in range(len(counts))],
-        SamplesOnDevice(CPU),
+        SamplesOnDevice(torch.device(device)),
         config=TrainingConfig(batch_size=4, local_epochs=epochs, local_steps=steps),
         inputs=Inputs(dropout, augment),
         **more,
@@ -50,8 +50,8 @@ def batches_of(
 
 
 @pytest.mark.parametrize("counts", [[11, 9, 4, 3], [8, 8], [1], [6, 5, 2, 1, 1]])
-def test_each_client_gets_its_own_batches_to_the_bit(counts: list[int]) -> None:
-    steps = list(batches_of(counts))
+def test_each_client_gets_its_own_batches_to_the_bit(counts: list[int], device: str) -> None:
+    steps = list(batches_of(counts, device=device))
     assert len(steps) == -(-counts[0] // 4) * 2
     for row, count in enumerate(counts):
         samples, rng, taken = samples_of(count, row), np.random.default_rng(row), 0
@@ -60,14 +60,14 @@ def test_each_client_gets_its_own_batches_to_the_bit(counts: list[int]) -> None:
                 batch, own = steps[taken], samples.take(indices)
                 assert batch.active > row
                 assert batch.sizes[row] == len(own)
-                np.testing.assert_array_equal(batch.x[row, : len(own)], own.x)
-                np.testing.assert_array_equal(batch.y[row, : len(own)], own.y)
+                np.testing.assert_array_equal(batch.x[row, : len(own)].cpu(), own.x)
+                np.testing.assert_array_equal(batch.y[row, : len(own)].cpu(), own.y)
                 for mask, expected in zip(batch.masks, draw_dropout(DROPOUT, len(own), rng), strict=True):
-                    np.testing.assert_array_equal(mask[row, : len(own)], expected)
+                    np.testing.assert_array_equal(mask[row, : len(own)].cpu(), expected)
                     assert (mask[row, len(own) :] == 0).all()
                 # Padding is the batch's own first sample, without weight.
                 np.testing.assert_array_equal(
-                    batch.x[row, len(own) :], own.x[:1].repeat(batch.x.shape[1] - len(own), 0)
+                    batch.x[row, len(own) :].cpu(), own.x[:1].repeat(batch.x.shape[1] - len(own), 0)
                 )
                 if batch.weights is not None:
                     padding = batch.x.shape[1] - len(own)
@@ -76,10 +76,10 @@ def test_each_client_gets_its_own_batches_to_the_bit(counts: list[int]) -> None:
         assert all(batch.active <= row for batch in steps[taken:])
 
 
-def test_only_as_much_is_padded_as_a_step_needs() -> None:
+def test_only_as_much_is_padded_as_a_step_needs(device: str) -> None:
     # 11, 9 and 4 samples in batches of 4: sizes 4 4 4 | 4 4 4 | 3 1, all of it twice, but the last client has one batch
     # an epoch and takes its second at step 1.
-    steps = list(batches_of([11, 9, 4], dropout=()))
+    steps = list(batches_of([11, 9, 4], dropout=(), device=device))
     assert [batch.sizes.tolist() for batch in steps] == [[4, 4, 4], [4, 4, 4], [3, 1], [4, 4], [4, 4], [3, 1]]
     assert [batch.x.shape[1] for batch in steps] == [4, 4, 3, 4, 4, 3]
     assert [batch.weights is None for batch in steps] == [True, True, False, True, True, False]
@@ -95,34 +95,34 @@ def test_steps_are_counted_by_epochs_of_whole_and_partial_batches() -> None:
     assert [step_count(count, TrainingConfig(batch_size=4, local_epochs=3)) for count in (1, 4, 5, 12)] == [3, 3, 6, 9]
 
 
-def test_a_number_of_steps_goes_through_the_samples_as_often_as_it_takes() -> None:
-    steps = list(batches_of([11, 5], steps=4, dropout=()))
+def test_a_number_of_steps_goes_through_the_samples_as_often_as_it_takes(device: str) -> None:
+    steps = list(batches_of([11, 5], steps=4, dropout=(), device=device))
     assert [batch.sizes.tolist() for batch in steps] == [[4, 4], [4, 1], [3, 4], [4, 1]]
     assert [batch.epoch for batch in steps] == [0, 0, 0, 1]
 
 
-def test_images_are_shifted_and_mirrored_as_each_client_would_alone_to_the_bit() -> None:
+def test_images_are_shifted_and_mirrored_as_each_client_would_alone_to_the_bit(device: str) -> None:
     counts, how = [40, 23, 5], Inputs(DROPOUT, "flip-crop")
-    steps = list(batches_of(counts, augment="flip-crop"))
+    steps = list(batches_of(counts, augment="flip-crop", device=device))
     changed = 0
     for row, count in enumerate(counts):
         samples, rng, taken = samples_of(count, row), np.random.default_rng(row), 0
         for _ in range(2):
             for indices in shuffled_batches(count, 4, rng):
                 x, masks = drawn_inputs(samples, indices, how, rng)
-                np.testing.assert_array_equal(steps[taken].x[row, : len(x)], x)
-                np.testing.assert_array_equal(steps[taken].x[row, len(x) :], x[:1].repeat(4 - len(x), 0))
+                np.testing.assert_array_equal(steps[taken].x[row, : len(x)].cpu(), x)
+                np.testing.assert_array_equal(steps[taken].x[row, len(x) :].cpu(), x[:1].repeat(4 - len(x), 0))
                 for mask, expected in zip(steps[taken].masks, masks, strict=True):
-                    np.testing.assert_array_equal(mask[row, : len(x)], expected)
+                    np.testing.assert_array_equal(mask[row, : len(x)].cpu(), expected)
                 changed += (x != samples.take(indices).x).any()
                 taken += 1
     assert changed > 10
 
 
-def test_batches_by_record_may_be_empty_and_are_as_many_for_all() -> None:
+def test_batches_by_record_may_be_empty_and_are_as_many_for_all(device: str) -> None:
     record = RecordMechanism(1.0, 0.0, sample_rate=0.06, batches=30, gradients_per_batch=1, batch_size=4)
     counts = [11, 9, 2]
-    steps = list(batches_of(counts, record=record, augment="flip-crop"))
+    steps = list(batches_of(counts, record=record, augment="flip-crop", device=device))
     assert len(steps) == 30
     sizes = np.array([batch.sizes.tolist() for batch in steps])
     assert (sizes.max(1) == 0).any(), "the rate is such that all are empty at some step"
@@ -134,30 +134,30 @@ def test_batches_by_record_may_be_empty_and_are_as_many_for_all() -> None:
             indices = record.sample(count, rng)
             x, _ = drawn_inputs(samples, indices, how, rng)
             assert batch.sizes[row] == len(indices)
-            np.testing.assert_array_equal(batch.x[row, : len(x)], x)
+            np.testing.assert_array_equal(batch.x[row, : len(x)].cpu(), x)
             if batch.weights is not None:
                 assert batch.weights[row].tolist() == [1.0] * len(x) + [0.0] * (batch.x.shape[1] - len(x))
 
 
-def test_each_sample_brings_its_teachers_logits() -> None:
+def test_each_sample_brings_its_teachers_logits(device: str) -> None:
     counts = [9, 6, 3]
     rng = np.random.default_rng(3)
     logits = [rng.standard_normal((count, 5)).astype(np.float32) for count in counts]
     teachers = [Teacher(logits[0], 0.25), None, Teacher(logits[2], 1.0)]
-    steps = list(batches_of(counts, dropout=(), teachers=teachers))
+    steps = list(batches_of(counts, dropout=(), teachers=teachers, device=device))
     for row, count in enumerate(counts):
         rng, taken = np.random.default_rng(row), 0
         for _ in range(2):
             for indices in shuffled_batches(count, 4, rng):
                 own = logits[row][indices] if row != 1 else np.zeros((len(indices), 5))
-                np.testing.assert_array_equal(steps[taken].teacher[row, : len(indices)], own)
+                np.testing.assert_array_equal(steps[taken].teacher[row, : len(indices)].cpu(), own)
                 assert set(steps[taken].distill[row].tolist()) == {(0.25, 0.0, 1.0)[row]}
                 taken += 1
-    assert next(iter(batches_of(counts, teachers=[None] * 3))).teacher is None
+    assert next(iter(batches_of(counts, teachers=[None] * 3, device=device))).teacher is None
 
 
-def test_data_stays_on_the_device_as_long_as_somebody_has_it() -> None:
-    kept, samples, other = SamplesOnDevice(CPU), samples_of(5, 0), samples_of(5, 1)
+def test_data_stays_on_the_device_as_long_as_somebody_has_it(device: str) -> None:
+    kept, samples, other = SamplesOnDevice(torch.device(device)), samples_of(5, 0), samples_of(5, 1)
     first, _ = kept.of(samples)
     assert first.dtype == torch.uint8
     assert kept.of(samples)[0] is first
@@ -171,8 +171,8 @@ def test_data_stays_on_the_device_as_long_as_somebody_has_it() -> None:
     assert len(kept) == 0
 
 
-def test_read_only_images_are_taken_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_read_only_images_are_taken_without_a_warning(recwarn: pytest.WarningsRecorder, device: str) -> None:
     samples = samples_of(3, 0)
     samples.images.flags.writeable = False
-    np.testing.assert_array_equal(SamplesOnDevice(CPU).of(samples)[0], samples.images)
+    np.testing.assert_array_equal(SamplesOnDevice(torch.device(device)).of(samples)[0].cpu(), samples.images)
     assert not recwarn.list

@@ -140,7 +140,12 @@ def returned(method: TaskMethod, index: int, count: int, inputs: Inputs) -> Devi
 
 
 def together(
-    method: TaskMethod, states: Sequence[DeviceState], params: np.ndarray, counts: Sequence[int], inputs: Inputs
+    method: TaskMethod,
+    states: Sequence[DeviceState],
+    params: np.ndarray,
+    counts: Sequence[int],
+    inputs: Inputs,
+    device: str,
 ) -> list[Trained]:
     members = [
         Member(
@@ -152,7 +157,8 @@ def together(
         )
         for index, (state, count) in enumerate(zip(states, counts, strict=True))
     ]
-    return CohortTrainer(torch_gradient(method.training.objective), "cpu").train(method, members, params, inputs=inputs)
+    trainer = CohortTrainer(torch_gradient(method.training.objective), device)
+    return trainer.train(method, members, params, inputs=inputs)
 
 
 def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float) -> None:
@@ -176,7 +182,9 @@ def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: 
 @pytest.mark.parametrize("unit", PRIVACY)
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize(("name", "extra"), CASES)
-def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any], inputs: str, unit: str) -> None:
+def test_a_cohort_trains_as_its_members_do_alone(
+    name: str, extra: dict[str, Any], inputs: str, unit: str, device: str
+) -> None:
     method, how = method_of(name, extra, PRIVACY[unit]), INPUTS[inputs]
     states = [
         method.init_state() if index == NEWCOMER else returned(method, index, count, how)
@@ -184,22 +192,23 @@ def test_a_cohort_trains_as_its_members_do_alone(name: str, extra: dict[str, Any
     ]
     params = MODEL.init(2)
     params.flags.writeable = False
-    got = together(method, states, params, COUNTS, how)
+    got = together(method, states, params, COUNTS, how, device)
     expected = [
         alone(method, state, params, index, count, 2, inputs=how)
         for index, (state, count) in enumerate(zip(states, COUNTS, strict=True))
     ]
-    assert_same(got, expected, tolerance=1e-4)
+    # A noised gradient lies on a grid, and another order of sums may end at the next point of it.
+    assert_same(got, expected, tolerance=5e-4 if device == "cuda" and unit == "record" else 1e-4)
 
 
 @pytest.mark.parametrize(("name", "extra"), EXPORTED)
-def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, Any]) -> None:
+def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, Any], device: str) -> None:
     """Or as many as there are epochs, where a method trains by those."""
     steps = {} if issubclass(METHODS[name].config, HeadFirstConfig) else {"local_steps": 1}
     method = method_of(name, {**extra, **steps}, PRIVACY["device"])
     how, counts, params = INPUTS["dropout"], (4, 4), MODEL.init(2)
     states = [returned(method, index, count, how) for index, count in enumerate(counts)]
-    got = together(method, states, params, counts, how)
+    got = together(method, states, params, counts, how, device)
     onnx = {
         "gradient": GradientGraph(graph(method.training.objective), LAYOUT),
         "logits_of": InferenceGraph(inference(), LAYOUT),
