@@ -5,8 +5,8 @@
 
 Broker, aggregator and devices as in `benchmarks/fleet.py`. A share of the devices has a process of its own, which is
 killed when the first round has opened and never comes back: members of the committee are among them. Each device has
-four images, and the head sees pixels: with features, a thousand boards' copies of their graph would not fit into one
-machine's memory. With the fast engine nobody is killed, and it leaves the masks out. The exit status is 0 only if every
+four images, and the head sees pixels: with features, a thousand boards that fetch their graph at once take 5 MiB each.
+With the fast engine nobody is killed, and it leaves the masks out. The exit status is 0 only if every
 round's sum was opened and nothing else was lost.
 """
 

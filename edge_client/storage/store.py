@@ -282,6 +282,7 @@ class DeviceStore:
             raise StoreError(f"the bytes given are not the blob {digest.hex()[:16]}; nothing was stored")
         with self._transaction("store a blob"):
             self._connection.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?)", (digest, data))
+        self._connection.execute("PRAGMA shrink_memory")  # its pages would stay in the cache until others need the room
 
     def drop_blobs(self, keep: Collection[bytes]) -> None:
         """Deletes all blobs but those in `keep`."""

@@ -23,6 +23,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver, train_cohort
+from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
@@ -152,9 +153,10 @@ class TrialRunner:
                 EventLog(simulation.folder.events) as events,
                 Workers(1) as workers,
             ):
-                engine = RoundEngine(store, simulation.prepared)
+                engine = RoundEngine(store, simulation.prepared, masked=False)
+                roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
                 while not engine.finished:
-                    plan = engine.open_round(names)
+                    plan = engine.open_round(names, roster=roster)
                     devices = [name for name in names if (plan.round, name) not in missing]
                     for answer in train_cohort(simulation, workers, plan, devices):
                         deliver(answer, engine, plan, events)

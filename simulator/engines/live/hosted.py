@@ -22,6 +22,7 @@ from hushfleet.edge_client import runtime
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.wire.link.connection import Timing
@@ -94,7 +95,7 @@ def main() -> int:
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each would warn that its noise has a seed
     runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined]
     runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]
-    runtime.FeatureGraph = loaded_once(runtime.FeatureGraph)  # type: ignore[assignment,attr-defined]
+    TaskHandler._load = in_turns(TaskHandler._load)  # type: ignore[method-assign]  # a graph of features is megabytes
     FeatureGraph.of = in_turns(FeatureGraph.of)  # type: ignore[method-assign]
     Trainer.run_round = in_turns(Trainer.run_round)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
