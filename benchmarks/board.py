@@ -44,10 +44,12 @@ def client(folder: Path, runtime: str) -> None:
     import hushfleet.wire.link.mqtt  # noqa: F401  # in memory on a board as well
     from hushfleet.config.spec import TaskSpec
     from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.board.process import return_freed_memory
     from hushfleet.edge_client.runtime import TaskRuntime
     from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.wire.format.messages import RoundPlan
 
+    return_freed_memory()  # as `hushfleet client` does
     os.cpu_count = lambda: 1  # what the client gives ONNX Runtime
     config, package = load_config(folder / "device.toml"), (folder / "package.bin").read_bytes()
     spec, initial = TaskSpec.from_bytes(package), np.load(folder / "initial.npy")
@@ -57,8 +59,12 @@ def client(folder: Path, runtime: str) -> None:
     assert inference is not None
     digest = hashlib.sha256(package).digest()
     store = DeviceStore(folder / f"{runtime}.sqlite", device=DEVICE)
+    kept = [ref.digest for ref in spec.model.graphs]
+    for each, graph in zip(kept, graphs, strict=True):
+        store.put_blob(each, graph)
     how = {"gradient": gradient, "inference": inference, "features": features, "config": config}
     task = TaskRuntime(digest=digest, spec=spec, store=store, **how)
+    del how, graphs, graph, features  # as in a client, which reads the last from its store when it is wanted
     trainer = task.trainer
     if runtime != "onnx":
         from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
@@ -82,7 +88,7 @@ def client(folder: Path, runtime: str) -> None:
         store.put_blob(model, params.tobytes())
         entry = trainer.run_round(plan, params, on_batch=lambda *_: marks.append(clock()))
         store.set_status(spec.task, done, "acked")
-        store.drop_blobs({model})
+        store.drop_blobs({model, *kept})
         total = between([began, clock()])
         return {**total, "step": between(marks), "update_bytes": len(entry.data)}
 
@@ -93,10 +99,20 @@ def client(folder: Path, runtime: str) -> None:
         marks.append(clock())
         return {**between(marks), "images": count}
 
+    def own_head() -> Answer:
+        """The device chooses its head among the shared one and those that it makes, as after a task."""
+        from hushfleet.model.own_head import own_head_of
+
+        marks = [clock()]
+        own_head_of(initial, spec.model.layout, trainer.samples)
+        marks.append(clock())
+        return between(marks)
+
     if runtime == "onnx" and "torch" in sys.modules:
         raise SystemExit("the client has imported PyTorch; its figures would mean nothing")
     ready = {"cpu_s": time.process_time(), "mib": memory_mib("VmHWM")}
-    Parent(ready).serve({"read": read, "round": a_round, "peak": lambda: {"mib": memory_mib("VmHWM")}})
+    handlers = {"read": read, "round": a_round, "own_head": own_head, "peak": lambda: {"mib": memory_mib("VmHWM")}}
+    Parent(ready).serve(handlers)
 
 
 def plain(folder: Path, model_name: str) -> None:

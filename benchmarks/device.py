@@ -134,20 +134,24 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
 
 
 def measure_features(name: str, folder: Path, **work: int) -> Figures:
-    """A linear head on features: what an image takes, and a whole client's memory through two rounds."""
+    """A linear head on features: what an image takes, and a whole client's memory: rounds, then its own head."""
     run = write_task(folder / name, name, "dp-fedavg", batch=work["batch"], samples=work["samples"])
     with Child("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
         read = ours.ask("read")
         made_mib = ours.ask("peak")["mib"]
         rounds = [ours.ask("round")["cpu_ms"] for _ in range(2)]
         peak = ours.ask("peak")["mib"]
+        own_head_ms = ours.ask("own_head")["cpu_ms"]
+        chosen_mib = ours.ask("peak")["mib"]
     return {
         "features": name,
         "image_ms": read["cpu_ms"] / read["images"],
         "round_ms": min(rounds),
+        "own_head_ms": own_head_ms,
         "ready_mib": ours.ready["mib"],
         "features_peak_mib": made_mib,
         "round_peak_mib": peak,
+        "own_head_peak_mib": chosen_mib,
     }
 
 

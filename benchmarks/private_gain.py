@@ -359,6 +359,10 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, required=True, metavar="FILE", help="finished fleets, a line each")
     parser.add_argument("--data-dir", type=Path, help="where the data sets' files are")
     parser.add_argument("--quick", action="store_true", help="one small fleet")
+    parser.add_argument("--data", choices=sorted(FEATURES), help="measure fleets of this data set alone")
+    parser.add_argument(
+        "--part", default="0/1", metavar="K/N", help="every N-th of them, from the K-th (0 is the first)"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, with what there is")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write what `hushfleet plan` reads")
     parser.add_argument("--figure", type=Path, action="append", default=[], metavar="FILE.svg|.png")
@@ -368,7 +372,9 @@ def main() -> None:
     done: dict[Fleet, Figures] = {Fleet(**line["fleet"]): line for line in lines}
     images: dict[str, Images] = {}
     features: Figures = {}
-    for fleet in fleets(quick=options.quick):
+    first, parts = map(int, options.part.split("/"))
+    wanted = [fleet for fleet in fleets(quick=options.quick) if options.data in (None, fleet.data)]
+    for fleet in wanted[first::parts]:
         if fleet.data not in images:
             found = featured(fleet.data, data_dir=options.data_dir, kept=options.kept)
             images[fleet.data], features[FEATURES[fleet.data]] = found

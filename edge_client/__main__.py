@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import signal
 import sys
 import threading
@@ -20,8 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import hushfleet
-from hushfleet.config.schema import to_plain
-from hushfleet.config.spec import TRUST, TaskSpec, Trust
+from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
@@ -82,7 +80,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     for name, text in (
         ("run", "run the device (the default)"),
         ("predict", "classify an image with the device's own model"),
-        ("status", "show rounds, privacy spent and what waits to be sent"),
+        ("status", "show what it waits for, its model, and the privacy that it has spent"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("config", metavar="DEVICE.toml", type=Path, help="the device's configuration")
@@ -103,37 +101,51 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.agent import Agent
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
+    from hushfleet.edge_client.fleet.duties import Duty
     from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
     from hushfleet.wire.link.mqtt import MqttLink
 
     return_freed_memory()
     config = load_config(options.config)
-    broker, simulation = config.broker.address, config.simulation
-    reconnect_s = simulation.reconnect_s if simulation else None
+    if (words := certificate_words(config)) is not None:
+        logging.getLogger("hushfleet.edge").warning("%s", words)
+    simulation = config.simulation
+    timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None
+    if config.fleet is None:
+        config.broker.address  # noqa: B018 - a wrong file is an error before the store is made
 
-    def connect(store: DeviceStore, will: Will) -> MqttLink:
-        return MqttLink(
-            broker,
-            client_id=store.identity.client_id(config.device.id),
-            will=will,
-            timing=None if reconnect_s is None else Timing(backoff_base_s=reconnect_s),
-        )
+    def connect(store: DeviceStore, will: Will | None = None, *, enrol: bool = False) -> MqttLink:
+        address = config.enrolment_address if enrol else config.broker_address
+        return MqttLink(address, client_id=store.identity.client_id(config.device.id), will=will, timing=timing)
 
-    stop = threading.Event()
+    stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    if config.fleet is not None:
+        from hushfleet.edge_client.fleet.trial import prove
+
+        if not prove(config, connect, stop, supervisor):
+            return INTERRUPTED if signal.SIGINT in caught else 0
     pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
     with open_store(config.store_path, device=config.device.id, simulation=simulation, pacer=pacer) as store:
-        agent = Agent(config, partial(connect, store), store, supervisor=Supervisor.from_environment(), pacer=pacer)
-        caught: list[int] = []
 
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            caught.append(number)
-            stop.set()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        def run_agent(duties: Sequence[Duty] = ()) -> None:
+            agent = Agent(config, partial(connect, store), store, supervisor=supervisor, pacer=pacer, duties=duties)
+            agent.run(stop)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, on_signal)
-        agent.run(stop)
+        if config.fleet is None:
+            run_agent()
+        else:
+            from hushfleet.edge_client.fleet.membership import run_in_fleet
+
+            run_in_fleet(config, store, run_agent, partial(connect, store, enrol=True), stop, supervisor)
     return INTERRUPTED if signal.SIGINT in caught else 0
 
 
@@ -153,68 +165,13 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.status import status, told
+
     config = load_config(options.config)
-    delta, limit = config.limits.delta, config.limits.epsilon_server
     with _inspected(config) as store:
-        ledger = store.ledger
-        rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
-        spent = {task: ledger.epsilon_server(delta=delta, task=task) for task in rounds}
-        total, noised = ledger.epsilon_server(delta=delta), ledger.epsilon_noised(delta=delta)
-        raw, unit, key = ledger.raw_values(), ledger.unit(), store.identity.public_key.hex()
-        stopped, waiting = store.stopped_because, store.waiting()
-        head = store.own_head()
-        trust, of_task = _trust(store)
-    if options.json:
-        report = {
-            "device": config.device.id,
-            "public_key": key,
-            "stopped_because": stopped,
-            "epsilon_server": _json_number(total),
-            "epsilon_limit": _json_number(limit),
-            "delta": delta,
-            "unit": unit,
-            "trust": trust,
-            "trust_allowed": TRUST[config.limits.accounting],
-            "raw_values": list(raw),
-            "epsilon_noised": _json_number(noised),
-            "tasks": [
-                {"task": task, "rounds": rounds[task], "epsilon_server": _json_number(spent[task])} for task in spent
-            ],
-            "own_head": head and {"task": head.task, **to_plain(head.choice)},
-            "waiting": [{"task": task, "round": number} for task, number in waiting],
-        }
-        print(json.dumps(report))
-        return 0
-    print(f"device     {config.device.id}   key {key}")
-    against = "whoever sees this device's updates" if trust != "secure-sum" else "whoever sees the sums that it is in"
-    print(f"spent      epsilon_server {total:.3f} of {limit:.3f} at delta {delta:g}, per {unit}, against {against}")
-    print(f"trust      {of_task}; this device allows {TRUST[config.limits.accounting]}")
-    if raw:
-        print(f"infinite   without noise have left: {', '.join(raw)}; the noised values alone: {noised:.3f}")
-    for task in spent:
-        print(f"task       {task}: {rounds[task]} rounds, epsilon_server {spent[task]:.3f}")
-    if head is not None:
-        print(f"own head   {head.task}: {head.choice.words}; it never leaves the device")
-    if stopped is not None:
-        print(f"stopped    {stopped}")
-    for task, number in waiting:
-        print(f"waiting    the update of round {number} of {task} is not acknowledged yet")
+        report = status(config, store)
+    print(json.dumps(report) if options.json else "\n".join(told(report)))
     return 0
-
-
-def _trust(store: DeviceStore) -> tuple[Trust | None, str]:
-    """The trust model of the task that the device has trained in last, and the same in words."""
-    package = store.blob(store.task_digest) if store.task_digest else None
-    if package is None:
-        return None, "no task yet"
-    spec = TaskSpec.from_bytes(package)
-    trust, secure = TRUST[spec.privacy.accounting], spec.privacy.secure
-    if secure is None:
-        return trust, f"{trust}, in {spec.task}"
-    return trust, (
-        f"{trust}, in {spec.task}: sums of {secure.min_devices} devices or more, with the noise of "
-        f"{secure.honest_devices} honest ones"
-    )
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"run": _run, "predict": _predict, "status": _status}
@@ -222,11 +179,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"run": _run, "predi
 
 def _inspected(config: DeviceConfig) -> DeviceStore:
     return DeviceStore(config.store_path, device=config.device.id, inspect=True)
-
-
-def _json_number(value: float) -> float | str:
-    """Standard JSON has no infinity."""
-    return value if math.isfinite(value) else "inf"
 
 
 if __name__ == "__main__":

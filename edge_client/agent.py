@@ -14,13 +14,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
+from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.net.store_check import StoreCheck
@@ -30,12 +33,15 @@ from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded, same
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.wire.format.fleet_messages import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
+    Decline,
     DeviceStatus,
     Known,
     Message,
     NotEnrolled,
+    Offer,
     RoundPlan,
     ServerState,
     encode_message,
@@ -57,6 +63,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param supervisor: is told that the work loop lives (systemd's watchdog).
     :param pacer: makes the work as slow as a simulated board's.
+    :param duties: what it does for its fleet besides.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         supervisor: Supervisor | None = None,
         pacer: Pacer | None = None,
+        duties: Sequence[Duty] = (),
     ) -> None:
         self.config = config
         self.store = store
@@ -78,6 +86,7 @@ class Agent:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(None, None)
         self._pacer = pacer or Pacer()
+        self._duties = duties
         self._memory_mib = config.memory_mib
         self._session = self.store_check.session
         self._verifier = MessageVerifier(store, config.server_key, federation=self.topics.federation)
@@ -88,7 +97,12 @@ class Agent:
         self._backlog: deque[LinkEvent] = deque()
         self._stop = threading.Event()
         self._up = False
+        self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
+        self.health = None if config.fleet is None else BoardHealth(config, now=clock())
+        note = None if config.simulation else config.store_path.with_name(FILE_NAME)
+        advice = advice_on_silence(self.device, self.topics.federation)
+        self._waiting = WaitingNote(note, advice, clock=clock)
         if config.simulation is not None:
             _log.warning(
                 "SIMULATION: the noise of this device comes from the seed %d and protects nobody; "
@@ -132,7 +146,10 @@ class Agent:
     def start(self) -> None:
         """Opens the link; `step` does the rest."""
         topics = self.topics
-        for topic_filter in (topics.down(self.device), topics.server, topics.task, topics.round):
+        of_duties = [each for duty in self._duties for each in duty.filters]
+        for topic_filter in dict.fromkeys(
+            [topics.down(self.device), topics.server, topics.task, topics.round, *of_duties]
+        ):
             self.link.subscribe(topic_filter)
         self.link.open()
         self._supervisor.ready()
@@ -156,6 +173,7 @@ class Agent:
             except LinkLost as error:
                 self._up = False
                 _log.debug("not sent: %s", error)
+        self._waiting.is_(*self._waits_for())
 
     def close(self) -> None:
         """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
@@ -173,7 +191,8 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        due = (each.due_at for each in (question, self.blobs.fetch, upload) if each is not None)
+        duties = () if self._status == "training" else self._duties
+        due = (each.due_at for each in (question, self.blobs.fetch, upload, *duties) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
@@ -182,12 +201,16 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up = True
+            for duty in self._duties:
+                duty.connected()
             self.store_check.ask_again(self._clock())
             self._announce(self._status)
             self._resume()
         elif isinstance(event, LinkDown):
             _log.warning("the connection was lost: %s", event.reason)
-            self._up = False
+            self._up, self._down_because = False, event.reason
+            for duty in self._duties:
+                duty.lost()
         else:
             try:
                 self._on_delivery(event)
@@ -198,6 +221,7 @@ class Agent:
             except StoreError as error:
                 self._on_full_disk(error)
             except Exception:  # a retained message would meet the client again after every restart
+                self._note_error("other")
                 _log.exception("a message on %.120r could not be handled", event.topic)
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -207,6 +231,9 @@ class Agent:
             self.blobs.on_chunk(topic.digest, payload)
         elif topic.kind == "down":
             self._on_down(self._verifier.verify(payload))
+        elif topic.kind in ("fleet", "release"):
+            for duty in self._duties:
+                duty.take(topic, payload)
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
@@ -251,6 +278,7 @@ class Agent:
         self.rounds.resume()
 
     def _on_full_disk(self, error: StoreError) -> None:
+        self._note_error("disk")
         if self.tasks.notice is not None and self.tasks.runtime is None:
             self.tasks.decline(error)
         else:
@@ -264,6 +292,8 @@ class Agent:
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
+            if isinstance(event, Delivery) and event.topic.startswith(f"{self.topics.prefix}/release/"):
+                continue  # they are asked for again, and memory is for training
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")
@@ -294,6 +324,8 @@ class Agent:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
+        if self._status != "training":  # that its end is still a secret must not show in what else is sent
+            self._do_duties(now)
         upload = self._confirmed_upload
         if upload is None:
             return
@@ -309,11 +341,26 @@ class Agent:
             else:
                 upload.chunk_sent(now)
 
+    def _do_duties(self, now: float) -> None:
+        busy = self.blobs.fetch is not None or self.rounds.upload is not None
+        for duty in self._duties:
+            if now >= duty.due_at:
+                duty.advance(self.link, now, busy=busy)
+        if self.health is not None and now >= self.health.due_at:
+            task = self.tasks.runtime
+            hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
+            health = self.health.message(now, session=self._session, hushed=hushed)
+            self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
+
     def _publish(self, topic: str, message: Message) -> None:
         self.link.publish(topic, self._encoded(message))
+        if self.health is not None and isinstance(message, Decline | Offer):
+            self.health.last_decline = message.code if isinstance(message, Decline) else None
 
     def _announce(self, status: DeviceStatus) -> None:
         self._status = status
+        if status == "training" and self.rounds.plan is not None:
+            self._waiting.is_("nothing", f"round {self.rounds.plan.round}: training")
         if self._up:
             try:
                 self.link.publish(self.topics.state(self.device), self._birth(status), retain=True)
@@ -331,6 +378,32 @@ class Agent:
             memory_mib=self._memory_mib,
         )
         return self._encoded(birth)
+
+    # what it waits for
+
+    def _waits_for(self) -> tuple[Kind, str]:
+        server, plan, upload = self._server, self.rounds.plan, self.rounds.upload
+        if not self._up:
+            return "broker", f"the broker {self.config.broker.url.rpartition('@')[2]}: {self._down_because}"
+        if server is None:
+            return "aggregator", f"an aggregator: none was heard of in the federation {self.topics.federation}"
+        if server.state != "ready":
+            return "aggregator", "the aggregator, which is away"
+        if self._enrolment.reason is not None and not self.store_check.confirmed:
+            return "operator", self._enrolment.reason
+        if not self.store_check.confirmed:
+            return "answer", "the aggregator, which has not answered yet"
+        if upload is not None:
+            return "nothing", f"round {upload.entry.round}: sending the update"
+        if self.blobs.fetch is not None:
+            return "nothing", "fetching the task or its model"
+        if plan is None or plan.phase == "finished":
+            return "round", "the task has ended" if plan is not None else "a round"
+        return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
+
+    def _note_error(self, code: ErrorCode) -> None:
+        if self.health is not None:
+            self.health.last_error = code
 
     def _encoded(self, message: Message) -> bytes:
         return encode_message(message, self.store.identity, federation=self.topics.federation)

@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, HushfleetError, PrivacyError, StoreError
-from hushfleet.wire.format.messages import DeclineCode
+from hushfleet.wire.format.fields import DeclineCode
 
 _log = logging.getLogger("hushfleet.edge")
 

@@ -6,6 +6,7 @@ the head that the device has chosen by its own images (`hushfleet.model.own_head
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +15,15 @@ import numpy as np
 from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 from hushfleet.data.folder import read_image
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.local_data import LocalData, inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
+from hushfleet.model.evaluation import evaluate_each
 from hushfleet.model.own_head import is_linear
 
 
@@ -37,34 +40,97 @@ class Prediction(NamedTuple):
     classes: tuple[tuple[str, float], ...]
 
 
-def predict(store: DeviceStore, image: Path) -> Prediction:
-    """Raises `BadInput` where there is no model yet, or the image cannot be read."""
+class OwnModel(NamedTuple):
+    """The model that this device predicts with.
+
+    :param kind: `personalised` or `global`, or the own head that was chosen, in words.
+    :param params: float32 `[d]`.
+    """
+
+    spec: TaskSpec
+    kind: str
+    params: np.ndarray
+
+
+def own_model(store: DeviceStore) -> OwnModel:
+    """Raises `BadInput` where there is none yet."""
     package = store.blob(store.task_digest) if store.task_digest else None
     if package is None:
         raise BadInput("this device has no model yet: it has to take part in one round first")
     spec = TaskSpec.from_bytes(package)
-    graph = store.blob(spec.model.inference.digest)
     params, kind = _params(store, spec)
-    if graph is None or params is None:
-        raise BadInput(f"this device has no model of the task {spec.task} yet: it has to take part in one round first")
-    check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=1)
+    if params is None:
+        raise _no_model_of(spec)
+    return OwnModel(spec, kind, params)
+
+
+def predict(store: DeviceStore, image: Path) -> Prediction:
+    """Raises `BadInput` where there is no model yet, or the image cannot be read."""
+    spec, kind, params = own_model(store)
+    graph, features = _graphs(store, spec)
     model = spec.model
-    features = None
-    if model.features is not None:
-        made = store.blob(model.features.graph.digest)
-        if made is None:
-            raise BadInput(
-                f"this device lacks features of the task {spec.task}: it has to take part in one round first"
-            )
-        check_features(made, model.features)
-        features = FeatureGraph(made, model.features)
     x = inputs_of(_read(image, model), features).x
-    logits = InferenceGraph(graph, model.layout)(params, x)[0].astype(np.float64)
+    logits = graph(params, x)[0].astype(np.float64)
     odds = np.exp(logits - logits.max())
     probabilities = odds / odds.sum()
     order = np.argsort(-probabilities, kind="stable")
     ranked = tuple((model.class_names[i], float(probabilities[i])) for i in order)
     return Prediction(spec.task, kind, ranked)
+
+
+class OwnAccuracy(NamedTuple):
+    """How right the own model is on images of this device that it was not trained on; private, as they are.
+
+    :param right: how many of `images` it got right; None where nothing is held out.
+    :param which: what the images are, in words.
+    """
+
+    task: str
+    model: str
+    right: int | None = None
+    images: int | None = None
+    which: str = ""
+
+
+def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
+    """By `data.held_out`; or else, of an own head, by the cross-validation that chose it. None without a model.
+
+    Raises `BadInput` where the held-out images cannot be read.
+    """
+    try:
+        spec, kind, params = own_model(store)
+    except BadInput:
+        return None
+    if data.held_out is not None:
+        graph, features = _graphs(store, spec)
+        samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
+        right = int(evaluate_each(graph, params, samples).correct.sum())
+        return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images")
+    head = store.own_head(spec.task)
+    if head is None or head.choice.errors is None:
+        return OwnAccuracy(spec.task, kind)
+    images = head.choice.images
+    return OwnAccuracy(spec.task, head.choice.name, images - head.choice.errors, images, "own images, cross-validated")
+
+
+def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:
+    """Of the inference, and of the features that it takes, if any. Raises `BadInput` or `GraphRefused`."""
+    model = spec.model
+    graph = store.blob(model.inference.digest)
+    if graph is None:
+        raise _no_model_of(spec)
+    check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=1)
+    if model.features is None:
+        return InferenceGraph(graph, model.layout), None
+    made = store.blob(model.features.graph.digest)
+    if made is None:
+        raise BadInput(f"this device lacks features of the task {spec.task}: it has to take part in one round first")
+    check_features(made, model.features)
+    return InferenceGraph(graph, model.layout), FeatureGraph(lambda: made, model.features)
+
+
+def _no_model_of(spec: TaskSpec) -> BadInput:
+    return BadInput(f"this device has no model of the task {spec.task} yet: it has to take part in one round first")
 
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:

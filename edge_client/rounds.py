@@ -305,6 +305,8 @@ class RoundHandler:
         spec, last = task.spec, self._store.last_round(plan.task)
         if last is not None and plan.round < last:
             raise Declined("error", f"this device has already committed round {last} of the task")
+        if self._store.is_charged(plan.task, plan.round):
+            raise Declined("error", "an earlier card of this device may have sent an update for this round")
         if spec.memory_mib > self._memory_mib:
             raise Declined("memory", f"the task needs {spec.memory_mib} MiB, this device gives {self._memory_mib} MiB")
         if plan.rounds != spec.rounds or plan.global_bytes != 4 * spec.model.layout.size:

@@ -19,8 +19,10 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.trainer import FieldRandomness, SeededRandomness, TrainedRound, Trainer
+from hushfleet.errors import GraphRefused
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
@@ -72,7 +74,9 @@ class TaskRuntime:
             check_features(features, spec.model.features, memory_bytes=config.memory_mib << 20)
             shared = None if simulation is None or simulation.common_test is None else Path(simulation.common_test)
             cache = None if shared is None else features_folder(shared.parent)
-            self.features = FeatureGraph(features, spec.model.features, threads=threads, cache=cache)
+            self.features = FeatureGraph(
+                self._feature_graph, spec.model.features, threads=threads, cache=cache, loaded=return_small_blocks
+            )
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
@@ -98,10 +102,19 @@ class TaskRuntime:
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
         )
+        return_small_blocks()
 
     def blobs(self) -> set[bytes]:
         """The digests that must stay in the store for a restart without the network."""
         return {self.digest, *(graph.digest for graph in self.spec.model.graphs)}
+
+    def _feature_graph(self) -> bytes:
+        """Read when features are made, which is once: it takes megabytes. Raises `GraphRefused`."""
+        spec = self.spec.model.features
+        graph = None if spec is None else self._store.blob(spec.graph.digest)
+        if graph is None:
+            raise GraphRefused("the graph of the task's features is not in the store any more; restart the client")
+        return graph
 
     def nominal_seconds(self, params: np.ndarray) -> float:
         """What a round's training takes on this board by the task alone; measured once."""

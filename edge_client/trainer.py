@@ -285,7 +285,7 @@ class Trainer:
         :param values: clipped, float32 `[k]`. Nobody is shown them, the aggregator no more than others.
         """
         secure_round, cost = self.secure_round(plan, roster), self.method.cost(self.terms_of(plan))
-        ring = ring_of(self.spec, plan, secure_round, cost.bound, cost.noise_multiplier)
+        ring = ring_of(self.spec, plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
         masked = secure_round.masked(self._agreement, self.device, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
         return encode_masked(header, field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity)

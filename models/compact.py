@@ -55,4 +55,5 @@ def _compact(
 ) -> Model:
     """The hidden layers and one linear layer that gives the logits."""
     network = Layered(input_shape, (*hidden, Linear(classes, relu=False)))
-    return Model(name, source, input_shape, classes, network.layout, network.dropout, network)
+    body = Layered(input_shape, hidden)
+    return Model(name, source, input_shape, classes, network.layout, network.dropout, network, hidden=body)

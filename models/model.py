@@ -29,6 +29,7 @@ class Model:
     :param dropout: the masks that `forward` takes in training, in order; each mask is `[B, *shape]`.
     :param function: `(tensors, x, dropout) -> logits`; called through `forward`.
     :param starts_at_zero: of a convex network, which needs no chance to begin with.
+    :param hidden: as `function`, up to what the last layer is given, `[B, F]`; None where that is no layer.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Model:
     dropout: tuple[DropoutSpec, ...]
     function: Forward
     starts_at_zero: bool = False
+    hidden: Forward | None = None
 
     def forward(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, dropout: Sequence[torch.Tensor] = ()

@@ -24,7 +24,7 @@ Tensors = Mapping[str, Tensor]
 
 def resnet18_gn(classes: int = 10) -> Model:
     source = "He et al., Deep Residual Learning, CVPR 2016; Wu & He, Group Normalization, ECCV 2018"
-    return Model("resnet18-gn", source, (3, 32, 32), classes, _layout(classes), (), _forward)
+    return Model("resnet18-gn", source, (3, 32, 32), classes, _layout(classes), (), _forward, hidden=_hidden)
 
 
 def _blocks() -> list[tuple[str, int, int, int]]:
@@ -58,12 +58,16 @@ def _layout(classes: int) -> ParamLayout:
 
 
 def _forward(t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+    return F.linear(_hidden(t, x, dropout), t["fc.weight"], t["fc.bias"])
+
+
+def _hidden(t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
     x = F.relu(_normed_conv(t, "stem", x))
     for block, _, _, stride in _blocks():
         y = F.relu(_normed_conv(t, f"{block}.conv1", x, stride))
         y = _normed_conv(t, f"{block}.conv2", y)
         x = F.relu(y + (_normed_conv(t, f"{block}.shortcut", x, stride) if stride > 1 else x))
-    return F.linear(x.mean((2, 3)), t["fc.weight"], t["fc.bias"])
+    return x.mean((2, 3))
 
 
 def _normed_conv(t: Tensors, name: str, x: Tensor, stride: int = 1) -> Tensor:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.checks import random_batch, random_teacher
 from hushfleet.models.decompositions import gradient_decompositions, onnx_translations
+from hushfleet.models.features.graph import without_traces
 from hushfleet.models.losses import distilled_losses
 from hushfleet.models.model import Model
 
@@ -130,21 +131,14 @@ def _with_open_batch(args: Sequence[Tensor], inputs: Sequence[str]) -> tuple[Ten
 
 
 def _stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without what a device does not need: traces of the exporting machine, shapes that ORT infers itself."""
-    del proto.metadata_props[:], proto.graph.metadata_props[:], proto.graph.value_info[:], proto.functions[:]
-    proto.graph.doc_string = ""
-    for node in proto.graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-        node.name = ""
+    """Without what a device does not need, and with one name for the batch."""
+    without_traces(proto)
+    del proto.functions[:]
     batch = next(value for value in proto.graph.input if value.name == "x").type.tensor_type.shape.dim[0].dim_param
     for value in [*proto.graph.input, *proto.graph.output]:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param == batch:
                 dim.dim_param = "batch"
-    for value in [*proto.graph.input, *proto.graph.output, *proto.graph.initializer]:
-        del value.metadata_props[:]
-        value.doc_string = ""
     return proto
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import pwd
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +16,11 @@ from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES
 
 # above the links' own cap, topic and header included: Mosquitto disconnects who sends more
 MAX_PACKET_BYTES = DEFAULT_MESSAGE_CAP_BYTES + 4096
+MAX_ENROLMENT_PACKET_BYTES = 72 * 1024  # an answer holds at most a message's 64 KiB
+MAX_ENROLMENT_CONNECTIONS = 1000
 MAX_QUEUED_MESSAGES = 5_000
 MAX_QUEUED_BYTES = 256 << 20
+_HASH_ITERATIONS = 101
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +69,14 @@ acl_file {acl_path}
 """
 
 
-def mosquitto_config(*, host: str, port: int, tls: BrokerTls | None, acl_path: Path) -> str:
-    """The configuration of Mosquitto 2.0 and 2.1. Nothing persists; queues are bounded."""
-    # as root it would become the user mosquitto, who may not read certificates and configuration here
-    text = f"listener {port} {host}\nuser {pwd.getpwuid(os.getuid()).pw_name}\n"
+def mosquitto_config(
+    *, host: str, port: int, tls: BrokerTls | None, acl_path: Path, pid_file: Path | None = None
+) -> str:
+    """The configuration of Mosquitto 2.0 and 2.1. Nothing persists; queues are bounded.
+
+    :param host: where it listens; empty: everywhere.
+    """
+    text = _head(host=host, port=port, pid_file=pid_file)
     text += _COMMON.format(packet=MAX_PACKET_BYTES, messages=MAX_QUEUED_MESSAGES, bytes=MAX_QUEUED_BYTES)
     if tls is None:
         return text + "allow_anonymous true\n"
@@ -74,13 +84,68 @@ def mosquitto_config(*, host: str, port: int, tls: BrokerTls | None, acl_path: P
     return text if tls.crl_file is None else f"{text}crlfile {tls.crl_file}\n"
 
 
-def mosquitto_acl(*, aggregator: str = "aggregator") -> str:
-    """The access list: a device (its certificate's name is `%u`) writes only below its own `up`."""
-    shared = "".join(f"pattern read {ROOT}/+/{topic}\n" for topic in ("server", "task", "round", "blob/+"))
-    return (
-        f"pattern write {ROOT}/+/c/%u/up/#\npattern read {ROOT}/+/c/%u/down\n{shared}\n"
-        f"user {aggregator}\ntopic readwrite {ROOT}/#\n"
+def mosquitto_acl(*, aggregator: str = "aggregator", service: str | None = None, blocked: Iterable[str] = ()) -> str:
+    """The access list: a device (its certificate's name is `%u`) writes only below its own `up`.
+
+    :param service: certificate name of the fleet service, where there is one.
+    :param blocked: devices that are locked out. Mosquitto reads the list again on SIGHUP.
+    """
+    shared = ("server", "task", "round", "blob/+", "release/+", "c/%u/down", "c/%u/fleet")
+    text = f"pattern write {ROOT}/+/c/%u/up/#\n"
+    text += "".join(f"pattern read {ROOT}/+/{topic}\n" for topic in shared)
+    for user in (aggregator, service):
+        text += f"\nuser {user}\ntopic readwrite {ROOT}/#\n" if user else ""
+    return text + "".join(f"\nuser {device}\ntopic deny {ROOT}/#\n" for device in sorted(blocked))
+
+
+_ENROLMENT = """\
+allow_anonymous true
+password_file {password_file}
+acl_file {acl_path}
+cafile {tls.ca_file}
+certfile {tls.cert_file}
+keyfile {tls.key_file}
+require_certificate false
+tls_version tlsv1.2
+max_connections {connections}
+max_keepalive 120
+"""
+
+
+def enrolment_config(*, port: int, tls: BrokerTls, acl_path: Path, password_file: Path, pid_file: Path) -> str:
+    """Of the broker for boards without a certificate; who has no user name is a stranger.
+
+    A process of its own: whoever connects with another's client id takes its session (measured with 2.0.11), on every
+    listener of the same Mosquitto, so strangers must not reach the one that the fleet is connected to. Nor can they
+    fill its memory or use up its connections.
+    """
+    text = _head(host="", port=port, pid_file=pid_file)
+    text += _COMMON.format(packet=MAX_ENROLMENT_PACKET_BYTES, messages=200, bytes=4 << 20)
+    return text + _ENROLMENT.format(
+        tls=tls, acl_path=acl_path, password_file=password_file, connections=MAX_ENROLMENT_CONNECTIONS
     )
+
+
+def enrolment_acl(*, service: str) -> str:
+    """Strangers can ask for a certificate, and read answers; nothing else.
+
+    :param service: user name of the fleet service.
+    """
+    ask, answer = f"{ROOT}/+/enrol/+/up", f"{ROOT}/+/enrol/+/down"
+    return f"topic write {ask}\ntopic read {answer}\n\nuser {service}\ntopic read {ask}\ntopic write {answer}\n"
+
+
+def password_line(user: str, password: str) -> str:
+    """A line of a password file, as `mosquitto_passwd` writes it: PBKDF2 with SHA-512."""
+    salt = os.urandom(12)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _HASH_ITERATIONS)
+    return f"{user}:$7${_HASH_ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n"
+
+
+def _head(*, host: str, port: int, pid_file: Path | None) -> str:
+    # as root it would become the user mosquitto, who may not read certificates and configuration here
+    text = f"listener {port} {host}".rstrip() + f"\nuser {pwd.getpwuid(os.getuid()).pw_name}\n"
+    return text if pid_file is None else f"{text}pid_file {pid_file}\n"
 
 
 def find_mosquitto() -> str | None:

@@ -100,7 +100,7 @@ class Broker:
 
     def start(self) -> None:
         """Starts it, and waits until it answers."""
-        _check_port_free(self.host, self.port)
+        check_port_free(self.host, self.port)
         if self.kind == "mosquitto":
             command = self._mosquitto_command()
         else:
@@ -136,7 +136,7 @@ class Broker:
         while time.monotonic() < give_up:
             if not self.is_running:
                 raise HushfleetError(f"the {self.kind} broker ended at its start: {self._log_tail()}")
-            if _answers(self.host, self.port, plain=self.tls is None):
+            if _answers(self.host, self.port) if self.tls is None else speaks_tls(self.host, self.port):
                 return
             time.sleep(0.02)
         raise HushfleetError(f"the {self.kind} broker gave no answer in {START_TIMEOUT_S:g} s: {self._log_tail()}")
@@ -243,7 +243,7 @@ def _free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _check_port_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int) -> None:
     """Raises `BadInput` where something listens there."""
     with _new_socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,19 +256,25 @@ def _check_port_free(host: str, port: int) -> None:
             ) from error
 
 
-def _answers(host: str, port: int, *, plain: bool) -> bool:
-    """Whether a broker takes an MQTT login there, or with TLS at least a handshake.
+def _answers(host: str, port: int) -> bool:
+    """Whether a broker takes an MQTT login there."""
+    try:
+        with socket.create_connection((_reached(host), port), timeout=2.0) as probe:
+            probe.sendall(_PROBE)
+            answer = probe.recv(4)
+            probe.sendall(b"\xe0\x00")
+            return answer == _PROBE_ANSWER
+    except OSError:
+        return False
+
+
+def speaks_tls(host: str, port: int) -> bool:
+    """Whether something there takes part in a TLS handshake.
 
     Mosquitto listens before it has read its certificates, so an open port is not enough.
     """
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
-        with socket.create_connection((target, port), timeout=2.0) as probe:
-            if plain:
-                probe.sendall(_PROBE)
-                answer = probe.recv(4)
-                probe.sendall(b"\xe0\x00")
-                return answer == _PROBE_ANSWER
+        with socket.create_connection((_reached(host), port), timeout=2.0) as probe:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE  # nothing is sent; the question is only whether TLS is spoken
@@ -280,6 +286,10 @@ def _answers(host: str, port: int, *, plain: bool) -> bool:
         return True  # TLS 1.2 asks for our certificate within the handshake
     except OSError:
         return False
+
+
+def _reached(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def serve_amqtt() -> None:

@@ -18,9 +18,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.planning.advice import worth_it
@@ -32,7 +35,6 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
 from hushfleet.errors import BadInput
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import check_name
 from hushfleet.wire.link.address import BrokerAddress
@@ -53,8 +55,9 @@ def register(app: typer.Typer) -> None:
     @app.command("aggregator")
     def aggregator(
         context: typer.Context,
-        task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
-        broker: Annotated[str, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")],
+        task_file: Annotated[Path | None, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")] = None,
+        broker: Annotated[str | None, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")] = None,
+        fleet: Annotated[Path | None, typer.Option(metavar="DIR", help="A fleet's folder, which has task, broker, certificates, key and devices; goes on with its run, if there is one.")] = None,
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
         devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
         roster: Annotated[Path | None, typer.Option(help="Of secure sums: who may be in them, as `hushfleet devices roster --sign` wrote it. Default: all accepted devices.", **_FILE)] = None,
@@ -79,7 +82,19 @@ def register(app: typer.Typer) -> None:
         `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883 --enrolment open`
 
         `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a --resume`
+
+        `hushfleet aggregator --fleet greenhouse`
         """
+        of_fleet = None if fleet is None else FleetFolder(fleet)
+        if of_fleet is not None:
+            if task_file or broker:
+                raise BadInput("--fleet DIR has its own task and broker; leave TASK.toml and --broker away")
+            task_file, broker, federation = of_fleet.task, of_fleet.local_broker, of_fleet.config.federation
+            out, resume, identity = of_fleet.run, True, of_fleet.aggregator / "identity.key"
+            ca_file = of_fleet.ca / "ca.pem"
+            cert_file, key_file = of_fleet.aggregator / "cert.pem", of_fleet.aggregator / "cert.key"
+        if task_file is None or broker is None:
+            raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
         task = load_task(task_file, tuple(settings or ()))
         folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         check_name(federation, "the federation's name")
@@ -92,10 +107,14 @@ def register(app: typer.Typer) -> None:
         console = Console()
         closed = enrolment is EnrolmentMode.closed
         listed = [] if devices is None else read_devices(devices)
-        if closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
+        if (
+            of_fleet is None
+            and closed
+            and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder))
+        ):
             raise _nobody_is_known(folder)
-        with AggregatorStore(folder) as store, DeviceRegister(folder) as known:
-            policy = _enrolment(store, known, listed, closed=closed, console=console)
+        with AggregatorStore(folder) as store, DeviceRegister(of_fleet.path if of_fleet else folder) as known:
+            policy = _enrolment(store, known, listed, closed=closed, may_be_empty=of_fleet is not None, console=console)
             with console.status("loading data, exporting and checking the model's graphs"):
                 prepared = _prepared(task, store, data_dir=data_dir, run_id=run_id)
             advice = worth_it(task, classes=len(prepared.spec.model.class_names))
@@ -109,9 +128,17 @@ def register(app: typer.Typer) -> None:
             def connect(will: Will) -> Link:
                 return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
 
-            listed_in = None if roster is None else Roster.from_bytes(roster.read_bytes())
+            roster_file = of_fleet.roster if of_fleet else roster
             finished = _run(
-                engine, connect, key, policy, roster=listed_in, epoch=epoch, federation=federation, console=console
+                engine,
+                connect,
+                key,
+                policy,
+                roster=None if roster_file is None else RosterFile(roster_file),
+                charges=ChargeBook(known, engine) if of_fleet else None,
+                epoch=epoch,
+                federation=federation,
+                console=console,
             )
             if finished:
                 _write_results(store, prepared, console)
@@ -137,12 +164,12 @@ def resume_command(context: typer.Context, folder: Path) -> str:
     words = ["hushfleet", "aggregator"]
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
-        if name == "task_file":
+        if name == "task_file" and value is not None:
             words.append(str(value))
         elif name not in ("out", "resume") and value is not None and value != parameter.default:
             for each in value if isinstance(value, list | tuple) else [value]:
                 words += [parameter.opts[0], str(each)]
-    return shlex.join([*words, "--out", str(folder), "--resume"])
+    return shlex.join(words if context.params.get("fleet") else [*words, "--out", str(folder), "--resume"])
 
 
 def _nobody_is_known(folder: Path) -> BadInput:
@@ -154,15 +181,21 @@ def _nobody_is_known(folder: Path) -> BadInput:
 
 
 def _enrolment(
-    store: AggregatorStore, known: DeviceRegister, listed: list[KnownDevice], *, closed: bool, console: Console
+    store: AggregatorStore,
+    known: DeviceRegister,
+    listed: list[KnownDevice],
+    *,
+    closed: bool,
+    may_be_empty: bool,
+    console: Console,
 ) -> Enrolment:
-    """Says who may take part. Raises `BadInput` where nobody could."""
+    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later."""
     known.add(listed)
     enrolment = Enrolment(store, known, closed=closed)
-    if closed and not enrolment.count:
+    if closed and not enrolment.count and not may_be_empty:
         raise _nobody_is_known(store.folder)
     if closed:
-        text = f"{enrolment.count} devices may take part; see: hushfleet devices list {store.folder}"
+        text = f"{enrolment.count} devices may take part; see: hushfleet devices list {known.path.parent}"
     else:
         text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
     console.print(text, highlight=False, soft_wrap=True)
@@ -187,7 +220,8 @@ def _run(
     identity: Identity,
     enrolment: Enrolment,
     *,
-    roster: Roster | None = None,
+    roster: RosterFile | None = None,
+    charges: ChargeBook | None = None,
     epoch: int,
     federation: str,
     console: Console,
@@ -204,6 +238,7 @@ def _run(
             epoch=epoch,
             enrolment=enrolment,
             roster=roster,
+            charges=charges,
             federation=federation,
             events=events,
         )

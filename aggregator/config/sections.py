@@ -28,17 +28,33 @@ class ModelSection(Checked):
     `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
     or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
     relative path starts at the task file's folder (in an override: at the working directory).
+
+    With `share = "head"` only the last layer of a compact network is trained and sent. The others are fixed, as the
+    task's seed draws them or as the safetensors file `weights` has them (a run keeps its global model as one), and
+    come with the task as features do.
     """
 
     name: str
     features: str | None = None
+    share: Literal["all", "head"] = "all"
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.features is not None and self.name != "linear":
             raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
-        if self.features is not None and self.features.endswith(".onnx"):  # absolute, as DataSection.path
-            object.__setattr__(self, "features", str(Path(self.features).expanduser().absolute()))
+        if self.share == "head" and self.name == "linear":
+            raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
+        if self.weights is not None and self.share != "head":
+            raise ValueError("weights are those of the fixed layers, and belong to share = 'head'")
+        for key, path in (("features", self.features), ("weights", self.weights)):
+            if path is not None and (key == "weights" or path.endswith(".onnx")):  # absolute, as DataSection.path
+                object.__setattr__(self, key, str(Path(path).expanduser().absolute()))
+
+    @property
+    def has_features(self) -> bool:
+        """Whether what is trained is given features, and not images."""
+        return self.features is not None or self.share == "head"
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Task(Checked):
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
         object.__setattr__(self, "round", replace(self.round, min_updates=least))
         try:
-            check_sums(self.parts(), self._some_privacy())
+            check_sums(self.parts(), self._some_privacy(), self.method.config())
         except (PrivacyError, BadInput) as error:
             raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
 
@@ -124,14 +124,16 @@ class Task(Checked):
             )
         bits: Literal[16, 24, 32] = 32
         if size is not None:
-            bits = least_bits(PRIMES, noise_multiplier=noise_multiplier, honest_devices=honest, devices=most, size=size)
+            records = self.method.config().batch_size if self.privacy.unit == "record" else 0
+            how = {"noise_multiplier": noise_multiplier, "honest_devices": honest, "devices": most, "size": size}
+            bits = least_bits(PRIMES, **how, records=records)
         return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
 
     def _check_augment(self) -> None:
-        if self.data.augment != "none" and self.model.features is not None:
+        if self.data.augment != "none" and self.model.has_features:
             raise ValueError(
-                f"data.augment = {self.data.augment!r}: with model.features each image's features are computed once, "
-                "so images cannot be changed from step to step; leave one of them out"
+                f"data.augment = {self.data.augment!r}: with model.features or model.share = 'head' each image's "
+                "features are computed once, so images cannot be changed from step to step; leave one of them out"
             )
 
     def _check_preferences(self) -> None:
@@ -232,10 +234,10 @@ class Task(Checked):
     @property
     def noise_split(self) -> int:
         """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
-        if self.privacy.unit == "record" or self.privacy.accounting == "strict":
-            return 1
         secure = self.secure_spec()
-        return self.cohort_size if secure is None else secure.honest_devices
+        if secure is not None:
+            return secure.honest_devices
+        return 1 if self.privacy.unit == "record" or self.privacy.accounting == "strict" else self.cohort_size
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
         """Sample rate and batches of a round, the same for all devices whatever they hold."""
@@ -282,10 +284,10 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
     folder = path.absolute().parent
-    for section, key in (("data", "path"), ("model", "features")):
+    for section, key in (("data", "path"), ("model", "features"), ("model", "weights")):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(named, str) and (key == "path" or named.endswith(".onnx")):
+        if isinstance(table, dict) and isinstance(named, str) and (key != "features" or named.endswith(".onnx")):
             table[key] = str(folder / Path(named).expanduser())
     return parse_task(plain, overrides, where=str(path))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "devices.sqlite"
 
 _SCHEMA = """
@@ -25,6 +25,12 @@ CREATE TABLE knocks (
     id TEXT NOT NULL, public_key BLOB NOT NULL, count INTEGER NOT NULL, last_seen REAL NOT NULL,
     PRIMARY KEY (id, public_key)
 ) WITHOUT ROWID;
+"""
+# of a fleet: what each id has spent, as far as can be told, in all runs and with all its cards
+_CHARGES = """
+CREATE TABLE charges (
+    id TEXT NOT NULL, task TEXT NOT NULL, round INTEGER NOT NULL, charge BLOB NOT NULL, PRIMARY KEY (id, task, round)
+) WITHOUT ROWID
 """
 
 _SELECT = "SELECT id, public_key, pinned, blocked, board, rounds, last_seen FROM devices"
@@ -81,7 +87,13 @@ class DeviceRegister(SqliteFile):
     """
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        super().__init__(self.file_of(folder), schema=_SCHEMA, version=SCHEMA_VERSION, durable=durable)
+        super().__init__(
+            self.file_of(folder),
+            schema=_SCHEMA + _CHARGES,
+            version=SCHEMA_VERSION,
+            upgrades={1: (_CHARGES,)},
+            durable=durable,
+        )
         self._seen_version = self._data_version()
 
     @staticmethod
@@ -172,6 +184,33 @@ class DeviceRegister(SqliteFile):
     def unblock(self, device: str) -> bool:
         """False if it was not blocked."""
         return self.write("UPDATE devices SET blocked = NULL WHERE id = ? AND blocked IS NOT NULL", (device,)) > 0
+
+    # what was spent
+
+    def note_charges(self, task: str, round: int, charges: Mapping[str, bytes], *, certain: bool) -> None:
+        """Of each device, its packed `Charge`.
+
+        :param certain: what it has spent indeed; else what it may have spent, which never replaces what is there.
+        """
+        verb = "REPLACE" if certain else "IGNORE"
+        with self.transaction():
+            self.write_all(
+                f"INSERT OR {verb} INTO charges VALUES (?, ?, ?, ?)",
+                [(device, task, round, charge) for device, charge in charges.items()],
+            )
+
+    def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
+        """Of devices that have said, before they trained, that they would not."""
+        with self.transaction():
+            self.write_all(
+                "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",
+                [(device, task, round) for device in devices],
+            )
+
+    def charges(self, device: str) -> list[tuple[str, int, bytes]]:
+        """(task, round, packed `Charge`) of each round that was or may have been charged, by task and round."""
+        query = "SELECT task, round, charge FROM charges WHERE id = ? ORDER BY task, round"
+        return [(task, round, charge) for task, round, charge in self.rows(query, (device,))]
 
     # what the aggregator notes for the operator
 

@@ -20,6 +20,8 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "method": spec.method,
         "engine": engine,
         "unit": spec.privacy.unit,
+        "delta": spec.privacy.delta,
+        "accountant": spec.privacy.accountant,
         "devices": devices,
         "rounds": spec.rounds,
         "raw_values": list(method.cost(RoundTerms()).raw),

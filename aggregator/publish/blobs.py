@@ -41,7 +41,7 @@ class _Pass:
     :param due_at: when it begins; inf where nothing is wanted.
     """
 
-    blob: bytes
+    blob: bytes | memoryview
     wanted: bytearray
     at: int = 0
     due_at: float = math.inf
@@ -68,7 +68,7 @@ class ChunkServer:
     :param chunk_bytes: payload of one chunk.
     """
 
-    def __init__(self, find: Callable[[bytes], bytes | None], *, chunk_bytes: int) -> None:
+    def __init__(self, find: Callable[[bytes], bytes | memoryview | None], *, chunk_bytes: int) -> None:
         self._find = find
         self._chunk_bytes = chunk_bytes
         self._passes: dict[bytes, _Pass] = {}

@@ -24,7 +24,8 @@ from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.models import Model, get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.models.features import FeatureExtractor, get_features
+from hushfleet.models.features import FeatureExtractor, get_features, hidden_features
+from hushfleet.models.features.hidden import read_weights
 
 FOLDER_MEAN = 0.5
 FOLDER_STD = 0.25
@@ -69,20 +70,19 @@ def prepare(
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.data.class_names
     shape = dataset.input_shape if dataset else task.data.input_shape
-    extractor = None if task.model.features is None or shape is None else get_features(task.model.features, shape)
+    if shape is None:
+        raise BadInput("data.input_shape is missing: nothing says how large images are")
+    mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
+    extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.count, 1, 1)
-    model = get_model(task.model.name, classes=len(class_names), input_shape=input_shape)
-    if shape is None or input_shape is None or tuple(input_shape) != model.input_shape:
-        raise BadInput(
-            f"model.name = {task.model.name!r} takes images of {_shown(model.input_shape)}, but "
-            f"data.name = {task.data.name!r} has {_shown(shape or ())}; choose a model for that shape"
-        )
+    name = task.model.name if task.model.share == "all" else "linear"
+    model = get_model(name, classes=len(class_names), input_shape=input_shape)
+    _check_shape(task, model.input_shape, input_shape)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
     graphs = export_graphs(model, objective=method.objective)
-    mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
         rounds=task.round.rounds,
@@ -109,8 +109,9 @@ def prepare(
     inference = InferenceGraph(graphs.inference, model.layout)
     features, blobs = None, [package, graphs.gradient, graphs.inference]
     if extractor is not None and spec.model.features is not None:
-        features = FeatureGraph(extractor.graph, spec.model.features, cache=features_cache)
-        blobs.append(extractor.graph)
+        made = extractor.graph
+        features = FeatureGraph(lambda: made, spec.model.features, cache=features_cache)
+        blobs.append(made)
 
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
@@ -130,6 +131,28 @@ def prepare(
         features=features,
         evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset else None,
     )
+
+
+def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | None:
+    """What makes features of images, or None where the model is given images. Raises `BadInput`."""
+    section = task.model
+    if section.features is not None:
+        return get_features(section.features, shape)
+    if section.share == "all":
+        return None
+    network = get_model(section.name)
+    _check_shape(task, network.input_shape, shape)
+    given = section.weights
+    params = network.init(task.seed) if given is None else read_weights(Path(given), network.layout)
+    return hidden_features(network, params)
+
+
+def _check_shape(task: Task, taken: tuple[int, ...], found: tuple[int, ...]) -> None:
+    if tuple(taken) != tuple(found):
+        raise BadInput(
+            f"model.name = {task.model.name!r} takes images of {_shown(taken)}, but data.name = {task.data.name!r} has "
+            f"{_shown(found)}; choose a model for that shape"
+        )
 
 
 def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:

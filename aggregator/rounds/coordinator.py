@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
+from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
+from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.uploads import Answer, Uploads
@@ -72,7 +74,8 @@ class Coordinator:
     :param identity: the key that devices have pinned, the same for every run of a federation.
     :param epoch: the number of this start of the key (`identity_file.next_epoch`), above all before it.
     :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
-    :param roster: of secure sums, signed by the operator; None: all accepted devices.
+    :param roster: of secure sums, signed by the operator; None, or no file: all accepted devices.
+    :param charges: of a fleet, what each board may have spent; None: nobody asks.
     :param events: the run's event log; None writes none.
     :param kind: how the run is called in the log: `field` or `live`.
     :param clock: monotonic seconds, the same that the engine has.
@@ -86,8 +89,9 @@ class Coordinator:
         identity: Identity,
         epoch: int,
         enrolment: Enrolment,
-        roster: Roster | None = None,
+        roster: RosterFile | None = None,
         federation: str = "default",
+        charges: ChargeBook | None = None,
         events: EventLog | None = None,
         kind: str = "field",
         clock: Callable[[], float] = time.monotonic,
@@ -98,6 +102,7 @@ class Coordinator:
         self.identity = identity
         self.enrolment = enrolment
         self._roster = roster
+        self._charges = charges
         self.present: dict[str, str] = {}
         self.epoch = epoch
         self._events, self._kind, self._clock = events, kind, clock
@@ -256,6 +261,7 @@ class Coordinator:
         """Presence, of accepted devices only."""
         try:
             births = self.enrolment.settle()
+            self._expect_charges(birth.device for birth in births if birth.state in ("ready", "training"))
         except StoreError as error:
             self._refusals.add(None, "store-full", str(error))
             return
@@ -370,6 +376,7 @@ class Coordinator:
             last_round=last_round,
             last_digest=last_digest,
         )
+        self._expect_charges([device])
         if not known.yours:
             self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
         self._say(device, known)
@@ -407,6 +414,7 @@ class Coordinator:
             self._retry_close_at = now + RETRY_S
             return
         self._store_refusals(force=True)
+        self._settle_charges(summary.round)
         self._note("round_close", **summary.to_dict())
         self.enrolment.round_closed()
         if engine.finished:
@@ -430,7 +438,7 @@ class Coordinator:
         if not self._enough_present(now):
             return False
         try:
-            engine.open_round(self.present, roster=self._roster or self.enrolment.roster())
+            engine.open_round(self.present, roster=self._listed() or self.enrolment.roster())
         except (StoreError, BadInput) as error:
             log.error("the next round cannot be opened yet: %s", error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
@@ -438,6 +446,21 @@ class Coordinator:
         self._note("round_open", **open_fields(engine))
         self._announce()
         return True
+
+    def _expect_charges(self, devices: Iterable[str]) -> None:
+        """Before these devices are told that they may train. Raises `StoreError`; then they are not told."""
+        if self._charges is not None:
+            self._charges.expect(devices)
+
+    def _settle_charges(self, round: int) -> None:
+        if self._charges is not None:
+            try:
+                self._charges.closed(round)
+            except StoreError as error:  # what was noted before is an upper bound
+                log.warning("%s", error)
+
+    def _listed(self) -> Roster | None:
+        return None if self._roster is None else self._roster.current()
 
     def _enough_present(self, now: float) -> bool:
         rules, least = self.engine.prepared.task.round, self.engine.min_devices
@@ -470,6 +493,11 @@ class Coordinator:
         return self._global_blob[1]
 
     def _announce(self) -> None:
+        try:
+            self._expect_charges(self.present)
+        except StoreError as error:
+            log.error("the round is not announced yet: %s", error)
+            return
         self._publish(self.topics.round, replace(self.engine.announcement, epoch=self.epoch), retain=True)
         if self.engine.finished and self._finished_at is None:
             self._finished_at = self._clock()

@@ -170,9 +170,8 @@ class SecureSum:
             except BadInput as error:
                 log.warning("the sum of round %d is not opened: %s", self._plan.round, error)
                 return False
-            ring = ring_of(
-                self._checks.spec, self._plan, self.round, self._cost.bound, self._cost.noise_multiplier
-            )  # fmt: skip
+            spec, cost = self._checks.spec, self._cost
+            ring = ring_of(spec, self._plan, self.round, cost.bound, cost.noise_multiplier, cost.records)
             total = ring.decode(summed)
             if not self._is_plausible(total):
                 return False
@@ -210,7 +209,7 @@ class SecureSum:
     def _is_plausible(self, total: np.ndarray) -> bool:
         """A wrong mask, or a member's wrong answer that nothing contradicts, makes uniform values of a sum."""
         norm = float(np.linalg.norm(total))
-        most = self.count * self._cost.bound + self._noise_std * math.sqrt(self.round.size)
+        most = self.count * self._cost.largest + self._noise_std * math.sqrt(self.round.size)
         if norm <= _ABSURD * most:
             return True
         log.error(

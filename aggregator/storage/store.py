@@ -394,9 +394,10 @@ class AggregatorStore(SqliteFile):
     def put_charge(self, row: ChargeRow) -> None:
         self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
-    def charges(self) -> list[ChargeRow]:
-        """Every charged round of every device, by device and round."""
-        return [ChargeRow(*row) for row in self.rows("SELECT * FROM privacy ORDER BY device, round")]
+    def charges(self, round: int | None = None) -> list[ChargeRow]:
+        """Every charged round of every device, by device and round; or of one round."""
+        query = "SELECT * FROM privacy WHERE ?1 IS NULL OR round = ?1 ORDER BY device, round"
+        return [ChargeRow(*row) for row in self.rows(query, (round,))]
 
 
 def _stored_round(row: Row) -> StoredRound:

@@ -30,6 +30,7 @@ from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
+TLS_KEY_FILE, TLS_CERTIFICATE_FILE = "tls.key", "tls.pem"  # in the state directory of a board with a fleet
 USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
 
 
@@ -85,14 +86,34 @@ class BrokerSection(Checked):
 
 
 @dataclass(frozen=True)
+class FleetSection(Checked):
+    """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
+
+    :param operator_key: public key, 64 hex digits: signs the answers to enrolment, the offers of releases, and the list
+        of who may be in a secure sum (`device.roster_key`, unless that is given).
+    :param enrol_url: where a board without a certificate asks for one.
+    :param token_file: the one-time token; erased when it has served.
+    :param releases: the folder of `slots.py`; where it has none, this board takes no updates.
+    """
+
+    operator_key: PublicKeyText
+    enrol_url: str
+    token_file: str | None = None
+    releases: str = "/opt/hushfleet"
+
+
+@dataclass(frozen=True)
 class DataSection(Checked):
     """Where the device's own images are.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels.
+    :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
+        model gets right. It stays on the device.
     """
 
     kind: Literal["folder", "arrays"]
     path: str
+    held_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,10 +182,26 @@ class DeviceConfig(Checked):
     data: DataSection
     limits: LimitsSection
     simulation: SimulationSection | None = None
+    fleet: FleetSection | None = None
 
     @property
     def store_path(self) -> Path:
         return Path(self.device.state_dir) / "store.sqlite"
+
+    @property
+    def broker_address(self) -> BrokerAddress:
+        """With the certificate that the fleet gave, unless the file names another. Raises `BadInput`."""
+        broker, folder = self.broker, Path(self.device.state_dir)
+        if self.fleet is not None and broker.cert_file is None:
+            broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE_FILE), key_file=str(folder / TLS_KEY_FILE))
+        return broker.address
+
+    @property
+    def enrolment_address(self) -> BrokerAddress:
+        """Where a board of a fleet asks for its certificate. Raises `BadInput`."""
+        if self.fleet is None:
+            raise BadInput("a board without a section [fleet] has nobody to ask for a certificate")
+        return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
 
     @property
     def server_key(self) -> bytes | None:
@@ -172,7 +209,8 @@ class DeviceConfig(Checked):
 
     @property
     def roster_key(self) -> bytes | None:
-        return bytes.fromhex(self.device.roster_key) if self.device.roster_key else None
+        key = self.device.roster_key or (self.fleet.operator_key if self.fleet else None)
+        return bytes.fromhex(key) if key else None
 
     @property
     def memory_mib(self) -> int:
@@ -185,8 +223,9 @@ class DeviceConfig(Checked):
 _PATHS: dict[str, tuple[str, ...]] = {
     "device": ("state_dir",),
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
-    "data": ("path",),
+    "data": ("path", "held_out"),
     "simulation": ("common_test", "local_test", "metrics"),
+    "fleet": ("token_file",),
 }
 
 

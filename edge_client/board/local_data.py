@@ -19,6 +19,7 @@ from hushfleet.config.spec import ModelSpec
 from hushfleet.data.folder import load_folder
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 
@@ -58,6 +59,7 @@ class LocalData:
         if self._samples is None or stamp != self._stamp:
             self._samples = inputs_of(self._load(path), self._features)
             self._stamp = stamp
+            return_small_blocks()
         return self._samples
 
     def _load(self, path: Path) -> Samples:

@@ -51,7 +51,8 @@ class EnrolmentRetry:
 
     def __init__(self, device: str, public_key: bytes) -> None:
         self._device, self._public_key = device, public_key
-        self._logged: str | None = None
+        self.reason: str | None = None
+        """The last one that was given; None while none was."""
         self._backoff = Backoff(ENROLMENT_FIRST_WAIT_S, ENROLMENT_LONGEST_WAIT_S, now=0.0)
         self._waiting = False
 
@@ -59,8 +60,8 @@ class EnrolmentRetry:
         """The aggregator does not accept this device. The same reason is logged once."""
         if (answer.device, answer.public_key) != (self._device, self._public_key):
             return
-        if answer.reason != self._logged:
-            self._logged = answer.reason
+        if answer.reason != self.reason:
+            self.reason = answer.reason
             _log.warning("%s", answer.reason)
         if not self._waiting:
             self._waiting = True

@@ -15,7 +15,8 @@ from typing import NoReturn
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore, StoreError
-from hushfleet.wire.format.messages import NONCE_BYTES, Ask, Known
+from hushfleet.wire.format.fields import NONCE_BYTES
+from hushfleet.wire.format.messages import Ask, Known
 
 FIRST_WAIT_S = 3.0
 LONGEST_WAIT_S = 900.0  # an aggregator that comes back says so, and is asked at once

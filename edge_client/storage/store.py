@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ from hushfleet.errors import CopiedStore, LedgerError, Malformed, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
 
 _RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
@@ -108,12 +109,21 @@ class DeviceStore:
     :param device: the device's id; a store that belongs to another device is refused.
     :param durable: False only in simulations: commits are then atomic but not synced to the disk.
     :param inspect: open an existing store beside a running client, to read only.
+    :param identity: FOR SIMULATION ONLY: the key of a store that is created now; by default a random one.
 
     Raises `StoreError` with advice when the file is locked, corrupt or not writable, and `CopiedStore` where it was
     found out that there is, or was, another copy of it.
     """
 
-    def __init__(self, path: Path, *, device: str, durable: bool = True, inspect: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str,
+        durable: bool = True,
+        inspect: bool = False,
+        identity: Identity | None = None,
+    ) -> None:
         self.path = Path(path)
         self.device = device
         try:
@@ -121,7 +131,7 @@ class DeviceStore:
                 if not inspect:
                     self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     opened.callback(StoreLock(self.path).release)
-                    create_if_absent(self.path, device=device, durable=durable)
+                    create_if_absent(self.path, device=device, durable=durable, identity=identity)
                 elif not self.path.exists():
                     raise StoreError(f"there is no store at {self.path} yet; start the client once")
                 self._connection = opened.enter_context(closing(connect(self.path)))
@@ -176,6 +186,35 @@ class DeviceStore:
 
     def pin_epoch(self, scope: str, epoch: int) -> None:
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
+
+    @property
+    def is_enrolled(self) -> bool:
+        """Whether this store has come into its fleet: what its id has spent before is in the ledger."""
+        return self._fact("enrolled") is not None
+
+    def note_enrolled(self, carried: Sequence[CarriedRounds] = ()) -> None:
+        """What was spent under this id with earlier cards goes into the ledger, once, together with this note.
+
+        Rounds that this store has charged itself stay as they are.
+        """
+        with self._transaction("note the enrolment"):
+            if not self.is_enrolled:
+                known = {(entry.task, entry.round) for entry in self.ledger.entries()}
+                for each in carried:
+                    self._charge_carried(each, known)
+            self._connection.execute("INSERT OR REPLACE INTO facts VALUES ('enrolled', x'31')")
+
+    def _charge_carried(self, carried: CarriedRounds, known: set[tuple[str, int]]) -> None:
+        plain = {field.name: getattr(carried, field.name) for field in fields(Charge)}
+        charge, digest = Charge(**plain), hashlib.sha256(pack(carried)).digest()
+        for start, stop in carried.rounds:
+            for round in range(start, stop):
+                if (carried.task, round) not in known:
+                    self.ledger.charge(charge, task=carried.task, round=round, payload_digest=digest)
+
+    def is_charged(self, task: str, round: int) -> bool:
+        """Whether the ledger has an entry of this round, be it of an earlier card."""
+        return self._row("SELECT 1 FROM privacy_ledger WHERE task = ? AND round = ?", task, round) is not None
 
     @property
     def stopped_because(self) -> str | None:
@@ -392,8 +431,8 @@ class DeviceStore:
         run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
         run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         run("PRAGMA journal_size_limit = 8388608")
-        if not durable:
-            run("PRAGMA cache_size = -16384")  # KiB: a model that does not fit is written twice
+        # KiB. Without a log, a model that does not fit is written twice; with one, more gains nothing and stays.
+        run(f"PRAGMA cache_size = -{256 if durable else 16384}")
         self.ledger.upgrade_schema()
 
     def _fact(self, name: str) -> bytes | None:

@@ -6,6 +6,7 @@ earlier schema is upgraded in one transaction.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -20,14 +21,15 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = b"3"
+OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
 ADVICE = (
     "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
     "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
 )
 
-# A simulation writes thousands of stores, and large pages make a model's bytes cheap. A board keeps SQLite's small
-# ones: most of its commits change a few bytes, and flash wears.
-_SIMULATED_PAGE_BYTES = 1 << 16
+# A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the fifteen tables and
+# indexes has at least one. A board keeps SQLite's small ones: most of its commits change a few bytes, and flash wears.
+_SIMULATED_PAGE_BYTES = 1 << 13
 
 # Of every public state that the device ever had: what an aggregator holds of it is one of them, or a newcomer's.
 _PUBLIC_DIGESTS = """
@@ -69,13 +71,25 @@ class StoreLock:
         os.close(self._fd)
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether a client has the store open. It only looks: trying the lock could make a client fail that starts now."""
+    with contextlib.suppress(OSError):
+        inode = str(_beside(path, ".lock").stat().st_ino)
+        held = (line.split() for line in Path("/proc/locks").read_text("ascii").splitlines())
+        return any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in held if len(words) > 5)
+    return False
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Transactions are explicit; there is one owner at a time, though it may be another thread."""
     return sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
 
 
-def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
-    """A new store with a new key and an empty ledger. Raises `StoreError`, `OSError` or `sqlite3.Error`."""
+def create_if_absent(path: Path, *, device: str, durable: bool, identity: Identity | None) -> None:
+    """A new store with an empty ledger and a new key, or the given one.
+
+    Raises `StoreError`, `OSError` or `sqlite3.Error`.
+    """
     if path.exists():
         return
     if _beside(path, "-wal").exists():
@@ -91,7 +105,8 @@ def create_if_absent(path: Path, *, device: str, durable: bool) -> None:
             connection.execute(f"PRAGMA page_size = {_SIMULATED_PAGE_BYTES}")
         connection.executescript("BEGIN IMMEDIATE;" + _SCHEMA)  # one transaction until COMMIT: one sync
         Ledger(connection, device=device).create_schema()
-        facts = {"schema": SCHEMA_VERSION, "device": device.encode(), "identity": Identity.generate().to_bytes()}
+        key = identity or Identity.generate()
+        facts = {"schema": SCHEMA_VERSION, "device": device.encode(), "identity": key.to_bytes()}
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         connection.execute("COMMIT")
     finally:

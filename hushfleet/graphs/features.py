@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from hushfleet.graphs.session import open_session
 from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
 from hushfleet.user_files import read_cached, write_cached
 
-FEATURES_BATCH = 4
+FEATURES_BATCH = 2
 """Images that go through the graph together; more take memory and save no time."""
 
 
@@ -49,17 +50,27 @@ def features_folder(run: Path) -> Path:
 
 
 class FeatureGraph:
-    """`Samples -> FeatureSamples` by ONNX Runtime. The session is closed again each time: it holds many megabytes.
+    """`Samples -> FeatureSamples` by ONNX Runtime. Graph and session are let go again each time: they hold megabytes.
 
-    :param graph: an ONNX file that `check_features` accepted.
+    :param graph: gives an ONNX file that `check_features` accepted.
+    :param loaded: called when the graph is loaded, before it runs.
     :param cache: a folder where features are kept, by what they were made of; none by default.
     """
 
-    def __init__(self, graph: bytes, spec: FeatureSpec, *, threads: int = 1, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        graph: Callable[[], bytes],
+        spec: FeatureSpec,
+        *,
+        threads: int = 1,
+        cache: Path | None = None,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
         self._graph = graph
         self._spec = spec
         self._threads = threads
         self._cache = cache
+        self._loaded = loaded
 
     def of(self, samples: Samples) -> FeatureSamples:
         """The samples with features for images. Raises `GraphRefused` where ONNX Runtime fails."""
@@ -78,7 +89,8 @@ class FeatureGraph:
         features = np.empty(shape, np.float32)
         if not len(samples):
             return features
-        session = open_session(self._graph, threads=self._threads, fold=False)  # weights in bytes stay in bytes
+        session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
+        self._loaded()
         for first in range(0, len(samples), FEATURES_BATCH):
             part = slice(first, first + FEATURES_BATCH)
             try:

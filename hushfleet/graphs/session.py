@@ -19,7 +19,9 @@ import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
 from hushfleet.model.objectives import both_or_none
+from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import ParamLayout
+from hushfleet.training.linear import LinearClipping
 
 _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
@@ -41,9 +43,11 @@ def open_session(graph: bytes, *, threads: int = 1, fold: bool = True) -> ort.In
     options.enable_mem_pattern = False
     try:
         left_out = [] if fold else ["ConstantFolding"]
-        return ort.InferenceSession(graph, options, ["CPUExecutionProvider"], disabled_optimizers=left_out)
+        session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"], disabled_optimizers=left_out)
     except Exception as error:  # the binding raises a class of its own for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot load the graph: {error}") from error
+    session._model_bytes = b""  # the file, kept for other providers to be tried; there are none
+    return session
 
 
 class _BoundGraph:
@@ -113,6 +117,8 @@ def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
 class GradientGraph:
     """`(params, x, y, dropout, out) -> (loss, gradient)` by ONNX Runtime.
 
+    `clipped_sum` is there for one linear layer alone; see `hushfleet.training.batch.GradientFunction`.
+
     :param graph: an ONNX file that `check_graph` accepted.
     :raises GraphRefused: the graph does not load, or does not fit `layout`.
     """
@@ -127,6 +133,8 @@ class GradientGraph:
             key=lambda name: int(name.removeprefix("dropout.")),
         )
         self.distills = "teacher" in self._graph.batched
+        # Of one linear layer single gradients follow from logits, and a graph a record would take most of a round.
+        self.clipped_sum = LinearClipping(layout) if is_linear(layout) and not self.distills else None
 
     def __call__(
         self,

@@ -7,9 +7,11 @@ this one: what a board reads from the network cannot make it execute a file.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,21 +20,7 @@ from typing import Any
 from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
-from hushfleet.methods.acdp_pfsd import acdp_pfsd
-from hushfleet.methods.apdp_fl import apdp_fl
-from hushfleet.methods.blur_lus import blur_lus
-from hushfleet.methods.ditto import ditto
-from hushfleet.methods.dp_fedsam import dp_fedsam
-from hushfleet.methods.dp_fedsim import dp_fedsim
-from hushfleet.methods.fedaddp import fedaddp
-from hushfleet.methods.fedavg import dp_fedavg, fedavg, fedprox
-from hushfleet.methods.feddpa import feddpa
-from hushfleet.methods.fedglp_adp import fedglp_adp
-from hushfleet.methods.heads import fedper, fedrep, lg_fedavg
-from hushfleet.methods.hush import hush
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
-from hushfleet.methods.perfreezeclip import perfreezeclip
-from hushfleet.methods.pfedsd import pfedsd
 from hushfleet.methods.sums import check_sums
 from hushfleet.model.params import ParamLayout
 
@@ -40,13 +28,36 @@ GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 """The environment variable by which a simulation tells its processes of the one file that they may run."""
 
-_OURS = (
-    *(fedavg, dp_fedavg, fedprox, dp_fedsam, blur_lus, ditto),
-    *(fedper, lg_fedavg, fedrep, perfreezeclip, fedglp_adp),
-    *(feddpa, fedaddp, dp_fedsim, acdp_pfsd, pfedsd, apdp_fl),
-    hush,
+# By the file that it is in. A board runs one of them, and reads no other: all together are two megabytes of its memory.
+_NAMES = (
+    *("fedavg", "dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto"),
+    *("fedper", "lg-fedavg", "fedrep", "perfreezeclip", "fedglp-adp"),
+    *("feddpa", "fedaddp", "dp-fedsim", "acdp-pfsd", "pfedsd", "apdp-fl"),
+    "hush",
 )
-METHODS: dict[str, Published] = {method.name: method for method in _OURS}
+_FILES = {
+    **{name: name.replace("-", "_") for name in _NAMES},
+    **dict.fromkeys(("dp-fedavg", "fedprox"), "fedavg"),
+    **dict.fromkeys(("fedper", "lg-fedavg", "fedrep"), "heads"),
+}
+
+
+class _Ours(Mapping[str, Published]):
+    """The published methods by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Published:
+        module = importlib.import_module(f"{__name__}.{_FILES[name]}")
+        found: Published = getattr(module, name.replace("-", "_"))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FILES)
+
+    def __len__(self) -> int:
+        return len(_FILES)
+
+
+METHODS: Mapping[str, Published] = _Ours()
 
 
 def find_method(name: str) -> Published:
@@ -132,7 +143,7 @@ def make_method(
     settings = from_plain(published.config, config, where="method")
     parts = published.parts(settings, privacy, rounds)
     if privacy.secure is not None:
-        check_sums(parts, privacy)
+        check_sums(parts, privacy, settings)
     return TaskMethod(parts, settings, privacy, layout, name=name)
 
 

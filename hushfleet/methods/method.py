@@ -23,6 +23,7 @@ from hushfleet.methods.stages import (
     ClipWhole,
     Cost,
     Gaussian,
+    OneStep,
     Release,
     Report,
     Stage,
@@ -190,6 +191,9 @@ class TaskMethod:
         # A device's own preference is the noise's, wherever the noise is.
         self.max_preference = method.max_preference
         self.parts = method.by_record() if self.by_record else method
+        if self.by_record and privacy.secure is not None:  # the one batch's noise is the sum's (`check_sums`)
+            step = OneStep(config.learning_rate / config.batch_size, config.batch_size)
+            self.parts = replace(self.parts, stages=(step,))
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
         self._newcomer_mask = self.parts.personal.mask(layout)
 
@@ -220,7 +224,8 @@ class TaskMethod:
         return self.setting(terms).sigma(self.max_preference) if noised else 0.0
 
     def cost(self, terms: RoundTerms) -> Cost:
-        """What the stages cost, folded; with the unit `record` there is no bound and no noise in them."""
+        """What the stages cost, folded; with the unit `record` there is no bound and no noise in them, but for a secure
+        sum."""
         return costs(self.parts.stages, self.setting(terms))[-1]
 
     def charge(self, terms: RoundTerms) -> Charge:
@@ -238,6 +243,7 @@ class TaskMethod:
             batches=self.privacy.batches,
             gradients_per_batch=self.training.gradients_per_batch,
             batch_size=self.config.batch_size,
+            noise_split=setting.noise_split if self.privacy.secure is not None else 0,
             clips=rule.record_clips,
         )
 

@@ -6,8 +6,8 @@ The ledger, the owner's limits, the aggregator's check of headers, the audit and
 A method cannot be charged less than its list costs:
 
 - Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
-- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `ClipLayers`, `Gaussian` and `Report`, and no class
-  derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
+- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `Report`, and no
+  class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
 - What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
   `ClipLayers` checks that the bounds are within the norm that they declare.
 - The functions of a `Report` may give any numbers: they are bounded here before they are noised.
@@ -43,6 +43,8 @@ class Cost:
     :param clip_norm: C.
     :param noise_multiplier: noise over bound of the values, summed over `noise_split` devices.
     :param summed: whether nobody sees values but added up, with the noise of `noise_split` honest devices at least.
+    :param records: 0 where a device is protected; where it is a record, of which a device's values have the norm of so
+        many at most.
     :param max_preference: of devices that choose their own noise multiplier, the most; None: they do not.
     :param reports: noise multiplier of each noised report, summed likewise, and whether the server only adds them up.
     :param report_limit: the most that a number of an honest report is in size, but for a probability below 1e-14.
@@ -54,6 +56,7 @@ class Cost:
     noise_multiplier: float = 0.0
     noise_split: int = 1
     summed: bool = False
+    records: int = 0
     max_preference: float | None = None
     reports: tuple[tuple[float, bool], ...] = ()
     report_limit: float = 0.0
@@ -61,8 +64,13 @@ class Cost:
 
     @property
     def bound(self) -> float:
-        """The most that adding or removing the device changes its values by."""
+        """The most that adding or removing the device, or one of its records, changes its values by."""
         return self.clip_norm * self.norm
+
+    @property
+    def largest(self) -> float:
+        """The most that the norm of a device's values is."""
+        return self.bound * max(1, self.records)
 
     @property
     def values_multiplier(self) -> float:
@@ -199,6 +207,31 @@ def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, fl
     clip_norm = context.setting.clip_norm
     bounds = np.full(len(context.layout.layers), clip_norm)
     return replace(release, values=bound(release.values, clip_norm), clip_norms=bounds, by_layer=False)
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """What one step on the sum of clipped gradients has moved, for a sum in which a record is protected.
+
+    The noise is that of the sum, and its multiplier is against what one record moves: `step` times the clip norm. The
+    whole is clipped to what `records` of them come to, which moves no two updates apart.
+
+    :param step: what a gradient is multiplied by.
+    """
+
+    step: float
+    records: int
+
+    def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        noise = {"noise_multiplier": setting.sigma(), "noise_split": setting.noise_split}
+        return replace(cost, norm=self.step, summed=True, records=self.records, **noise)
+
+    def apply(self, context: RoundContext, release: Release) -> Release:
+        cost = self.cost(context.setting, Cost(context.setting.clip_norm))
+        bounds = np.full(len(context.layout.layers), cost.largest)
+        stds = np.full(len(bounds), cost.bound * cost.noise_multiplier)
+        values = clip(release.values, cost.largest)
+        return replace(release, values=values, clip_norms=bounds, noise_stds=stds)
 
 
 class LayerBounds:
@@ -356,9 +389,9 @@ class Gaussian:
         return replace(release, values=values, noise_stds=stds)
 
 
-Stage = Transform | ClipWhole | ScaleWhole | ClipLayers | Gaussian | Report
+Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | Report
 # The classes that may lower a cost; no class derived from them.
-_PRICED = (ClipWhole, ScaleWhole, ClipLayers, Gaussian, Report)
+_PRICED = (ClipWhole, ScaleWhole, OneStep, ClipLayers, Gaussian, Report)
 
 
 def check_stages(stages: Sequence[Stage]) -> None:

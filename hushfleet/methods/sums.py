@@ -4,22 +4,52 @@ from __future__ import annotations
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.method import Method
+from hushfleet.methods.hush import FirstPrior
+from hushfleet.methods.local import AllTogether, MeanGradient, Sgd, SharedOnly
+from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.personal import Everything
 from hushfleet.methods.stages import ClipLayers, ClipWhole, Report, ScaleWhole, Transform
 
 
-def check_sums(method: Method, privacy: PrivacySpec) -> None:
-    """Raises `PrivacyError`, with the reason, for a method whose updates cannot be added unseen."""
-    reason = _reason(method, privacy)
+def check_sums(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> None:
+    """Raises `PrivacyError`, with the reason, for a method whose updates cannot be added unseen.
+
+    :param method: as the paper's file lists its parts, whatever the unit of privacy is.
+    """
+    of_records = privacy.unit == "record"
+    reason = _reason_of_records(method.by_record(), privacy, config) if of_records else _reason(method)
     if reason:
         raise PrivacyError(
             f'with privacy.accounting = "secure" {reason}; take another method, or "strict" or "as-published"'
         )
 
 
-def _reason(method: Method, privacy: PrivacySpec) -> str:
-    if privacy.unit != "device":
-        return 'noise is drawn on whole numbers that protect a device: privacy.unit must be "device"'
+def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> str:
+    """Of the unit `record`: what is sent must be one sum over the records, of vectors that hang on one record each.
+
+    Nothing of the training has noise before the sum has. So nothing may be carried from batch to batch, nor from one
+    round to the next, but what all devices were told. Only parts that are known to do so are taken, and no class
+    derived from them.
+    """
+    training = method.training
+    if privacy.batches != 1 or config.optimizer != "sgd" or config.momentum != 0:
+        return (
+            'with privacy.unit = "record" a round is one plain step, and the sum has the noise of its batch: '
+            "give method.optimizer = 'sgd' without momentum and method.local_steps = 1"
+        )
+    plain = (type(training), type(training.gradient), training.distillation) == (Sgd, MeanGradient, None)
+    if not plain or training.gradient != MeanGradient() or type(training.order) not in (AllTogether, SharedOnly):
+        return 'with privacy.unit = "record" a device sends the sum of plain gradients, and this method\'s are others'
+    if training.penalties or method.stages:
+        return 'with privacy.unit = "record" nothing but gradients goes into a sum, and with this method more does'
+    if type(method.personal) not in (Everything, FirstPrior):
+        return 'with privacy.unit = "record" gradients may not see what a device has of its own, and here they do'
+    if method.server.weighs or method.max_preference is not None:
+        return "all devices count alike and add the same part of the sum's noise, and with this method they do not"
+    return ""
+
+
+def _reason(method: Method) -> str:
     if not method.personal.same_for_all:
         return "all devices send the same entries, and with this method each has a mask of its own"
     if method.server.weighs:

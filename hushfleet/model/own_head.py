@@ -111,7 +111,8 @@ class _Score(NamedTuple):
 
 def is_linear(layout: ParamLayout) -> bool:
     """Whether the model is one linear layer on features, `models/linear.py`: a device then chooses its own head."""
-    return layout.names == (WEIGHT, PRIOR)
+    (weight, *others), names = layout.shapes, layout.names
+    return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
 
 
 def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSamples) -> OwnHead:

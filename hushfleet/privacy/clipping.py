@@ -47,7 +47,7 @@ def clip(x: Any, clip_norm: float) -> Any:
         raise PrivacyError(f"a clip norm must be above zero, got {clip_norm!r}")
     norms = _finite(xp, xp.sqrt(_sum_of_squares(x, 0, x.shape[-1])))
     bounds = xp.full_like(norms, bound)
-    clipped = x * xp.astype(_factors(xp, norms, bounds), x.dtype)[..., None]
+    clipped = x * xp.astype(clip_factors(norms, bounds), x.dtype)[..., None]
     _check_bound(xp, xp.sqrt(_sum_of_squares(clipped, 0, x.shape[-1])), bounds)
     return clipped
 
@@ -85,7 +85,7 @@ def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
     if not bool(xp.all(bounds > 0)):
         raise PrivacyError("each layer's clip norm must be above zero")
     bounds = xp.broadcast_to(bounds, norms.shape)
-    factors = xp.astype(_factors(xp, norms, bounds), x.dtype)
+    factors = xp.astype(clip_factors(norms, bounds), x.dtype)
     clipped = xp.empty_like(x)
     for index, span in enumerate(layout.layers):
         clipped[..., span.start : span.stop] = x[..., span.start : span.stop] * factors[..., index, None]
@@ -93,8 +93,10 @@ def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
     return clipped
 
 
-def _factors(xp: Any, norms: Any, bounds: Any) -> Any:
-    """min(1, bound / norm), a hair smaller where it is below 1, and 1 for the zero vector."""
+def clip_factors(norms: Any, bounds: Any) -> Any:
+    """What clipping multiplies vectors of these norms by: min(1, bound / norm), a hair smaller where it is below 1, so
+    that float32 rounding stays within the bound, and 1 for the zero vector. Both float64 `[...]`, bounds above zero."""
+    xp = array_api.array_namespace(norms, bounds)
     finite = xp.clip(bounds, max=sys.float_info.max)
     shrunk = finite / xp.maximum(norms, finite) * _ROUNDING_MARGIN
     return xp.where(norms > bounds, shrunk, xp.ones_like(norms))

@@ -39,6 +39,8 @@ class RecordMechanism:
     :param batches: how many batches a round has.
     :param gradients_per_batch: how many gradients are taken of each.
     :param batch_size: what sums are divided by.
+    :param noise_split: among how many honest devices the noise of a secure sum is divided, which the ring adds, and
+        training none; 0: training adds it.
     :param clips: what is clipped to C: each record's gradient; or the mean gradient of a batch, as APDP-FL has it,
         which one record can turn round: it then gets noise of 2 C sigma / batch_size, against a sensitivity of 2 C.
     """
@@ -49,6 +51,7 @@ class RecordMechanism:
     batches: int
     gradients_per_batch: int
     batch_size: int
+    noise_split: int = 0
     clips: Literal["record", "batch"] = "record"
 
     @property
@@ -65,6 +68,7 @@ class RecordMechanism:
             noise_multiplier=self.multiplier / gradients_factor(self.gradients_per_batch),
             sample_rate=self.sample_rate,
             steps=self.batches,
+            noise_split=max(1, self.noise_split),
         )
 
     def check_charged(self, gradients: int) -> None:
@@ -84,10 +88,10 @@ class RecordMechanism:
     def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
         """`(sum + sigma C z) / batch_size`, in place: float32 `[d]`. Raises `PrivacyError` if it is not finite.
 
-        Where batches are clipped, the sum is `clipped_batch`, and the noise twice that.
+        Where batches are clipped, the sum is `clipped_batch`, and the noise twice that. For a secure sum there is none.
         """
         xp = array_api.array_namespace(clipped_sum)
-        if self.noise_multiplier > 0:
+        if self.noise_multiplier > 0 and not self.noise_split:
             std = self.clip_norm * self.noise_multiplier * (2 if self.clips == "batch" else 1)
             drawn = noise.normal(clipped_sum.shape[-1])
             drawn *= std

@@ -23,8 +23,19 @@ e(s) = 3 exp(-2 pi^2 s^2). By Poisson's summation formula, for each real y,
   standard deviation a >= 3 to the others has s^2 >= a^2 / 2, and e(s) < 1e-38 each time.
 - The samples are within 2^-140 of the distribution (`discrete_gaussian`): that is the part in delta.
 
-Both hold whatever else devices have released (factors multiply), and for each of the roundings; so Delta, which is held
-to, is the sensitivity, and nothing that is computed in floating point needs to be right for the promise.
+All this holds whatever else devices have released (factors multiply), and for each of the roundings; so Delta, which is
+held to, is the sensitivity, and nothing that is computed in floating point needs to be right for the promise.
+
+Records. Where one record is protected, a device's values are a sum over its records, each of a norm of D steps at most:
+x without one of them, x + v with it. Value by value both are rounded with the same uniform u, to floor(x + u) and
+floor(x + v + u), whose difference is less than 1 away from v_j. So for each u, and for their mixture too (at an epsilon
+delta is convex), the sensitivity is D + sqrt(k) = Delta, with nothing to be rounded again: a device cannot hold to what
+it would send without some record. D = 128 sqrt(k), as a rule, and Delta costs 0.8 %.
+
+A sum over records is computed in floating point, and its last bits may change with one record by an error e. The room
+for it is in sqrt(k), which rounding hardly ever takes up: by Proposition 22 of the same paper with beta = 1e-20,
+floor(x + v + e + u) - floor(x + u) has a norm above Delta with a probability below 1e-20, for errors up to a norm of
+0.999 sqrt(k) - 5, some 0.7 % of D. `tests/hushfleet/methods/test_record_sums.py` measures what float32 makes of it.
 """
 
 from __future__ import annotations
@@ -47,6 +58,7 @@ LEAST_STD = 3.0
 """Of one device's part."""
 _DEVIATIONS = 6.5  # of a sum's coordinate that fit into half of the ring
 _SUSPECTED = 6.0
+_RECORD_STEPS = 128.0  # times sqrt(k), in a record's clip norm
 _ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
 _MOST_EXTRA = 0.01
 _ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), and in truth hardly ever
@@ -58,7 +70,8 @@ class Scale:
     """How fine a ring is: a function of public numbers, none of them in units of the values.
 
     :param steps: of the grid in a clip norm.
-    :param bound: Delta^2, a whole number: no rounded update has a larger square norm.
+    :param bound: Delta^2, a whole number: no rounded update has a larger square norm; with records, what one of them
+        changes has none.
     :param variance: S^2, of the noise of h devices; 0: no noise.
     :param extra: by which part the noise with what rounding adds is above that of the plain Gaussian mechanism.
     """
@@ -79,11 +92,15 @@ class Scale:
         return math.sqrt(max(0.0, self.variance - ROUNDED_STD**2) / self.bound)
 
 
-def scale_for(*, prime: int, noise_multiplier: float, honest_devices: int, devices: int, size: int) -> Scale:
+def scale_for(
+    *, prime: int, noise_multiplier: float, honest_devices: int, devices: int, size: int, records: int = 0
+) -> Scale:
     """The finest scale whose sums do not wrap around, or a coarser one that is fine enough.
 
     A value of a sum of `devices` rotated updates has a variance of at most (n Delta)^2 / k, if all updates are one and
     the same, and its noise S^2 n / h; 6.5 deviations fit into half of the ring.
+
+    :param records: 0 where a device is protected; else a record, and a device's values have the norm of so many.
 
     Raises `PrivacyError` where the ring is too small.
     """
@@ -97,15 +114,16 @@ def scale_for(*, prime: int, noise_multiplier: float, honest_devices: int, devic
     # Delta^2 = c^2 + c + k/4 + sqrt(k)/2 for c steps in a clip norm: their Proposition 22 with beta = exp(-1/2)
     added = size / 4 + math.sqrt(size) / 2
     room = (prime / 2 / _DEVIATIONS) ** 2 - devices / 4 - rounded * parts
-    bound = room / (devices**2 / size + z2 * parts)
+    bound = room / ((devices * max(1, records)) ** 2 / size + z2 * parts)
     if z2:
         fine = (1 + math.sqrt(1 + 8 * _ENOUGH * added)) / (4 * _ENOUGH)
-        enough = max(fine**2 + fine + added, devices / (8 * _ENOUGH * z2), LEAST_STD**2 * honest_devices / z2)
+        enough = (_RECORD_STEPS + 1) ** 2 * size if records else fine**2 + fine + added
+        enough = max(enough, devices / (8 * _ENOUGH * z2), LEAST_STD**2 * honest_devices / z2)
         bound = min(bound, enough, (LARGEST_STD**2 * honest_devices - rounded) / z2 * (1 - _ROOM))
     bound = math.floor(max(bound, 0.0))
-    if bound <= added:
+    if bound <= (size if records else added):
         raise PrivacyError(f"sums of {devices} devices and {size} values do not fit into integers modulo {prime}")
-    steps = (math.sqrt(1 + 4 * (bound - added)) - 1) / 2
+    steps = math.sqrt(bound) - math.sqrt(size) if records else (math.sqrt(1 + 4 * (bound - added)) - 1) / 2
     variance = (z2 * bound + rounded) * (1 + 1e-12)  # floating point may not make it smaller
     if z2 and variance < LEAST_STD**2 * honest_devices:
         raise PrivacyError(
@@ -120,11 +138,12 @@ Bits = TypeVar("Bits", bound=int)
 
 
 def least_bits(
-    primes: Mapping[Bits, int], *, noise_multiplier: float, honest_devices: int, devices: int, size: int
-) -> Bits:
+    primes: Mapping[Bits, int], *, noise_multiplier: float, honest_devices: int, devices: int, size: int,
+    records: int = 0,
+) -> Bits:  # fmt: skip
     """The fewest bits a value whose ring costs less than 1 % of extra noise. Raises `PrivacyError` if none does.
 
-    :param primes: of each width in bits.
+    :param primes: of each width in bits; the others as of `scale_for`.
     """
     reason = ""
     for bits, prime in sorted(primes.items()):
@@ -135,6 +154,7 @@ def least_bits(
                 honest_devices=honest_devices,
                 devices=devices,
                 size=size,
+                records=records,
             )
         except PrivacyError as error:
             reason = str(error)
@@ -149,11 +169,12 @@ class Ring:
     """Between clipped values and integers modulo a prime.
 
     :param prime: of the field.
-    :param clip_norm: C.
+    :param clip_norm: C, the most that what is protected changes a device's values by.
     :param noise_multiplier: of the sum, over the parts of `honest_devices`; 0: no noise.
     :param honest_devices: among how many the noise is divided.
     :param devices: in a sum, at most: what must not wrap around.
     :param size: how many values.
+    :param records: as of `scale_for`.
     :param key: public, 16 bytes; of the round's rotation.
 
     Raises `PrivacyError` for numbers that leave no room, or not the noise that the promise needs.
@@ -169,16 +190,18 @@ class Ring:
         devices: int,
         size: int,
         key: bytes,
+        records: int = 0,
     ) -> None:
         if not 0 < clip_norm < math.inf:
             raise PrivacyError(f"the clip norm of a sum of integers must be finite and above zero, got {clip_norm!r}")
-        self.prime, self.size = prime, size
+        self.prime, self.size, self._records = prime, size, records
         self.scale = scale_for(
             prime=prime,
             noise_multiplier=noise_multiplier,
             honest_devices=honest_devices,
             devices=devices,
             size=size,
+            records=records,
         )
         self.unit = clip_norm / self.scale.steps
         """Of a value, in one step of the grid."""
@@ -219,13 +242,13 @@ class Ring:
         if values.shape != (self.size,) or not np.isfinite(values).all():
             raise PrivacyError(f"{self.size} finite values are encoded; got an array of {values.shape}, or others")
         exact = _hartley(self._signs * values) / self.unit
-        if not np.linalg.norm(exact) <= self.scale.steps * (1 + _ROOM):
+        if not np.linalg.norm(exact) <= self.scale.steps * max(1, self._records) * (1 + _ROOM):
             raise PrivacyError("values are above the clip norm, and nothing of them may be released")
         lower = np.floor(exact)
         fraction = exact - lower
         for _ in range(_ATTEMPTS):
             rounded = (lower + ((noise.words(self.size) >> np.uint64(11)) * 2.0**-53 < fraction)).astype(np.int64)
-            if int(rounded @ rounded) <= self.scale.bound:
+            if self._records or int(rounded @ rounded) <= self.scale.bound:
                 return rounded
         raise PrivacyError(f"in {_ATTEMPTS} attempts no rounding was within the bound")
 

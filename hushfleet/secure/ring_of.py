@@ -14,12 +14,18 @@ KEY_BYTES = 16
 
 
 def ring_of(
-    spec: TaskSpec, plan: RoundPlan, secure_round: SecureRound, clip_norm: float, noise_multiplier: float
+    spec: TaskSpec,
+    plan: RoundPlan,
+    secure_round: SecureRound,
+    clip_norm: float,
+    noise_multiplier: float,
+    records: int = 0,
 ) -> Ring:
     """A function of public numbers alone.
 
-    :param clip_norm: the L2 bound of a device's values in this round (`Cost.bound`).
+    :param clip_norm: the most that what is protected changes a device's values by (`Cost.bound`).
     :param noise_multiplier: of the sum (`Cost.noise_multiplier`).
+    :param records: `Cost.records`.
 
     Raises `BadInput` for a task without secure sums.
     """
@@ -32,5 +38,6 @@ def ring_of(
         honest_devices=spec.privacy.secure.honest_devices,
         devices=len(secure_round.cohort),
         size=secure_round.size,
+        records=records,
         key=hashlib.sha256(f"ring|{plan.task}|{plan.round}".encode()).digest()[:KEY_BYTES],
     )

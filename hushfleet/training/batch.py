@@ -46,10 +46,12 @@ class Batch:
 
     :param out: float32 `[..., d]`, where a gradient is written; the next one overwrites it.
     :param entries: what the part of the training that asks will move. Gradients elsewhere may be left out, as zeros.
+    :param moved: what all parts of the training move.
     """
 
     out: Array
     entries: Entries = ALL
+    moved: Entries = ALL
 
     @property
     def sizes(self) -> Array:
@@ -76,8 +78,9 @@ class Batch:
 
     # what DP-SGD asks of a plain batch
 
-    def clipped_sum(self, params: Array, clip_norm: float, out: Array) -> Any:
-        """The sum of single gradients, each clipped, in `out`; mean losses `[...]`, 0 for an empty batch."""
+    def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries) -> Any:
+        """The sum of single gradients on `entries`, each clipped, in `out`; zeros elsewhere. Mean losses `[...]`, 0 for
+        an empty batch."""
         raise NotImplementedError
 
     def mean_or_zero(self, params: Array) -> tuple[Any, Array]:
@@ -126,10 +129,11 @@ class ClientBatch(Batch):
         self.out[self.entries.span] /= len(self.y)
         return float(losses.mean()), self.out
 
-    def clipped_sum(self, params: Array, clip_norm: float, out: Array) -> float:
+    def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries = ALL) -> float:
         at_once = getattr(self.gradient, "clipped_sum", None)
-        if at_once is not None:
-            each, norms = at_once(params, self.x, self.y, self.masks, clip_norm=clip_norm, out=out, **self.taught)
+        if at_once is not None and entries.layers:
+            how = {"clip_norm": clip_norm, "out": out, "part": entries.span, **self.taught}
+            each, norms = at_once(params, self.x, self.y, self.masks, **how)
             if not np.isfinite(norms).all():
                 raise PrivacyError("a record's gradient is not finite; training has diverged: lower the learning rate")
             return float(each.mean()) if len(each) else 0.0
@@ -138,7 +142,7 @@ class ClientBatch(Batch):
         def gradients() -> Iterator[Array]:
             for loss, gradient in self._one_by_one(params):
                 losses.append(loss)
-                yield gradient
+                yield entries.alone(gradient)
 
         clipped_sum(gradients(), clip_norm, out)
         return float(np.mean(losses)) if losses else 0.0
@@ -164,7 +168,7 @@ class ClientBatch(Batch):
 class NoisedBatch(Batch):
     """A batch whose mean gradient is DP-SGD's. Raw gradients are not to be had.
 
-    `entries` changes nothing: bound and noise are on the whole gradient.
+    The bound is on what `moved` has of a gradient: the rest is noise that nothing reads. `entries` changes nothing.
 
     :param mechanisms: of each client; they differ in nothing but the noise.
     :param noises: of each client.
@@ -190,7 +194,7 @@ class NoisedBatch(Batch):
             total = first.clipped_batch(mean)
         else:
             total = self.total
-            loss = self.batch.clipped_sum(params, first.clip_norm, total)
+            loss = self.batch.clipped_sum(params, first.clip_norm, total, self.moved)
         rows = [total] if total.ndim == 1 else total
         for row, mechanism, noise in zip(rows, self.mechanisms, self.noises, strict=True):
             mechanism.noised_mean(row, noise)  # in place

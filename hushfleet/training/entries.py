@@ -49,6 +49,14 @@ class Entries(NamedTuple):
             inside *= self.rows(gradient)
         return inside
 
+    def alone(self, gradient: Array) -> Array:
+        """`gradient [..., d]` with zeros at all other entries; in place."""
+        if self.mask is not None:
+            self.keep(gradient)
+            gradient[..., : self.span.start] = 0
+            gradient[..., self.span.stop :] = 0
+        return gradient
+
     def rows(self, array: Array) -> Array:
         """The mask's `span`, for the clients of `array [d]` or `[c, d]`: the first ones."""
         assert self.mask is not None

@@ -23,7 +23,7 @@ from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training.batch import Batch, ClientBatch, GradientFunction, NoisedBatch
 from hushfleet.training.draws import Inputs, drawn_batches, drawn_inputs, epochs
-from hushfleet.training.entries import Entries
+from hushfleet.training.entries import ALL, Entries
 from hushfleet.training.optim import Optimizer, make_optimizer
 from hushfleet.training.own_samples import LoadedSamples, Teacher, taught
 
@@ -80,9 +80,11 @@ def train_vector(training: Sgd, context: RoundContext, params: Array, executor: 
     """Trains `params [..., d]` in place."""
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
+    moved = entries[0] if len(entries) == 1 else ALL  # several parts are the whole vector, together
     memory: tuple[Array, ...] = ()
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
+        batch.moved = moved
         now, memory = _first(context, step.rows), tuple(array[step.rows] for array in memory)
         active = training.order.active(step.epoch, len(entries))
         for number in active:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +21,14 @@ from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
-from hushfleet.models.features import backbone, filters, graph, scattering, synthetic, whitening
+from hushfleet.models.export import content_key
+from hushfleet.models.features import backbone, filters, graph, hidden, scattering, synthetic, whitening
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.graph import Graph
+from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.whitening import Whitening
+from hushfleet.models.model import Model
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 Shape = tuple[int, int, int]
@@ -34,7 +38,7 @@ Shape = tuple[int, int, int]
 class FeatureExtractor:
     """A fixed function of an image.
 
-    :param image_shape: channels, height, width; pixels are in [0, 1].
+    :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
     :param count: features of an image, the bias among them.
     :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
     """
@@ -83,19 +87,36 @@ def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None
         made, count = backbone.from_file(Path(name), image_shape)
     elif name in _KINDS:
         raw = _KINDS[name](image_shape)
-        folder = cache_dir or user_cache_dir() / "graphs"
-        made, count = _kept(raw, folder / f"{_content_key(raw)}.features.onnx"), raw.kept + 1
+        made, count = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1
     else:
         raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
+    return _checked(name, image_shape, count, made)
+
+
+def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
+    """What the last layer of a network is given, of images that are normalised as the network's are.
+
+    :param params: float32 `[d]`, of the whole network.
+
+    Raises as `get_features`.
+    """
+    key = f"{content_key(model)} {hashlib.sha256(params.tobytes()).hexdigest()}"
+    graph = _kept(lambda: hidden_graph(model, params), key, cache_dir)
+    made, count = backbone.from_bytes(graph, model.input_shape, what=f"model.name = {model.name!r}")
+    return _checked(f"{model.name} without its last layer", model.input_shape, count, made)
+
+
+def _checked(name: str, image_shape: Shape, count: int, made: bytes) -> FeatureExtractor:
     extractor = FeatureExtractor(name, image_shape, count, made)
     check_features(made, extractor.spec)
     return extractor
 
 
-def _kept(raw: RawFeatures, path: Path) -> bytes:
+def _kept(make: Callable[[], bytes], key: str, cache_dir: Path | None) -> bytes:
+    path = (cache_dir or user_cache_dir() / "graphs") / f"{_content_key(key)}.features.onnx"
     data = read_cached(path)
     if data is None:
-        data = make_graph(raw, fit(raw))
+        data = make()
         with contextlib.suppress(OSError):  # where nothing can be written, it is made again each time
             write_cached(path, data)
     return data
@@ -124,8 +145,8 @@ def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
     return data
 
 
-def _content_key(raw: RawFeatures) -> str:
-    """Hex digest of whatever decides what is in the graph."""
+def _content_key(key: str) -> str:
+    """Hex digest of whatever decides what is in the graph: `key`, the code and its versions."""
     parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
-    parts += map(inspect.getsource, (filters, graph, scattering, synthetic, whitening))
-    return hashlib.sha256("\0".join([*parts, repr(raw)]).encode()).hexdigest()[:32]
+    parts += map(inspect.getsource, (filters, graph, hidden, scattering, synthetic, whitening))
+    return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

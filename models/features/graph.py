@@ -54,3 +54,16 @@ class Graph:
         onnx.checker.check_model(model)
         data: bytes = model.SerializeToString(deterministic=True)
         return data
+
+
+def without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, in place, without what exporters tell of themselves, and shapes that are inferred again."""
+    del model.metadata_props[:], model.graph.metadata_props[:], model.graph.value_info[:]
+    model.graph.doc_string = ""
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = node.name = ""
+    for value in [*model.graph.input, *model.graph.output, *model.graph.initializer]:
+        del value.metadata_props[:]
+        value.doc_string = ""
+    return model

@@ -1,4 +1,4 @@
-"""The thirteen small messages, and the signed frame that they travel in.
+"""The small messages of rounds, and the signed frame that they and those of the fleet travel in.
 
 Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all
 before it: what was signed for one federation verifies in no other.
@@ -20,18 +20,26 @@ from hushfleet.config.schema import Checked, Count, Finite, Share, later, pack, 
 from hushfleet.config.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
-from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.fields import (
+    DeclineCode,
+    Nonce,
+    PublicKey,
+    Reason,
+    StateDigest,
+    Text,
+    WithReason,
+)
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, Health, ReleaseOffer
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 
 MAGIC = b"HF"
 VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
-MAX_REASON = 400
 MAX_CONTROLS = 16
 MAX_DIFFERENCES = 16
 BASE_BYTES = 8
-NONCE_BYTES = 16
 MAX_INCLUDED_BYTES = 100_000 // 8
 MAX_INT = (1 << 63) - 1
 
@@ -43,33 +51,7 @@ RefusedCode = Literal[
     "late", "not-in-cohort", "unknown-device", "bad-signature", "malformed", "wrong-shape", "non-finite",
     "out-of-bounds", "below-noise", "state-unknown", "duplicate", "store-full",
 ]  # fmt: skip
-DeclineCode = Literal[
-    "budget", "memory", "no-data", "no-privacy", "graph", "disk", "busy", "paused", "error"
-]  # fmt: skip
-PublicKey = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
-StateDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Text = Annotated[str, Meta(pattern=r"^[ -~]{0,64}\Z", description="at most 64 printable ASCII characters")]
-Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 ControlName = Annotated[str, Meta(pattern=r"^[^\W\d]\w{0,31}\Z", description="a short identifier")]
-
-
-def _one_line(text: str) -> str:
-    """`text` as one line of at most `MAX_REASON` characters.
-
-    An error's text must never stop an answer from being sent, nor forge a line of the receiver's log.
-    """
-    line = "".join(character if character.isprintable() else " " for character in text)
-    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 3]}..."
-
-
-@dataclass(frozen=True)
-class _WithReason(Checked):
-    """Base of answers with a `reason`, which is cut to one line."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", _one_line(self.reason))  # type: ignore[attr-defined]
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -231,7 +213,7 @@ class Offer(_OfUpdate):
 
 
 @dataclass(frozen=True)
-class Decline(_WithReason):
+class Decline(WithReason):
     """A device says why it sends no update for this round; `reason` is cut to one line."""
 
     task: TaskId
@@ -257,7 +239,7 @@ class Missing(_OfUpdate):
 
 
 @dataclass(frozen=True)
-class Refused(_WithReason, _OfUpdate):
+class Refused(WithReason, _OfUpdate):
     """The aggregator will not take the update; `reason` is cut to one line."""
 
     code: RefusedCode
@@ -265,7 +247,7 @@ class Refused(_WithReason, _OfUpdate):
 
 
 @dataclass(frozen=True)
-class NotEnrolled(_WithReason):
+class NotEnrolled(WithReason):
     """The aggregator does not accept the device that announced itself with this key; `reason` is cut to one line."""
 
     device: Name
@@ -317,11 +299,12 @@ class Known(Checked):
 
 Message = (
     ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled
-    | Ask | Known
+    | Ask | Known | EnrolRequest | EnrolAnswer | Health | ReleaseOffer
 )  # fmt: skip
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
+_WITH_KEY = (Birth, ServerState, EnrolRequest)
 
 
 def encode_message(message: Message, identity: Identity, *, federation: str) -> bytes:
@@ -362,8 +345,8 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
     """The message in a frame, checked field by field.
 
     :param federation: for which it must have been signed.
-    :param public_key: who must have signed it. None: only `Birth` and `ServerState` are accepted, by the
-        key that they hold; whether that key is to be trusted is the caller's decision.
+    :param public_key: who must have signed it. None: only `Birth`, `ServerState` and `EnrolRequest` are accepted, by
+        the key that they hold; whether that key is to be trusted is the caller's decision.
 
     Raises `Malformed`, `TooLarge` or `BadSignature`, and nothing else.
     """
@@ -371,10 +354,10 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
     signed, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
     if public_key is not None:
         _verify(public_key, signed, signature, federation)
-    elif cls not in (Birth, ServerState):
+    elif cls not in _WITH_KEY:
         raise BadSignature(f"a {cls.__name__} cannot be checked, since its sender's key is not known yet")
     message: Message = unpack(cls, signed[_HEAD.size :], what=f"the body of the {cls.__name__}")
-    if isinstance(message, (Birth, ServerState)):
+    if isinstance(message, _WITH_KEY):
         if public_key is None:
             _verify(message.public_key, signed, signature, federation)
         elif message.public_key != public_key:

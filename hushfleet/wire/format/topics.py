@@ -1,7 +1,8 @@
 """The topic tree: `hushfleet/1/<federation>/...`, at most six slashes (hosted brokers allow seven).
 
-A device writes only below `c/<its id>/up/` and reads `server`, `task`, `round`, `blob/+` and
-`c/<its id>/down`, so a broker's access list needs two patterns (docs/wire.md).
+A device writes only below `c/<its id>/up/` and reads `server`, `task`, `round`, `blob/+`, `release/+`,
+`c/<its id>/down` and `c/<its id>/fleet`, so a broker's access list needs few patterns (docs/wire.md). A board without a
+certificate reaches `enrol/<its id>/` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ NAME_RULE = "1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a
 Name = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z", description=NAME_RULE)]
 DIGEST_BYTES = 32
 
-TopicKind = Literal["server", "task", "round", "blob", "state", "msg", "chunk", "down"]
+TopicKind = Literal[
+    "server", "task", "round", "blob", "state", "msg", "chunk", "down",
+    "enrol-up", "enrol-down", "renew", "health", "wants", "fleet", "release",
+]  # fmt: skip
+_UP: dict[str, TopicKind] = {
+    "state": "state",
+    "msg": "msg",
+    "chunk": "chunk",
+    "enrol": "renew",
+    "health": "health",
+    "wants": "wants",
+}
 
 
 class ParsedTopic(NamedTuple):
@@ -57,6 +69,10 @@ class Topics:
         self.all_states = f"{self.prefix}/c/+/up/state"
         self.all_msgs = f"{self.prefix}/c/+/up/msg"
         self.all_chunks = f"{self.prefix}/c/+/up/chunk"
+        self.all_requests = f"{self.prefix}/enrol/+/up"
+        self.all_renewals = f"{self.prefix}/c/+/up/enrol"
+        self.all_health = f"{self.prefix}/c/+/up/health"
+        self.all_wants = f"{self.prefix}/c/+/up/wants"
 
     def blob(self, digest: bytes) -> str:
         """Where the chunks of the blob with this SHA-256 (32 bytes) are broadcast."""
@@ -76,6 +92,34 @@ class Topics:
     def down(self, device: str) -> str:
         return f"{self._client(device)}/down"
 
+    # between a board and the fleet service
+
+    def request(self, device: str) -> str:
+        """Where a board without a certificate asks for one."""
+        return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/up"
+
+    def answer(self, device: str) -> str:
+        """Where it is answered."""
+        return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/down"
+
+    def renewal(self, device: str) -> str:
+        return f"{self._client(device)}/up/enrol"
+
+    def health(self, device: str) -> str:
+        return f"{self._client(device)}/up/health"
+
+    def wants(self, device: str) -> str:
+        """Where a board asks the fleet service for chunks of a release."""
+        return f"{self._client(device)}/up/wants"
+
+    def fleet(self, device: str) -> str:
+        """From the fleet service to one board."""
+        return f"{self._client(device)}/fleet"
+
+    def release(self, digest: bytes) -> str:
+        """Where the chunks of the release with this SHA-256 (32 bytes) are broadcast."""
+        return f"{self.prefix}/release/{digest.hex()}"
+
     def parse(self, topic: str) -> ParsedTopic:
         """The inverse of the above. Raises `Malformed` for any topic that is not of this federation."""
         root, _, rest = topic.partition(f"{self.prefix}/")
@@ -84,12 +128,14 @@ class Topics:
             match parts:
                 case ["server" | "task" | "round" as kind]:
                     return ParsedTopic(kind)
-                case ["blob", text] if re.fullmatch(r"[0-9a-f]{64}", text):
-                    return ParsedTopic("blob", digest=bytes.fromhex(text))
-                case ["c", device, "up", "state" | "msg" | "chunk" as kind] if is_name(device):
+                case ["blob" | "release" as kind, text] if re.fullmatch(r"[0-9a-f]{64}", text):
+                    return ParsedTopic(kind, digest=bytes.fromhex(text))
+                case ["c", device, "up", name] if name in _UP and is_name(device):
+                    return ParsedTopic(_UP[name], device=device)
+                case ["c", device, "down" | "fleet" as kind] if is_name(device):
                     return ParsedTopic(kind, device=device)
-                case ["c", device, "down"] if is_name(device):
-                    return ParsedTopic("down", device=device)
+                case ["enrol", device, "up" | "down" as way] if is_name(device):
+                    return ParsedTopic("enrol-up" if way == "up" else "enrol-down", device=device)
         shown = topic if len(topic) <= 120 else f"{topic[:117]}..."
         raise Malformed(f"{shown!r} is not a topic of the federation {self.federation!r}")
 

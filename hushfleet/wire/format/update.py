@@ -23,9 +23,9 @@ from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed
 from hushfleet.wire.format import codec, forms
 from hushfleet.wire.format.codec import LayerStep
+from hushfleet.wire.format.fields import StateDigest
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
-from hushfleet.wire.format.messages import StateDigest
 from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"

@@ -82,7 +82,7 @@ def run_clocked_rounds(
         EventLog(simulation.folder.scenario, clock=time) as scenario,
     ):
         secure = simulation.prepared.spec.privacy.secure
-        roster = None if secure is None else write_roster(simulation, workers, store)
+        roster = None if secure is None else write_roster(simulation, store)
         closed_rounds = fleet_clock(simulation, mix, roster=roster).rounds()
         engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time, masked=False)
         rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=_GROUP * workers.count)

@@ -45,7 +45,7 @@ def run_rounds(
     with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         prepared = tested_on_cuda(simulation) if runtime == VMAP else simulation.prepared
         engine = RoundEngine(store, prepared, masked=False)
-        roster = write_roster(simulation, workers, store) if engine.spec.privacy.secure else None
+        roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)

@@ -18,6 +18,7 @@ from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Traine
 from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
+from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
@@ -103,7 +104,8 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     metrics = MetricsFile(folder.metrics, common, local, run.features)
     delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
-    with DeviceStore(folder.store, device=job.device, durable=False) as store:
+    identity = key_of(job.seed, job.index)
+    with DeviceStore(folder.store, device=job.device, durable=False, identity=identity) as store:
 
         def observe(trained: TrainedRound) -> None:
             spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +68,9 @@ class LoadedRun:
     def features(self) -> FeatureGraph | None:
         """What makes features of images, each set once in a run; None where the task trains on images."""
         spec = self.spec.model.features
-        return None if spec is None else FeatureGraph(self._graph(spec.graph), spec, cache=self.folder.features)
+        if spec is None:
+            return None
+        return FeatureGraph(partial(self._graph, spec.graph), spec, cache=self.folder.features)
 
     @cached_property
     def common_test(self) -> LabelledSamples:

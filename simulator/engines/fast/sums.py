@@ -6,18 +6,17 @@ answer. The global models are the live engine's, bit for bit; digests of updates
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
 
 import numpy as np
 
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
-from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.run_folder import RunFolder, Simulation
+from hushfleet.simulator.run_folder import Simulation
+from hushfleet.wire.format.identity import Identity
 
 
 class UnmaskedRound(SecureRound):
@@ -27,26 +26,18 @@ class UnmaskedRound(SecureRound):
         return Masked(values, np.zeros((self.rule.may_miss, self.width), np.uint32))
 
 
-class _Key(NamedTuple):
-    folder: RunFolder
-    device: str
+def key_of(seed: int, index: int) -> Identity:
+    """FOR SIMULATION ONLY: a device's key, from the run's seed: who is drawn follows from the keys."""
+    return Identity.from_bytes(hashlib.sha256(f"hushfleet simulated device|{seed}|{index}".encode()).digest())
 
 
-def _public_key(job: _Key) -> bytes:
-    path = job.folder.device(job.device).store
-    with DeviceStore(path, device=job.device, durable=False) as store:
-        return store.identity.public_key
-
-
-def write_roster(simulation: Simulation, workers: WorkerPool, store: AggregatorStore) -> Roster:
-    """Of the whole fleet, whose devices make their keys here; workers find it in the run folder."""
-    folder = RunFolder(simulation.folder.path.absolute())
+def write_roster(simulation: Simulation, store: AggregatorStore) -> Roster:
+    """Of the whole fleet; workers find it in the run folder."""
     keys = {row.device: row.public_key for row in store.devices()}
     devices = simulation.fleet.devices
     if len(keys) < len(devices):
-        found = workers.map(_public_key, [_Key(folder, device.name) for device in devices])
-        keys = {device.name: key for device, key in zip(devices, found, strict=True)}
+        keys = {device.name: key_of(simulation.seed, device.index).public_key for device in devices}
         store.add_devices((device.name, keys[device.name], device.board, -1) for device in devices)
     roster = Roster.of(keys)
-    folder.roster.write_bytes(roster.to_bytes())
+    simulation.folder.roster.write_bytes(roster.to_bytes())
     return roster

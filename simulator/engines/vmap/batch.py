@@ -14,6 +14,7 @@ from hushfleet.privacy.record import clipped_sum
 from hushfleet.simulator.engines.vmap.device_data import CohortStep
 from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.training.batch import Batch
+from hushfleet.training.entries import ALL, Entries
 
 
 @dataclass
@@ -57,14 +58,14 @@ class CohortBatch(Batch):
             losses[:, column] = loss
         return losses, grads
 
-    def clipped_sum(self, params: Tensor, clip_norm: float, out: Tensor) -> Tensor:
+    def clipped_sum(self, params: Tensor, clip_norm: float, out: Tensor, entries: Entries = ALL) -> Tensor:
         """Records one by one, so that memory does not grow with the batch."""
         losses = params.new_zeros(len(params))
 
         def gradients() -> Iterator[Tensor]:
             for loss in self._columns(params, [self.out] * self.step.y.shape[1]):
                 losses.add_(loss)
-                yield self.out
+                yield entries.alone(self.out)
 
         clipped_sum(gradients(), clip_norm, out)
         return losses / self.sizes.clamp(min=1)

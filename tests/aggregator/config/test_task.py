@@ -82,7 +82,7 @@ def test_a_task_of_secure_sums_is_completed() -> None:
         ({"round": {"aggregation": "median"}}, "only the mean"),
         ({"privacy": {"reading": "client-sampling"}}, "counts in full"),
         ({"privacy": {"clip_norm": math.inf, "epsilon": None}}, "finite"),
-        ({"privacy": {"unit": "record"}}, 'unit must be "device"'),
+        ({"privacy": {"unit": "record"}, "method": {"optimizer": "adam"}}, "a round is one plain step"),
         ({"privacy": {"honest_fraction": 0.05}}, "may have no honest one"),
         ({"round": {"min_updates": 101}}, "a round has 100 devices"),
         ({"method": {"name": "fedglp-adp"}}, "a mask of its own"),

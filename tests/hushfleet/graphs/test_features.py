@@ -41,7 +41,7 @@ def images(count: int) -> Samples:
 @pytest.mark.parametrize("count", [0, 1, FEATURES_BATCH, 2 * FEATURES_BATCH + 3])
 def test_every_image_has_its_features(count: int) -> None:
     samples = images(count)
-    made = FeatureGraph(linear(), spec_of(linear())).of(samples)
+    made = FeatureGraph(linear, spec_of(linear())).of(samples)
     expected = np.maximum(samples.x.reshape(count, 16) @ MATRIX, 0)
     assert made.x.shape == (count, COUNT, 1, 1)
     np.testing.assert_allclose(made.x[:, :, 0, 0], expected, rtol=1e-5, atol=1e-6)
@@ -49,7 +49,7 @@ def test_every_image_has_its_features(count: int) -> None:
 
 
 def test_features_are_kept_by_what_they_were_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = FeatureGraph(linear(), spec_of(linear()), cache=tmp_path)
+    graph = FeatureGraph(linear, spec_of(linear()), cache=tmp_path)
     first = graph.of(images(9)).x
     with monkeypatch.context() as patch:
         patch.setattr(features, "open_session", lambda *_, **__: pytest.fail("made again"))
@@ -63,7 +63,7 @@ def test_features_are_kept_by_what_they_were_made_of(tmp_path: Path, monkeypatch
 def test_features_that_are_no_numbers_are_refused() -> None:
     graph = linear("Log")  # of negative numbers
     with pytest.raises(GraphRefused, match="not finite"):
-        FeatureGraph(graph, spec_of(graph)).of(images(4))
+        FeatureGraph(lambda: graph, spec_of(graph)).of(images(4))
 
 
 def test_an_acceptable_graph_is_accepted() -> None:

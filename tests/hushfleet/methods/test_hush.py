@@ -161,6 +161,25 @@ def test_with_the_unit_record_no_label_is_counted() -> None:
         HiddenSamples().label_counts(CLASSES)
 
 
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_with_the_unit_record_the_bound_is_on_what_moves(runtimes: Any, runtime: str) -> None:
+    """One step without noise: the biases stay, and their gradients count for no norm."""
+    privacy = PrivacySpec("record", "strict", 0.7, 0.0, 1e-5, sample_rate=1.0, batches=1)
+    method, data = method_of(privacy, local_epochs=1, batch_size=9, learning_rate=2.0), samples_of(3, 9)
+    start = np.random.default_rng(1).normal(size=MODEL.layout.size).astype(np.float32)
+    gradient, logits_of = runtimes[runtime]
+    done = train(method, start, gradient, data, logits_of=logits_of)
+    weight, bias = MODEL.layout.unflatten(start).values()
+    x = data.x.reshape(9, -1)
+    slopes = softmax(x @ weight.T + bias) - np.eye(CLASSES)[data.y]
+    norms = np.linalg.norm(slopes, axis=1) * np.linalg.norm(x, axis=1)
+    assert (norms > 0.7).any()
+    expected = (slopes * np.minimum(1, 0.7 / norms)[:, None]).T @ x
+    moved, unmoved = MODEL.layout.unflatten(done.end - start).values()
+    np.testing.assert_allclose(moved, -2.0 / 9 * expected, rtol=1e-4, atol=1e-5)
+    assert not unmoved.any()
+
+
 @pytest.mark.parametrize(
     ("devices", "epsilon", "expected"),
     [

@@ -43,6 +43,15 @@ def test_a_method_of_an_installed_package_is_found_by_its_name(monkeypatch: pyte
         find_method("theirs")
 
 
+def test_a_board_imports_the_method_that_it_runs_and_no_other() -> None:
+    code = (
+        "import sys; from hushfleet.methods import METHODS, find_method; find_method('hush')\n"
+        "print({name for name in METHODS if f'hushfleet.methods.{name.replace(chr(45), chr(95))}' in sys.modules})"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "{'hush'}\n"
+
+
 def test_a_name_that_nobody_has_says_what_to_install() -> None:
     with pytest.raises(BadInput, match=r"must be one of acdp-pfsd.*on each board: pip install PACKAGE"):
         find_method("fedfoo")

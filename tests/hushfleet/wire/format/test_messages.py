@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.wire.format import messages
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Health, ReleaseOffer
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
     KINDS,
@@ -48,6 +49,10 @@ ROUNDS = st.integers(0, 1_000_000)
 RANGES = st.lists(st.integers(0, 1 << 20), unique=True, max_size=40).map(
     lambda edges: tuple(zip(*[iter(sorted(edges))] * 2, strict=False))
 )
+CARRIED = st.builds(
+    CarriedRounds, TASKS, st.just(((1, 4), (6, 7))), st.just("device"), st.just("one device's update"),
+    st.just("gaussian"), st.floats(0, 100), st.integers(1, 9), st.just(1.0), st.integers(1, 9), st.just(("accuracy",)),
+)  # fmt: skip
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(ServerState, ROUNDS, st.sampled_from(["ready", "lost"]), st.just(DEVICE.public_key)),
     st.builds(TaskNotice, TASKS, DIGESTS, SIZES, ROUNDS),
@@ -77,6 +82,23 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
         Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("open"), st.integers(1, 9), DIGESTS
     ),
     st.builds(Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("closed"), st.just(0), st.just(b"")),
+    st.builds(
+        EnrolRequest, NAMES, st.binary(min_size=1, max_size=2048), st.just(DEVICE.public_key),
+        st.sampled_from([b"", DIGEST]), NONCES, st.just("pi-zero-2w"), st.just("0.3.0"),
+    ),
+    st.builds(
+        EnrolAnswer, NAMES, NONCES, st.just("granted"), st.binary(min_size=1, max_size=16_384), st.text(max_size=900),
+        ROUNDS, st.lists(CARRIED, max_size=3).map(tuple),
+    ),
+    st.builds(EnrolAnswer, NAMES, NONCES, st.just("pending"), st.just(b""), st.text(max_size=900), ROUNDS),
+    st.builds(
+        Health, NAMES, ROUNDS, st.just("0.3.0"), ROUNDS, st.none() | st.integers(0, 100), st.none(),
+        st.none() | st.integers(-100, 200), st.none() | st.booleans(), st.sampled_from([None, "budget"]),
+        st.sampled_from([None, "disk"]), ROUNDS, st.sampled_from(["none", "trial", "returned"]),
+    ),
+    st.builds(
+        ReleaseOffer, NAMES, st.just("0.3.1"), st.binary(min_size=1, max_size=8192), DIGESTS, st.integers(1, 1 << 28)
+    ),
 )  # fmt: skip
 
 
@@ -102,9 +124,9 @@ def test_the_kinds_have_the_numbers_of_the_specification() -> None:
     names = [KINDS[number].__name__ for number in sorted(KINDS)]
     assert names == [
         "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
-        "NotEnrolled", "Ask", "Known",
+        "NotEnrolled", "Ask", "Known", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer",
     ]  # fmt: skip
-    assert sorted(KINDS) == list(range(1, 14))
+    assert sorted(KINDS) == list(range(1, 18))
 
 
 def test_a_frame_written_by_hand_is_read() -> None:

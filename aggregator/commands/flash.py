@@ -1,0 +1,167 @@
+"""`hushfleet flash`: write the cards of a fleet's boards, into stock images or a mounted boot partition."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+import hushfleet
+from hushfleet.aggregator.fleet.cards import (
+    Target,
+    build_release,
+    card_of,
+    choose_boards,
+    choose_target,
+    read_ssh_key,
+    release_for,
+)
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot
+from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
+from hushfleet.firmware_profiles.cards.stock_image import System, read_system
+from hushfleet.firmware_profiles.cards.write import write_card
+from hushfleet.firmware_profiles.cards.writers import choose_writer
+
+DAY_S = 86400.0
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command `flash`."""
+    app.command("flash")(_flash)
+
+
+def _flash(
+    fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
+    image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None,
+    boot: Annotated[Path | None, typer.Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the images go; with --image.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None,
+    device: Annotated[list[str] | None, typer.Option(metavar="ID", help="For this board; may be given again.")] = None,
+    writer: Annotated[str | None, typer.Option(help="cloud-init or firstrun. Default: found from the image.")] = None,
+    python: Annotated[str | None, typer.Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None,
+    images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None,
+    ssh_key: Annotated[Path | None, typer.Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None,
+    ssh_user: Annotated[str, typer.Option(help="The user with that key.")] = "hushfleet-admin",
+    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False,
+) -> None:  # fmt: skip
+    """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
+
+    No root is needed, and no device is ever written to: write the finished images with rpi-imager or dd, or name the
+    boot partition of a card that is in the reader. Started again, it writes the cards that are missing.
+
+    Examples:
+
+    `hushfleet flash --fleet greenhouse --count 40 --image raspios.img.xz --out cards`
+
+    `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
+    """
+    if (image is None) == (boot is None):
+        raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
+    if (image is None) != (out is None):
+        raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
+    if boot is not None and len(device or ()) != 1:
+        raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
+    folder, ssh_keys = FleetFolder(fleet), [] if ssh_key is None else [read_ssh_key(ssh_key)]
+    with FleetRegistry(folder.path) as registry, contextlib.ExitStack() as temporary:
+        boards = choose_boards(registry, devices=device or (), count=count, again=force, now=time.time())
+        partition: BootPartition
+        if image is not None and out is not None:
+            image = temporary.enter_context(_unpacked(image, out))
+            partition, system = ImageBoot(image), read_system(image)
+        else:
+            partition, system = MountedBoot(boot or Path()), System()
+        how = choose_writer(partition, writer)
+        target = choose_target(boards, how, system, python=python)
+        release = release_for(folder, target)
+        if release is None:
+            print(f"building a release for Python {target.python} on {target.arch}: a minute or two, once")
+            release = build_release(folder, target, version=hushfleet.__version__, wheels=wheels)
+        cards = [
+            card_of(folder, row, release=release, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys)
+            for row in boards
+        ]
+        written: list[str] = []
+        for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
+            written = write_card(place, card, how)
+            expires = time.time() + folder.config.enrolment.token_days * DAY_S
+            registry.add_token(card.device, card.token.encode(), expires=expires)
+    _tell(cards, how, target, release, written, boot=boot, out=out, expires=expires)
+
+
+@contextlib.contextmanager
+def _unpacked(image: Path, out: Path) -> Iterator[Path]:
+    """The image itself, or what an .xz holds, as long as it is needed."""
+    if not image.is_file():
+        raise BadInput(f"there is no image file {image}")
+    out.mkdir(parents=True, exist_ok=True)
+    if image.suffix != ".xz":
+        yield image
+        return
+    plain = out / ".stock.img"
+    try:
+        with _bar() as bar:
+            task = bar.add_task(f"unpacking {image.name}", total=None)
+            copy_sparse(image, plain, progress=lambda done: bar.advance(task, done))
+        yield plain
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
+    """A copy of the image for each card; it gets its name when its card is written."""
+    with _bar() as bar:
+        task = bar.add_task("", total=len(cards) * image.stat().st_size)
+        for card in cards:
+            bar.update(task, description=card.device)
+            part = out / f".{card.device}.part"
+            try:
+                copy_sparse(image, part, progress=lambda done: bar.advance(task, done))
+                yield card, ImageBoot(part)
+                part.replace(out / f"{card.device}.img")
+            finally:
+                part.unlink(missing_ok=True)
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, transient=True)
+
+
+def _tell(
+    cards: Sequence[Card],
+    writer: Writer,
+    target: Target,
+    release: Path,
+    written: Sequence[str],
+    *,
+    boot: Path | None,
+    out: Path | None,
+    expires: float,
+) -> None:
+    names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
+    print(
+        f"written: {names}\n"
+        f"  by         {writer.name}: {' '.join(written)}\n"
+        f"  release    {release.name} ({release.stat().st_size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
+        f"  tokens     serve once, until {time.strftime('%Y-%m-%d', time.localtime(expires))}; keep the cards as you "
+        "would keep a key"
+    )
+    if out is not None:
+        print(f"next: write {out / cards[0].device}.img to its card, with rpi-imager or:")
+        print(f"  sudo dd if={out / cards[0].device}.img of=/dev/CARD bs=4M conv=fsync status=progress")
+    else:
+        print(f"next: unmount {boot} and put the card into its board")
+    print(
+        "the first start takes some minutes; the board then shows up in: hushfleet fleet status\n"
+        "if it does not: put the card back into the reader and look at hushfleet/install.log on its boot partition"
+    )

@@ -1,0 +1,137 @@
+"""What follows from the registry, written for those who go by it: broker, aggregator and boards.
+
+`apply` is called after each change, by commands and by the fleet service, and at the service's start. It may be called
+at any time and by two processes at once: it compares, and writes each file whole. A lock-out therefore needs nothing
+but the registry's row; a crash between row and files is mended at the next call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import time
+from pathlib import Path
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.broker.config import (
+    BrokerTls,
+    enrolment_acl,
+    enrolment_config,
+    mosquitto_acl,
+    mosquitto_config,
+)
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.fleet.authority import Authority, read_revocations
+from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.secure.roster import Roster
+
+PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
+BY_FLEET = "by the fleet's operator: "
+"""How the register's reason of a lock-out begins, beside those of the aggregator's own."""
+
+
+def apply(folder: FleetFolder, registry: FleetRegistry) -> None:
+    """Devices, roster and access list as the registry has them. Raises `StoreError`."""
+    with DeviceRegister(folder.path) as register:
+        _apply_devices(registry, register)
+        _apply_roster(folder, register)
+    if write_broker_files(folder, registry):
+        reload_broker(folder)
+
+
+def write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
+    """Configuration and access lists of both brokers; whether any of them is another than before."""
+    path = folder.broker.resolve()
+    tls = BrokerTls(
+        ca_file=folder.ca.resolve() / "ca.pem",
+        cert_file=path / "broker.pem",
+        key_file=path / "broker.key",
+        crl_file=path / "revoked.pem",
+        aggregator=AGGREGATOR_NAME,
+    )
+    ports, acl, enrolment = folder.config.broker, path / "access.acl", path / "enrolment.acl"
+    blocked = [board.device for board in registry.boards() if board.state == "blocked"]
+    texts = {
+        acl: mosquitto_acl(aggregator=AGGREGATOR_NAME, service=SERVICE_NAME, blocked=blocked),
+        enrolment: enrolment_acl(service=SERVICE_NAME),
+        path / "mosquitto.conf": mosquitto_config(
+            host="", port=ports.port, tls=tls, acl_path=acl, pid_file=path / PID_FILE
+        ),
+        path / "enrolment.conf": enrolment_config(
+            port=ports.enrolment_port,
+            tls=tls,
+            acl_path=enrolment,
+            password_file=path / "enrolment.passwords",
+            pid_file=path / ENROLMENT_PID_FILE,
+        ),
+    }
+    changed = [_write_changed(file, text.encode()) for file, text in texts.items()]
+    return any([*changed, _write_revoked(folder, registry)])
+
+
+def reload_broker(folder: FleetFolder) -> bool:
+    """Asks the running broker to read access list and revoked certificates again; False where none runs here."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((folder.broker / PID_FILE).read_text())
+        name = Path(f"/proc/{pid}/comm")
+        if not name.exists() or name.read_text().strip() == "mosquitto":  # another may have the number by now
+            os.kill(pid, signal.SIGHUP)
+            return True
+    return False
+
+
+def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
+    """What the aggregator itself has blocked or noted stays."""
+    boards = {board.device: board for board in registry.boards()}
+    known = {row.device: row for row in register.devices()}
+    for device in known.keys() - boards.keys():
+        register.forget(device)
+    for device, board in boards.items():
+        row = known.get(device)
+        if board.state == "blocked":
+            if row is None or row.blocked is None:
+                register.block(device, BY_FLEET + (board.reason or "no reason was given"))
+            continue
+        if row is not None and row.blocked is not None and row.blocked.startswith(BY_FLEET):
+            register.unblock(device)
+        if row is not None and row.public_key != board.public_key:
+            register.forget(device)
+            row = None
+        if row is None and board.public_key is not None and board.state == "enrolled":
+            register.add([KnownDevice(device, board.public_key)])
+
+
+def _apply_roster(folder: FleetFolder, register: DeviceRegister) -> None:
+    keys = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
+    if keys:
+        roster = Roster.of(keys).signed(load_or_create(folder.operator_key))  # signatures are deterministic
+        _write_changed(folder.roster, roster.to_bytes())
+    else:
+        folder.roster.unlink(missing_ok=True)
+
+
+def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:
+    file, serials = folder.broker / "revoked.pem", registry.revoked_serials()
+    now = datetime.datetime.now(datetime.UTC)
+    with contextlib.suppress(OSError, ValueError):
+        before = read_revocations(file.read_bytes())
+        if before.serials == serials:
+            return False
+        if 0 <= (now - before.date).total_seconds() < 1:
+            time.sleep(1)  # the broker tells lists apart by their second
+            now = datetime.datetime.now(datetime.UTC)
+    authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
+    atomic_file.write_whole(file, authority.revocation_list(serials, now=now), durable=True)
+    return True
+
+
+def _write_changed(file: Path, data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        if file.read_bytes() == data:
+            return False
+    atomic_file.write_whole(file, data, durable=True)
+    return True

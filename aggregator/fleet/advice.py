@@ -1,0 +1,96 @@
+"""What to do about what boards and aggregator say: the codes of docs/field.md in short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hushfleet.aggregator.fleet.view import BoardView, Problem
+
+DECLINES = {
+    "budget": "Nothing: the board's privacy budget is spent. More noise in the task, or its owner raises the limit.",
+    "memory": "A smaller network, or limits.memory_mib on the board.",
+    "no-data": "Look at data.path on the board and at the names of its folders.",
+    "no-privacy": "The task asks for what the board's owner does not allow: more noise, or the board's [limits].",
+    "graph": "A smaller method.batch_size or network; else suspect the aggregator.",
+    "disk": "Free space on the board's card.",
+    "busy": "A longer round.deadline_s, or fewer local_epochs.",
+    "paused": "Nothing: its owner has paused it.",
+    "error": "The board's log has the cause: journalctl -u hushfleet-client.",
+}
+"""What to do about a decline's code."""
+REFUSALS = {
+    "late": "A longer round.deadline_s, or a lower quorum.",
+    "not-in-cohort": "Nothing.",
+    "unknown-device": "It passes by itself, unless the board is locked out.",
+    "bad-signature": "Two boards have one id, or its card was written anew: hushfleet fleet renew DIR ID --new-card.",
+    "malformed": "Compare the versions of board and aggregator; else suspect an attack.",
+    "wrong-shape": "Compare the versions of board and aggregator; else suspect an attack.",
+    "non-finite": "Compare the versions of board and aggregator; else suspect an attack.",
+    "out-of-bounds": "A client that was modified.",
+    "below-noise": "A client that was modified: it does not add its noise.",
+    "state-unknown": "Nothing.",
+    "duplicate": "Two boards with a copy of one state directory, or an old copy put back.",
+    "store-full": "Free space beside the aggregator.",
+}
+"""What to do about a refusal's code."""
+ERRORS = {
+    "disk": "Free space on the board's card, or change the card.",
+    "link": "Look at the board's network.",
+    "graph": "A smaller network, or suspect the aggregator.",
+    "data": "Look at data.path on the board.",
+    "update": "The board's log says why its update failed.",
+    "other": "The board's log has the cause: journalctl -u hushfleet-client.",
+}
+"""What to do about a board's last error."""
+
+FULL_PERCENT = 90
+HOT_C = 80
+DAY_S = 86400.0
+CERTIFICATE_DAYS = 14
+SILENT_S = 600.0
+_HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
+
+
+def with_problems(board: BoardView, *, now: float, newest_round: int, service_runs: bool) -> BoardView:
+    """The board with all that a person may have to see to.
+
+    :param newest_round: of the run; an older decline is history.
+    :param service_runs: whether somebody has listened to the boards' health.
+    """
+    return replace(board, problems=tuple(_problems(board, now, newest_round, service_runs)))
+
+
+def _problems(board: BoardView, now: float, newest_round: int, service_runs: bool) -> list[Problem]:
+    found = []
+    if board.standing == "blocked":
+        return [Problem("locked out", f"To take it back: hushfleet fleet unblock DIR {board.device}")]
+    if board.standing == "pending":
+        why = board.reason or "waits for approval"
+        advice = f"Compare the keys of hushfleet fleet show DIR {board.device} with what status prints on the board"
+        return [Problem(why, advice, urgent=True)]
+    if board.state == "lost" and board.seen is not None:
+        found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))
+    told = board.health_at
+    if board.is_there and service_runs and told is not None and now - told > SILENT_S and board.state != "training":
+        found.append(Problem("is connected, but says nothing of itself", ERRORS["other"]))
+    end = board.certificate_end
+    if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:
+        words = "its certificate has ended" if end <= now else f"its certificate ends in {(end - now) / DAY_S:.0f} days"
+        found.append(
+            Problem(words, "It renews by itself while the fleet service runs; is its clock right?", end <= now)
+        )
+    if board.slot == "returned":
+        found.append(Problem("has gone back to its former release", "Its log says why the new one failed", urgent=True))
+    if (board.disk_percent or 0) >= FULL_PERCENT:
+        found.append(Problem(f"its disk is {board.disk_percent} % full", DECLINES["disk"], urgent=True))
+    if board.throttled:
+        found.append(Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."))
+    elif (board.temperature_c or 0) >= HOT_C:
+        found.append(Problem(f"is at {board.temperature_c} °C", "Cooling."))
+    if board.decline is not None and board.decline.round >= newest_round:
+        code = board.decline.code
+        found.append(Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code != "budget"))
+    refusal = board.refusal
+    if refusal is not None and refusal.round >= newest_round and refusal.code not in _HARMLESS:
+        found.append(Problem(f"refused: {refusal.code}", REFUSALS.get(refusal.code, ERRORS["other"]), urgent=True))
+    return found

@@ -1,0 +1,243 @@
+"""The fleet's certificate authority: who may connect to the broker, and under which name.
+
+A certificate's common name is all that the broker goes by, so the authority takes nothing but the public key from a
+signing request: name, purpose and dates are its own words. Extensions are those that a strict verifier asks for
+(RFC 5280; Python 3.13 checks so by default): key usage, key identifiers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hushfleet.errors import BadInput, Malformed
+
+CURVE = ec.SECP256R1
+CA_DAYS = 7300
+BROKER_DAYS = 3650
+MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
+# Of the authority and the broker. Boards without a clock battery start at the date of their image: a certificate that
+# begins before any image that we support is valid for them at once, and its first day protects nobody.
+EARLIEST = datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC)
+_BACKDATED = datetime.timedelta(hours=1)  # a broker's clock may be a little behind
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate that was signed.
+
+    :param pem: the certificate, without the authority's.
+    :param serial: of the certificate.
+    :param not_after: unix seconds.
+    """
+
+    pem: bytes
+    serial: int
+    not_after: float
+
+
+class Authority:
+    """A private CA: an EC key on P-256 and its certificate, both PEM."""
+
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._certificate = certificate
+        self._key = key
+
+    @classmethod
+    def create(cls, name: str, *, now: datetime.datetime) -> Authority:
+        """A new one, for twenty years. :param name: of its federation, part of its common name."""
+        key = ec.generate_private_key(CURVE())
+        subject = _name(f"Hushfleet {name}"[:MAX_COMMON_NAME])
+        usage = _key_usage(signs_certificates=True)
+        certificate = (
+            _builder(subject, subject, key.public_key(), begin=EARLIEST, end=now + datetime.timedelta(days=CA_DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate, key)
+
+    @classmethod
+    def load(cls, certificate_file: Path, key_file: Path) -> Authority:
+        """Raises `BadInput` for files that are missing or hold something else."""
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+            key = load_pem_private_key(key_file.read_bytes(), password=None)
+        except (OSError, ValueError, TypeError) as error:
+            raise BadInput(f"the authority {certificate_file} with {key_file} cannot be read: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise BadInput(f"{key_file} is not the key of {certificate_file}")
+        return cls(certificate, key)
+
+    @property
+    def pem(self) -> bytes:
+        return self._certificate.public_bytes(Encoding.PEM)
+
+    def key_pem(self) -> bytes:
+        """Secret."""
+        return private_pem(self._key)
+
+    def sign_client(self, name: str, key: ec.EllipticCurvePublicKey, *, days: float, now: datetime.datetime) -> Issued:
+        """For a client of the broker that is called `name` there."""
+        return self._sign(name, [name], key, ExtendedKeyUsageOID.CLIENT_AUTH, now - _BACKDATED, days, now)
+
+    def sign_server(self, names: Sequence[str], key: ec.EllipticCurvePublicKey, *, now: datetime.datetime) -> Issued:
+        """For the broker or the page, under each of its names: host names and IP addresses."""
+        return self._sign(names[0], names, key, ExtendedKeyUsageOID.SERVER_AUTH, EARLIEST, BROKER_DAYS, now)
+
+    def revocation_list(self, serials: Collection[int], *, now: datetime.datetime) -> bytes:
+        """Certificates that hold no longer, PEM. The list itself holds as long as the authority.
+
+        A broker that reads it again keeps the earlier one beside it and goes by the later date, which counts seconds.
+        """
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._certificate.subject)
+            .last_update(now)
+            .next_update(self._certificate.not_valid_after_utc)
+            .add_extension(self._own_identifier, critical=False)
+            .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+        )
+        for serial in sorted(serials):
+            builder = builder.add_revoked_certificate(
+                x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+            )
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+    @property
+    def _own_identifier(self) -> x509.AuthorityKeyIdentifier:
+        own = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
+
+    def _sign(
+        self,
+        name: str,
+        names: Sequence[str],
+        key: ec.EllipticCurvePublicKey,
+        purpose: x509.ObjectIdentifier,
+        begin: datetime.datetime,
+        days: float,
+        now: datetime.datetime,
+    ) -> Issued:
+        end = min(now + datetime.timedelta(days=days), self._certificate.not_valid_after_utc)
+        certificate = (
+            _builder(_name(name[:MAX_COMMON_NAME]), self._certificate.subject, key, begin=begin, end=end)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
+            .add_extension(self._own_identifier, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return Issued(certificate.public_bytes(Encoding.PEM), certificate.serial_number, end.timestamp())
+
+
+def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
+    """The public key of a signing request whose sender holds the private one.
+
+    Raises `Malformed` for a request that does not parse, is not signed by its own key, names another device, or has a
+    key of another kind.
+    """
+    try:
+        request = x509.load_der_x509_csr(der)
+        key, named = request.public_key(), request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        names = [attribute.value for attribute in named]
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
+            raise Malformed("the signing request has a key that is not of the curve P-256")
+        is_signed = request.is_signature_valid
+    except (ValueError, TypeError, InvalidSignature, x509.UnsupportedGeneralNameType, RecursionError) as error:
+        raise Malformed(f"the signing request cannot be read: {error}") from error
+    if not is_signed:
+        raise Malformed("the signing request is not signed by its own key")
+    if names != [device]:
+        raise Malformed(f"the signing request names {names}, and came from {device}")
+    return key
+
+
+class Revocations(NamedTuple):
+    """What a list of `revocation_list` says."""
+
+    serials: set[int]
+    date: datetime.datetime
+
+
+def read_revocations(pem: bytes) -> Revocations:
+    """Raises `ValueError`."""
+    revoked = x509.load_pem_x509_crl(pem)
+    return Revocations({each.serial_number for each in revoked}, revoked.last_update_utc)
+
+
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """For a certificate."""
+    return ec.generate_private_key(CURVE())
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Secret."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    *,
+    begin: datetime.datetime,
+    end: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _key_usage(*, digital_signature: bool = False, signs_certificates: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    """An IP address where it is one, else a host name. Raises `BadInput`."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name)
+    except ValueError as error:
+        raise BadInput(f"{name!r} can stand in no certificate: {error}") from error

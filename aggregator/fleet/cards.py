@@ -1,0 +1,165 @@
+"""Cards of a fleet's boards: whose card is written, with which release, and what stands on it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet.aggregator.fleet.device_file import device_toml
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.tokens import new_token
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.firmware_profiles import load_board
+from hushfleet.firmware_profiles.cards import bundle
+from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.stock_image import System
+from hushfleet.firmware_profiles.cards.wifi import read_wifi
+from hushfleet.release import Manifest, read_head
+
+_OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
+
+
+def choose_boards(
+    registry: FleetRegistry, *, devices: Sequence[str] = (), count: int | None = None, again: bool = False, now: float
+) -> list[RegisteredBoard]:
+    """The boards with these ids, or the first `count` (None: all) that have no card yet.
+
+    :param again: also those that have a card or are enrolled. Raises `BadInput` where there are not enough.
+    """
+    if devices:
+        chosen = [registry.needed(device) for device in dict.fromkeys(devices)]
+        for row in chosen:
+            if row.state == "blocked":
+                raise BadInput(f"{row.device} is blocked ({row.reason}); a card for it would not come in")
+            if row.state != "new" and not again:
+                raise BadInput(
+                    f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
+                    f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
+                )
+        return chosen
+    free = [row for row in registry.boards() if row.state == "new" and not registry.tokens(row.device, now=now)]
+    if again:
+        free = [row for row in registry.boards() if row.state == "new"]
+    if len(free) < (count or 1):
+        raise BadInput(
+            f"{len(free)} boards of the fleet have no card yet, not {count or 1}: add more with fleet add, name "
+            "one with --device, or write cards anew with --force"
+        )
+    return free[:count]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a release must be made for. :param why: where that is known from, in words."""
+
+    python: str
+    arch: str
+    why: str = ""
+
+
+def choose_target(
+    boards: Sequence[RegisteredBoard], writer: Writer, system: System, *, python: str | None = None
+) -> Target:
+    """By what is on the image, or else by the boards' profiles. Raises `BadInput` for boards of several kinds."""
+    profiles = {row.board: load_board(row.board) for row in boards}
+    arches = {profile.architecture for profile in profiles.values()}
+    if len(arches) > 1:
+        raise BadInput(
+            f"these boards are of several architectures ({', '.join(sorted(profiles))}): write them one by one"
+        )
+    arch = arches.pop()
+    if system.arch is not None and system.arch != arch:
+        raise BadInput(f"the image is for {system.arch}, and {', '.join(sorted(profiles))} needs one for {arch}")
+    if python is not None:
+        return Target(python, arch)
+    if system.python is not None:
+        return Target(system.python, arch, ", as the image has it")
+    if writer.name == "firstrun":
+        return Target(_OLD_PYTHON, arch, ", as Raspberry Pi OS Bookworm has it; if the system is another, say --python")
+    pythons = {profile.python for profile in profiles.values()}
+    if len(pythons) > 1:
+        raise BadInput(
+            "these boards have systems with several Pythons: name those of one kind with --device, or say --python"
+        )
+    return Target(pythons.pop(), arch, ", as the board's profile has it; if the system is another, say --python")
+
+
+def release_for(folder: FleetFolder, target: Target) -> Path | None:
+    """The newest release in the fleet's folder for it; None where there is none. Raises `BadSignature`."""
+    found: list[tuple[Manifest, Path]] = []
+    for path in folder.releases.glob("*.hfr"):
+        with path.open("rb") as file:
+            manifest = read_head(file).verify(release_key(folder))
+        if (manifest.python, manifest.arch) == (f"cp{target.python.replace('.', '')}", target.arch):
+            found.append((manifest, path))
+    return max(found, key=lambda each: each[0].order)[1] if found else None
+
+
+def build_release(
+    folder: FleetFolder, target: Target, *, version: str, wheels: Path | None = None, downgrade: bool = False
+) -> Path:
+    """A new release in the fleet's folder, of the software that is installed here. Raises `BadInput`."""
+    out = folder.releases / f"hushfleet-{version}-cp{target.python.replace('.', '')}-{target.arch}.hfr"
+    if out.exists():
+        raise BadInput(f"{out} is there already; boards know releases by their version: name another with --version")
+    key = load_or_create(folder.release_key)
+    bundle.build(
+        out, key=key, python=target.python, arch=target.arch, version=version, wheels=wheels, downgrade=downgrade
+    )
+    return out
+
+
+def release_key(folder: FleetFolder) -> bytes:
+    """The public key, 32 bytes."""
+    return load_or_create(folder.release_key).public_key
+
+
+def card_of(
+    folder: FleetFolder,
+    board: RegisteredBoard,
+    *,
+    release: Path,
+    target: Target,
+    images: Path | None = None,
+    user: str = "hushfleet-admin",
+    ssh_keys: Sequence[str] = (),
+) -> Card:
+    """With a new token. :param images: a folder with one for each board, named by its id. Raises `BadInput`."""
+    text = device_toml(folder, board)
+    own = None if images is None else images / board.device
+    if own is not None and not own.is_dir():
+        raise BadInput(f"there is no folder {own} with images for {board.device}")
+    classes = tomllib.loads(folder.task.read_text("utf-8")).get("data", {}).get("class_names", [])
+    for name in classes:
+        if not name or name.startswith(".") or "/" in name or not name.isprintable():
+            raise BadInput(f"the class {name!r} in {folder.task} cannot be the name of a folder")
+    return Card(
+        device=board.device,
+        release=release,
+        python=target.python,
+        device_toml=text,
+        ca=(folder.ca / "ca.pem").read_bytes(),
+        release_keys=[release_key(folder).hex()],
+        token=new_token(),
+        images_path=tomllib.loads(text)["data"]["path"],
+        classes=classes,
+        images=own,
+        wifi=read_wifi(folder.wifi(board.wifi)) if board.wifi else None,
+        user=user,
+        ssh_keys=ssh_keys,
+    )
+
+
+def read_ssh_key(path: Path) -> str:
+    """The line of a public key file. Raises `BadInput` for anything else, first of all for a private key."""
+    try:
+        line = path.read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise HushfleetError(f"{path} cannot be read: {error}") from error
+    if "\n" in line or not line.startswith(("ssh-", "ecdsa-", "sk-")):
+        raise BadInput(f"{path} holds no public SSH key; its name usually ends in .pub")
+    return line

@@ -1,0 +1,160 @@
+"""`hushfleet fleet init|add|list|show`: a fleet is made and its boards are named."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.create import create_fleet
+from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder
+from hushfleet.aggregator.fleet.members import counted, from_csv
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.topics import check_name
+
+Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The board's id.")]
+_FILE = {"exists": True, "dir_okay": False}
+
+
+def register(fleet: typer.Typer) -> None:
+    """Adds the sub-commands."""
+    fleet.command("init")(_init)
+    fleet.command("add")(_add)
+    fleet.command("list")(_list)
+    fleet.command("show")(_show)
+
+
+def _init(
+    path: Dir,
+    broker_name: Annotated[list[str], typer.Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")],
+    task: Annotated[Path, typer.Option(metavar="TASK.toml", help="What the fleet trains.", **_FILE)],
+    federation: Annotated[str | None, typer.Option(help="Its name on the broker. Default: the folder's name.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883,
+    enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
+    classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
+) -> None:  # fmt: skip
+    """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
+
+    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` signs what boards obey.
+    """
+    name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
+    settings = () if classes is None else (f"data.class_names={[each.strip() for each in classes.split(',')]!r}",)
+    load_task(task, settings)
+    broker = BrokerPart(tuple(broker_name), port, enrolment_port)
+    folder = create_fleet(path, federation=name, broker=broker, task=task)
+    with FleetRegistry(folder.path) as registry:
+        apply(folder, registry)
+    print(
+        f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
+        f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
+    )
+
+
+def _add(
+    path: Dir,
+    count: Annotated[int | None, typer.Option(help="So many boards, named PREFIX-01, PREFIX-02, ...")] = None,
+    csv: Annotated[Path | None, typer.Option(help="A file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
+    board: Annotated[str | None, typer.Option(help="Their kind; `hushfleet boards` lists them.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Default: the federation's name.")] = None,
+    place: Annotated[str, typer.Option(help="Where they are.")] = "",
+    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="Network and password for their cards: ssid, password, country.", **_FILE)] = None,
+) -> None:  # fmt: skip
+    """Name the boards of the fleet. Their cards are written by `hushfleet flash --fleet DIR`.
+
+    Examples:
+
+    `hushfleet fleet add greenhouse --count 40 --board raspberry-pi-4-4gb --wifi wifi.toml`
+
+    `hushfleet fleet add greenhouse --csv fleet.csv`
+    """
+    folder = FleetFolder(path)
+    if (count is None) == (csv is None):
+        raise BadInput("give --count N, or --csv FILE")
+    profile = "" if wifi is None else check_name(wifi.stem, "the name of the Wi-Fi file")
+    with FleetRegistry(folder.path) as registry:
+        if csv is not None:
+            boards = from_csv(csv, board=board, wifi=profile)
+        elif count is not None:
+            if board is None:
+                raise BadInput("--count needs --board; `hushfleet boards` lists them")
+            known = [row.device for row in registry.boards()]
+            prefix = prefix or folder.config.federation
+            boards = counted(prefix, count, known=known, board=board, place=place, wifi=profile)
+        missing = {
+            row.wifi for row in boards if row.wifi and row.wifi != profile and not folder.wifi(row.wifi).exists()
+        }
+        if missing:
+            raise BadInput(
+                f"the Wi-Fi profile {min(missing)!r} is not known; give its file with --wifi {min(missing)}.toml"
+            )
+        registry.add(boards)
+        if wifi is not None:
+            folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
+            shutil.copyfile(wifi, folder.wifi(profile))
+            folder.wifi(profile).chmod(0o600)
+    names = f"{boards[0].device} to {boards[-1].device}" if len(boards) > 1 else boards[0].device
+    print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")
+
+
+def _list(path: Dir) -> None:
+    """Show the boards, and who asked for a certificate without getting one."""
+    folder = FleetFolder(path)
+    with FleetRegistry(folder.path) as registry:
+        boards, knocks = registry.boards(), registry.knocks()
+    console = Console()
+    table = Table("board", "kind", "place", "state", "certificate ends", box=None, header_style="bold")
+    for row in boards:
+        table.add_row(row.device, row.board, row.place, _state(row), _day(row.certificate_end))
+    console.print(table if boards else f"no boards yet; see: hushfleet fleet add {path} --help")
+    if knocks:
+        console.print("\nnot let in:", highlight=False)
+        table = Table("board", "token", "last asked", "key", "why", box=None, header_style="bold")
+        for knock in knocks:
+            token = "valid" if knock.has_token else "none"
+            table.add_row(knock.device, token, _day(knock.at), knock.public_key.hex()[:16], knock.reason)
+        console.print(table)
+
+
+def _show(path: Dir, device: Id) -> None:
+    """Show all that is known of one board."""
+    folder = FleetFolder(path)
+    with FleetRegistry(folder.path) as registry:
+        row, knocks = registry.needed(device), registry.knocks(device)
+    fields = {
+        "board": row.board,
+        "place": row.place,
+        "wifi": row.wifi,
+        "labels": "; ".join(f"{name}={value}" for name, value in row.labels.items()),
+        "state": _state(row),
+        "key": "" if row.public_key is None else row.public_key.hex(),
+        "enrolled": _day(row.enrolled),
+        "certificate": f"ends {_day(row.certificate_end)}" if row.certificate_end else "",
+    }
+    print(row.device)
+    for name, value in fields.items():
+        if value:
+            print(f"  {name:12} {value}")
+    for knock in knocks:
+        print(f"  {'not let in':12} {_day(knock.at)}, key {knock.public_key.hex()}: {knock.reason}")
+
+
+def _state(row: RegisteredBoard) -> str:
+    return row.state if row.reason is None else f"{row.state}: {row.reason}"
+
+
+def _day(at: float | None) -> str:
+    if at is None:
+        return ""
+    return (
+        datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M" if at <= time.time() else "%Y-%m-%d")
+    )

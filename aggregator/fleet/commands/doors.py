@@ -1,0 +1,100 @@
+"""`hushfleet fleet approve|renew|block|unblock|forget`: who may come in, and who is out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.commands.desk import Dir, Id
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.errors import BadInput
+
+
+def register(fleet: typer.Typer) -> None:
+    """Adds the sub-commands."""
+    fleet.command("approve")(_approve)
+    fleet.command("renew")(_renew)
+    fleet.command("block")(_block)
+    fleet.command("unblock")(_unblock)
+    fleet.command("forget")(_forget)
+
+
+def _approve(
+    path: Dir,
+    device: Id,
+    key: Annotated[str | None, typer.Option(help="The first digits of its key, where several have come.")] = None,
+) -> None:
+    """Let a board in that waits. Compare its key with what `hushfleet-edge status` prints on the board."""
+    with _registry(path) as registry:
+        row = registry.needed(device)
+        if row.public_key is not None:
+            raise BadInput(
+                f"{device} is known by another key. If its card was written anew: hushfleet fleet renew {path} {device} --new-card"
+            )
+        fitting = [knock for knock in registry.knocks(device) if knock.public_key.hex().startswith((key or "").lower())]
+        if len(fitting) != 1:
+            keys = ", ".join(knock.public_key.hex()[:16] for knock in fitting) or "none"
+            raise BadInput(
+                f"there is not one board that asks as {device} to choose; keys that have come: {keys}. Say --key"
+            )
+        registry.approve(device, fitting[0].public_key)
+    print(
+        f"{device} is let in with the key {fitting[0].public_key.hex()}; it gets its certificate when it asks again, within minutes"
+    )
+
+
+def _renew(
+    path: Dir,
+    device: Id,
+    new_card: Annotated[bool, typer.Option("--new-card", help="Its card was written anew: the former key holds no longer.")] = False,
+) -> None:  # fmt: skip
+    """Let a board in with a new card. What was spent under its id so far is told to the new card, which counts it.
+
+    Certificates that run out are renewed by the boards themselves.
+    """
+    if not new_card:
+        raise BadInput("boards renew their certificates by themselves; for a card that was written anew say --new-card")
+    with _registry(path) as registry:
+        registry.needed(device)
+        registry.expect_new_card(device)
+        apply(FleetFolder(path), registry)
+    print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}")
+
+
+def _block(
+    path: Dir, device: Id, reason: Annotated[str, typer.Option(help="For the list, and for the board's log.")] = "by its operator"
+) -> None:  # fmt: skip
+    """Lock a board out: of rounds, of the broker, of secure sums. Also one that is connected."""
+    with _registry(path) as registry:
+        registry.needed(device)
+        registry.block(device, reason)
+        apply(FleetFolder(path), registry)
+    print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}")
+
+
+def _unblock(path: Dir, device: Id) -> None:
+    """Take a board back that was locked out."""
+    with _registry(path) as registry:
+        row = registry.needed(device)
+        if row.state != "blocked":
+            raise BadInput(f"{device} is not locked out; it is {row.state}")
+        registry.unblock(device)
+        apply(FleetFolder(path), registry)
+    print(f"{device} is no longer locked out")
+
+
+def _forget(path: Dir, device: Id) -> None:
+    """Remove a board from the fleet. What was spent under its id is kept, should the id come back."""
+    with _registry(path) as registry:
+        registry.needed(device)
+        registry.forget(device)
+        apply(FleetFolder(path), registry)
+    print(f"{device} is forgotten")
+
+
+def _registry(path: Path) -> FleetRegistry:
+    return FleetRegistry(FleetFolder(path).path)

@@ -1,0 +1,87 @@
+"""`hushfleet fleet release|rollout|pause`: which software the boards run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hushfleet.aggregator.fleet import words
+from hushfleet.aggregator.fleet.commands.desk import Dir
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import add_release, releases
+from hushfleet.aggregator.fleet.rollout import begin, change, current, rollout_view, seats
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.errors import BadInput
+
+
+def register(fleet: typer.Typer) -> None:
+    """Adds the sub-commands."""
+    fleet.command("release")(_release)
+    fleet.command("rollout")(_rollout)
+    fleet.command("pause")(_pause)
+
+
+def _release(
+    path: Dir,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="None: lists those that are known.", exists=True, dir_okay=False)] = None,
+) -> None:  # fmt: skip
+    """Make releases known to the fleet, after checking their signatures; no board is told before `fleet rollout`."""
+    folder = FleetFolder(path)
+    key = load_or_create(folder.release_key).public_key
+    with FleetRegistry(folder.path) as registry:
+        for file in files or ():
+            add_release(folder, registry, file, public_key=key)
+        for each in releases(registry):
+            print(f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}")
+
+
+def _rollout(
+    path: Dir,
+    to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Begin a roll-out of the newest release.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with one that is paused or has stopped.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Offer it to nobody any more.")] = False,
+) -> None:  # fmt: skip
+    """Send a release to the boards: one first, then a tenth, then all; it stops by itself when too many go back.
+
+    Without an option it says how far the roll-out is. A board that has failed with a release tries it again in a new
+    roll-out only.
+
+    Examples:
+
+    `hushfleet fleet rollout greenhouse --newest`
+
+    `hushfleet fleet rollout greenhouse`
+    """
+    if (to is not None) + newest + resume + cancel > 1:
+        raise BadInput("say one of --to, --newest, --resume and --cancel")
+    with FleetRegistry(FleetFolder(path).path) as registry:
+        if to is not None or newest:
+            begin(registry, to, now=time.time())
+        elif resume:
+            change(registry, "running")
+        elif cancel:
+            change(registry, "cancelled")
+        _tell(registry)
+
+
+def _pause(path: Dir) -> None:
+    """Offer the release to no further board, and send no more of it; go on with `fleet rollout DIR --resume`."""
+    with FleetRegistry(FleetFolder(path).path) as registry:
+        change(registry, "paused")
+        _tell(registry)
+
+
+def _tell(registry: FleetRegistry) -> None:
+    view, rollout = rollout_view(registry, now=time.time()), current(registry)
+    if view is None or rollout is None:
+        print("no release is being rolled out")
+        return
+    print(words.rollout(view))
+    for seat in seats(registry, rollout, now=time.time()):
+        if seat.why:
+            print(f"  {seat.device}: {seat.why}")

@@ -1,0 +1,111 @@
+"""Makes the folder of a fleet: authority, keys, certificates, configuration. It is there whole or not at all."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from hushfleet.aggregator.broker.config import password_line
+from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
+from hushfleet.aggregator.fleet.folder import (
+    AGGREGATOR_NAME,
+    FILE_NAME,
+    SERVICE_NAME,
+    BrokerPart,
+    EnrolmentPart,
+    FleetConfig,
+    FleetFolder,
+)
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.toml_text import to_toml
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.config.schema import to_plain
+from hushfleet.errors import BadInput
+
+SERVERS_DAYS = 3650
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_COMMENT = """\
+# What a person may change of this fleet; docs/field.md explains every key. Boards are told what stands here when their
+# card is written. After a change: restart the services, or `hushfleet fleet up`.
+"""
+
+
+def create_fleet(
+    path: Path,
+    *,
+    federation: str,
+    broker: BrokerPart,
+    task: Path,
+    enrolment: EnrolmentPart | None = None,
+    device: dict[str, Any] | None = None,
+    now: datetime.datetime | None = None,
+) -> FleetFolder:
+    """:param task: copied to `task.toml`; checked by the caller.
+    :param device: defaults for DEVICE.toml; those that are not given are made to fit the task.
+
+    Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
+    """
+    path, now = Path(path), now or datetime.datetime.now(datetime.UTC)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
+    defaults = {**_device_defaults(task), **(device or {})}
+    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), device=defaults)
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _fill(part, config, task, now)
+        os.replace(part, path)
+    except OSError as error:
+        raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return FleetFolder(path)
+
+
+def _fill(path: Path, config: FleetConfig, task: Path, now: datetime.datetime) -> None:
+    authority = Authority.create(config.federation, now=now)
+    path.mkdir(parents=True, mode=0o700)
+    for name in ("ca", "broker", "aggregator", "service", "releases"):
+        (path / name).mkdir(mode=0o700)
+    _write(path / "ca" / "ca.pem", authority.pem)
+    _write(path / "ca" / "ca.key", authority.key_pem())
+    names = list(dict.fromkeys([*config.broker.names, config.broker.connect, *_LOCAL_NAMES]))
+    for folder, stem in (("broker", "broker"), ("service", "page")):
+        key = make_key()
+        _write(path / folder / f"{stem}.key", private_pem(key))
+        _write(path / folder / f"{stem}.pem", authority.sign_server(names, key.public_key(), now=now).pem)
+    for folder, name in (("aggregator", AGGREGATOR_NAME), ("service", SERVICE_NAME)):
+        key = make_key()
+        issued = authority.sign_client(name, key.public_key(), days=SERVERS_DAYS, now=now)
+        _write(path / folder / "cert.key", private_pem(key))
+        _write(path / folder / "cert.pem", issued.pem)
+    password = secrets.token_urlsafe(24)
+    _write(path / "service" / "enrolment.password", f"{password}\n".encode())
+    _write(path / "broker" / "enrolment.passwords", password_line(SERVICE_NAME, password).encode())
+    load_or_create(path / "aggregator" / "identity.key")
+    load_or_create(path / "operator.key")
+    load_or_create(path / "release.key")
+    _write(path / "task.toml", task.read_bytes())
+    _write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())
+    FleetRegistry(path).close()
+
+
+def _device_defaults(task: Path) -> dict[str, Any]:
+    """DEVICE.toml must allow what the task asks, or every board declines; how much it may spend is the owner's word."""
+    privacy = tomllib.loads(task.read_text("utf-8")).get("privacy", {})
+    limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
+    if "accounting" in privacy:
+        limits["accounting"] = privacy["accounting"]
+    return {"data": {"kind": "folder", "path": "/var/lib/hushfleet-images"}, "limits": limits}
+
+
+def _write(file: Path, data: bytes) -> None:
+    with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,54 @@
+"""DEVICE.toml of a board of the fleet: what its card, or `hushfleet push`, puts on it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import PurePosixPath
+from typing import Any
+
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import RegisteredBoard
+from hushfleet.aggregator.fleet.toml_text import to_toml
+from hushfleet.aggregator.storage.identity_file import load_or_create
+
+STATE_DIR = "/var/lib/hushfleet"
+CA_FILE = "/etc/hushfleet/ca.pem"
+
+
+def device_toml(
+    folder: FleetFolder,
+    board: RegisteredBoard,
+    *,
+    state_dir: str = STATE_DIR,
+    ca_file: str = CA_FILE,
+    token_file: str | None = None,
+) -> str:
+    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
+
+    :param token_file: in the state directory by default.
+    """
+    plain: dict[str, Any] = {
+        "device": {
+            "id": board.device,
+            "state_dir": state_dir,
+            "federation": folder.config.federation,
+            "board": board.board,
+        },
+        "broker": {
+            "url": folder.broker_url,
+            "ca_file": ca_file,
+            "server_key": load_or_create(folder.aggregator / "identity.key").public_key.hex(),
+        },
+        "fleet": {
+            "operator_key": load_or_create(folder.operator_key).public_key.hex(),
+            "enrol_url": folder.enrolment_url,
+            "token_file": token_file or str(PurePosixPath(state_dir) / "enrol.token"),
+        },
+    }
+    for section, values in copy.deepcopy(folder.config.device).items():
+        if isinstance(values, dict):
+            plain.setdefault(section, {}).update(values)
+    return (
+        f"# {board.device}, a board of the fleet {folder.config.federation}. docs/field.md explains every key.\n\n"
+        + to_toml(plain)
+    )

@@ -1,0 +1,154 @@
+"""Decides who gets a certificate: `Enroller.answer` is the whole rule, without a network.
+
+A board shows that it has its card's token by a proof that covers its id, its identity and its signing request
+(`enrolment_proof`), so nobody who sees a request can use it for a key of their own, and a request that is sent again
+gets the certificate that was given before, which is of use to the owner of the TLS key only. A board whose identity is
+known needs no token: it has signed the request by it. That is how certificates are renewed, also those that have ended.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.authority import Authority, read_request
+from hushfleet.aggregator.fleet.folder import FleetConfig
+from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, Knock, RegisteredBoard
+from hushfleet.config.schema import unpack
+from hushfleet.errors import Malformed
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.chunks import MAX_RANGES
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Verdict, enrolment_proof
+
+PENDING_RETRY_S = 30
+REFUSED_RETRY_S = 600
+
+log = logging.getLogger("hushfleet.fleet")
+
+
+class Enroller:
+    """Answers requests from what the registry and the policy say.
+
+    :param on_granted: called after the registry has a board's new key or certificate.
+    :param clock: unix seconds.
+    """
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        registry: FleetRegistry,
+        register: DeviceRegister,
+        authority: Authority,
+        *,
+        on_granted: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._registry, self._register, self._authority = config, registry, register, authority
+        self._on_granted, self._clock = on_granted, clock
+
+    def answer(self, request: EnrolRequest) -> EnrolAnswer:
+        """:param request: whose frame was signed by the key that it names. Raises `StoreError`."""
+        board = self._registry.board(request.device)
+        if board is None:
+            return _no(request, f"this fleet has no board {request.device}; its operator can add it")
+        if board.state == "blocked":
+            return _no(request, f"{request.device} is locked out: {board.reason}")
+        try:
+            key = read_request(request.csr, device=request.device)
+        except Malformed as error:
+            return _no(request, str(error))
+        token = self._token_of(request)
+        if board.public_key != request.public_key:
+            refused = self._why_not(board, has_token=token is not None)
+            if refused is not None:
+                return self._kept_out(request, *refused, has_token=token is not None)
+        now = self._clock()
+        digest = hashlib.sha256(request.csr).digest()
+        pem = self._registry.certificate(request.device, request.public_key, digest, now=now)
+        if pem is None:
+            issued = self._authority.sign_client(
+                request.device,
+                key,
+                days=self._config.enrolment.certificate_days,
+                now=datetime.datetime.fromtimestamp(now, datetime.UTC),
+            )
+            pem = issued.pem
+            grant = Grant(issued.serial, digest, pem, issued.not_after)
+            self._registry.grant(request.device, request.public_key, grant, token=token, now=now)
+            log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
+            self._on_granted()
+        carried = carried_rounds(self._register.charges(request.device))
+        return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0, carried)
+
+    def _token_of(self, request: EnrolRequest) -> bytes | None:
+        """SHA-256 of the token that the request proves, if it does."""
+        for digest in self._registry.tokens(request.device, now=self._clock()):
+            proof = enrolment_proof(
+                digest,
+                federation=self._config.federation,
+                device=request.device,
+                csr=request.csr,
+                public_key=request.public_key,
+            )
+            if hmac.compare_digest(proof, request.proof):
+                return digest
+        return None
+
+    def _why_not(self, board: RegisteredBoard, *, has_token: bool) -> tuple[Verdict, str] | None:
+        """Of a board that comes with a key that is not known of it."""
+        policy, device = self._config.enrolment.policy, board.device
+        if board.public_key is not None:
+            return "pending", (
+                f"{device} is known by another key. If its card was written anew, its operator says so: "
+                f"hushfleet fleet renew DIR {device} --new-card"
+            )
+        if policy == "manual":
+            return "pending", f"waits for its operator: hushfleet fleet approve DIR {device}"
+        if policy == "list":
+            return "refused", f"this fleet takes listed keys only: hushfleet fleet approve DIR {device}"
+        if not has_token:
+            return "refused", (
+                f"the token of {device} has expired, was used up, or is another one: write its card anew, or: "
+                f"hushfleet fleet approve DIR {device}"
+            )
+        return None
+
+    def _kept_out(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
+        self._registry.knock(Knock(request.device, request.public_key, has_token, reason, self._clock()))
+        retry_s = PENDING_RETRY_S if verdict == "pending" else REFUSED_RETRY_S
+        return EnrolAnswer(request.device, request.nonce, verdict, b"", reason, retry_s)
+
+
+def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
+    """What `DeviceRegister.charges` gives, with the rounds of a task that cost the same together."""
+    rounds: dict[tuple[str, bytes], list[int]] = {}
+    for task, round, charge in charges:
+        rounds.setdefault((task, charge), []).append(round)
+    carried = []
+    for (task, packed), numbers in rounds.items():
+        charge = unpack(Charge, packed, what="a charge in the register")
+        ranges = _ranges(sorted(numbers))
+        for start in range(0, len(ranges), MAX_RANGES):
+            carried.append(CarriedRounds(task, tuple(ranges[start : start + MAX_RANGES]), *astuple(charge)))
+    return tuple(carried)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """:param numbers: rising."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = ranges[-1][0], number + 1
+        else:
+            ranges.append((number, number + 1))
+    return ranges
+
+
+def _no(request: EnrolRequest, reason: str) -> EnrolAnswer:
+    return EnrolAnswer(request.device, request.nonce, "refused", b"", reason, REFUSED_RETRY_S)

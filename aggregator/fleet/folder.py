@@ -1,0 +1,184 @@
+"""The folder of a fleet: what `hushfleet fleet init` makes, and all other commands are given.
+
+Who has `ca/ca.key` can admit any device; who has `operator.key` says who may be in a secure sum, and which software
+boards run. The aggregator needs neither: `aggregator/`, `devices.sqlite` and `roster` are all that it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, NotNegative, Positive, Share, from_plain, read_file
+from hushfleet.errors import BadInput, Malformed
+from hushfleet.wire.format.topics import Name
+
+FILE_NAME = "fleet.toml"
+SERVICE_NAME = "fleet"
+AGGREGATOR_NAME = "aggregator"
+
+Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
+Policy = Literal["token", "list", "manual"]
+
+
+@dataclass(frozen=True)
+class BrokerPart(Checked):
+    """Where boards reach the broker.
+
+    :param names: host names and addresses in the broker's certificate; boards are told the first.
+    :param port: for devices with a certificate.
+    :param enrolment_port: for boards that have none yet.
+    :param connect: where the aggregator and the fleet service reach it; in its certificate, too.
+    """
+
+    names: Annotated[tuple[str, ...], Meta(min_length=1)]
+    port: Port = 8883
+    enrolment_port: Port = 8884
+    connect: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class EnrolmentPart(Checked):
+    """How boards come in.
+
+    :param policy: `token`: whoever has a valid token; `list`: only boards whose public key was given to `fleet add`;
+        `manual`: after `hushfleet fleet approve`. A board whose key is known comes in under each of them.
+    :param token_days, certificate_days: how long they hold.
+    """
+
+    policy: Policy = "token"
+    token_days: Positive = 90.0
+    certificate_days: Positive = 730.0
+
+
+@dataclass(frozen=True)
+class UpdatesPart(Checked):
+    """How a release goes to the boards: to one, then to a share of them, then to all.
+
+    :param second_stage: that share.
+    :param error_budget: of a stage's boards, the share that may go back, or fall silent, before the roll-out stops; of
+        the first board it is none.
+    :param soak_minutes: how long the boards of a stage run the release before the next stage begins.
+    :param kib_per_second: at most so much of a release is sent, whatever the number of boards.
+    """
+
+    second_stage: Share = 0.1
+    error_budget: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")] = 0.05
+    soak_minutes: NotNegative = 10.0
+    kib_per_second: Positive = 1024.0
+
+
+@dataclass(frozen=True)
+class PagePart(Checked):
+    """The status page: where it listens."""
+
+    host: str = "0.0.0.0"
+    port: Port = 8443
+
+
+@dataclass(frozen=True)
+class FleetConfig(Checked):
+    """fleet.toml.
+
+    :param device: defaults for DEVICE.toml: its sections `data` and `limits`, and `board`.
+    """
+
+    federation: Name
+    broker: BrokerPart
+    enrolment: EnrolmentPart = field(default_factory=EnrolmentPart)
+    page: PagePart = field(default_factory=PagePart)
+    updates: UpdatesPart = field(default_factory=UpdatesPart)
+    device: dict[str, Any] = field(default_factory=dict)
+
+
+class FleetFolder:
+    """Paths below DIR, and its configuration. Raises `BadInput` where DIR is no fleet's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        file = self.path / FILE_NAME
+        if not file.exists():
+            raise BadInput(f"{path} is not the folder of a fleet: there is no {FILE_NAME}; see: hushfleet fleet init")
+        try:
+            self.config: FleetConfig = from_plain(FleetConfig, read_file(file))
+        except Malformed as error:
+            raise BadInput(
+                f"{file}: {str(error).removeprefix('FleetConfig: ').removeprefix('FleetConfig.')}"
+            ) from error
+
+    @property
+    def task(self) -> Path:
+        return self.path / "task.toml"
+
+    @property
+    def ca(self) -> Path:
+        """`ca.pem`, which everybody may have, and `ca.key`."""
+        return self.path / "ca"
+
+    @property
+    def broker(self) -> Path:
+        return self.path / "broker"
+
+    @property
+    def aggregator(self) -> Path:
+        """`cert.pem`, `cert.key`, and `identity.key`, which boards pin."""
+        return self.path / "aggregator"
+
+    @property
+    def service(self) -> Path:
+        """`cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page."""
+        return self.path / "service"
+
+    @property
+    def operator_key(self) -> Path:
+        return self.path / "operator.key"
+
+    @property
+    def release_key(self) -> Path:
+        return self.path / "release.key"
+
+    @property
+    def roster(self) -> Path:
+        return self.path / "roster"
+
+    @property
+    def releases(self) -> Path:
+        return self.path / "releases"
+
+    def wifi(self, profile: str) -> Path:
+        """Network and password of a Wi-Fi profile."""
+        return self.path / "wifi" / f"{profile}.toml"
+
+    @property
+    def logs(self) -> Path:
+        """Of `hushfleet fleet up`; services of systemd log to its journal."""
+        return self.path / "log"
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+    @property
+    def local_broker(self) -> str:
+        """URL for the aggregator and the fleet service."""
+        return f"mqtts://{_host(self.config.broker.connect)}:{self.config.broker.port}"
+
+    @property
+    def local_enrolment(self) -> str:
+        return f"mqtts://{_host(self.config.broker.connect)}:{self.config.broker.enrolment_port}"
+
+    @property
+    def broker_url(self) -> str:
+        return f"mqtts://{_host(self.config.broker.names[0])}:{self.config.broker.port}"
+
+    @property
+    def enrolment_url(self) -> str:
+        return f"mqtts://{_host(self.config.broker.names[0])}:{self.config.broker.enrolment_port}"
+
+
+def _host(name: str) -> str:
+    """As a URL has it."""
+    return f"[{name}]" if ":" in name else name

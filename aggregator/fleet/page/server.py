@@ -1,0 +1,118 @@
+"""The status page as a server beside the fleet service, over TLS with the fleet's own certificate."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.page.app import page_app
+from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.errors import BadInput
+
+TOKEN_FILE = "page.token"
+TOKEN_BYTES = 24
+MAX_CONNECTIONS = 256
+
+
+def page_token(folder: FleetFolder) -> str:
+    """What opens the page; made once, and kept in `service/page.token`, which only its owner may read."""
+    file = folder.service / TOKEN_FILE
+    if not file.exists():
+        before = os.umask(0o077)
+        try:
+            atomic_file.write_whole(file, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), durable=True)
+        finally:
+            os.umask(before)
+    token = file.read_text("ascii").strip()
+    if not token:
+        raise BadInput(f"{file} is empty; remove it, and a new token is made")
+    return token
+
+
+def page_url(folder: FleetFolder) -> str:
+    """What to open in a browser. Who has it can look at the fleet."""
+    return f"https://{folder.config.broker.names[0]}:{folder.config.page.port}/?token={page_token(folder)}"
+
+
+class PageServer:
+    """Serves the page in a thread of its own until it is closed; a context manager.
+
+    :param make_view: called in one thread only.
+    :param cert_file, key_file: PEM; None: without TLS, for tests.
+    :param port: 0 takes a free one.
+
+    Raises `BadInput` where the address is in use, or the files are no certificate and its key.
+    """
+
+    def __init__(
+        self,
+        make_view: Callable[[], FleetView],
+        token: str,
+        *,
+        host: str,
+        port: int,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> None:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise BadInput(f"[page]: {host} port {port} cannot be listened on: {error.strerror}") from error
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            page_app(make_view, token),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,  # it would hold the token
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=cert_file,
+            ssl_keyfile=key_file,
+        )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            self._socket.close()
+            raise BadInput(f"{cert_file} and {key_file} are not a certificate and its key: {error}") from error
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="page", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, folder: FleetFolder) -> Self:
+        """For the fleet in `folder`, as its fleet.toml says."""
+        watch: list[FleetWatch] = []
+
+        def make_view() -> FleetView:
+            if not watch:
+                watch.append(FleetWatch(folder))
+            return watch[0].view()
+
+        page = folder.config.page
+        files = {"cert_file": folder.service / "page.pem", "key_file": folder.service / "page.key"}
+        return cls(make_view, page_token(folder), host=page.host, port=page.port, **files)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

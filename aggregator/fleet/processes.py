@@ -1,0 +1,149 @@
+"""The processes of a fleet as children of one: for labs, demos and tests. In the field they are systemd's services.
+
+Brokers first, then the fleet service and the aggregator; the other way round at the end. One that dies is started
+again, after a wait that grows; all of them can be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet.aggregator.broker.child import dies_with_parent
+from hushfleet.aggregator.broker.config import find_mosquitto
+from hushfleet.aggregator.broker.process import check_port_free, speaks_tls
+from hushfleet.aggregator.fleet.access import write_broker_files
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.errors import BadInput, HushfleetError
+
+STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 20.0
+LONGEST_WAIT_S = 60.0
+STABLE_S = 60.0
+FINISHED, WRONG = 0, 2  # exit codes after which a child is not started again
+
+log = logging.getLogger("hushfleet.fleet")
+
+
+@dataclass
+class Child:
+    """One of them.
+
+    :param log_file: where its output goes; None: to this terminal.
+    :param port: where it listens, if others wait for that.
+    """
+
+    name: str
+    command: Sequence[str]
+    log_file: Path | None
+    port: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0
+    started: float = 0.0
+    again_at: float = 0.0
+    over: bool = False
+
+    def start(self) -> None:
+        output = None if self.log_file is None else self.log_file.open("ab")
+        self.started = time.monotonic()
+        with output or contextlib.nullcontext():
+            self.process = subprocess.Popen(
+                dies_with_parent(self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for us, who end them in order
+            )
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_TIMEOUT_S)
+            self.process.kill()
+            self.process.wait()
+
+    def watch(self, now: float) -> None:
+        """Starts it again where it has died."""
+        if self.process is None or self.over:
+            return
+        status = self.process.poll()
+        if status is None:
+            self.failures = 0 if now - self.started > STABLE_S else self.failures
+        elif status in (FINISHED, WRONG):
+            self.over = True
+            log.warning("%s has ended (%d)", self.name, status)
+        elif not self.again_at:
+            wait_s = min(LONGEST_WAIT_S, 2.0**self.failures)
+            log.warning("%s died (%d); it is started again in %g s", self.name, status, wait_s)
+            self.failures, self.again_at = self.failures + 1, now + wait_s
+        elif now >= self.again_at:
+            self.again_at = 0.0
+            self.start()
+
+
+def run_fleet(folder: FleetFolder, stop: threading.Event, *, say: Callable[[str], None] = print) -> None:
+    """All of them, until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
+    ports = folder.config.broker
+    with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
+        say(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
+        while not stop.wait(0.2):
+            for child in (*brokers, *services):
+                child.watch(time.monotonic())
+
+
+@contextlib.contextmanager
+def started(folder: FleetFolder, children: Sequence[Child]) -> Iterator[Sequence[Child]]:
+    """Runs them for the length of a block; a broker is waited for."""
+    folder.logs.mkdir(mode=0o700, exist_ok=True)
+    try:
+        for child in children:
+            if child.port is not None:
+                check_port_free("0.0.0.0", child.port)
+            child.start()
+        for child in children:
+            if child.port is not None:
+                _wait_for(child.port, child)
+        yield children
+    finally:
+        for child in reversed(children):
+            child.stop()
+
+
+def brokers_of(folder: FleetFolder) -> list[Child]:
+    """Both, with the configuration that the registry asks for. Raises `BadInput`."""
+    mosquitto = find_mosquitto()
+    if mosquitto is None:
+        raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto)")
+    with FleetRegistry(folder.path) as registry:
+        write_broker_files(folder, registry)
+    ports, logs = folder.config.broker, folder.logs
+    named = (("broker", "mosquitto", ports.port), ("enrolment broker", "enrolment", ports.enrolment_port))
+    return [
+        Child(f"the {name}", [mosquitto, "-c", str(folder.broker / f"{stem}.conf")], logs / f"{stem}.log", port)
+        for name, stem, port in named
+    ]
+
+
+def _services_of(folder: FleetFolder) -> list[Child]:
+    own, path = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"], str(folder.path)
+    return [
+        Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
+        Child("the aggregator", [*own, "aggregator", "--fleet", path], None),
+    ]
+
+
+def _wait_for(port: int, child: Child) -> None:
+    give_up = time.monotonic() + START_TIMEOUT_S
+    while not speaks_tls("127.0.0.1", port):
+        if time.monotonic() > give_up or (child.process is not None and child.process.poll() is not None):
+            raise HushfleetError(f"{child.name} does not listen on port {port}; see its log {child.log_file}")
+        time.sleep(0.05)

@@ -1,0 +1,271 @@
+"""Which boards a fleet has, in one SQLite file: tokens, certificates, what each has spent before, what it said last.
+
+Commands and the fleet service have it open at the same time; each change is one transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+
+from hushfleet.errors import BadInput
+from hushfleet.sqlite_file import Row, SqliteFile
+
+SCHEMA_VERSION = 1
+FILE_NAME = "fleet.sqlite"
+MAX_KNOCKS = 8
+_WHILE_BLOCKED, _FOR_GOOD = 1, 2  # how a certificate is revoked
+
+_SCHEMA = """
+CREATE TABLE boards (
+    id TEXT PRIMARY KEY, board TEXT NOT NULL, place TEXT NOT NULL DEFAULT '', wifi TEXT NOT NULL DEFAULT '',
+    labels TEXT NOT NULL DEFAULT '{}', public_key BLOB UNIQUE, state TEXT NOT NULL DEFAULT 'new', reason TEXT,
+    certificate_end REAL, enrolled REAL
+) WITHOUT ROWID;
+CREATE TABLE tokens (
+    digest BLOB PRIMARY KEY, id TEXT NOT NULL REFERENCES boards ON DELETE CASCADE, expires REAL NOT NULL,
+    uses_left INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE sightings (
+    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, state TEXT NOT NULL, session INTEGER NOT NULL,
+    version TEXT NOT NULL, seen REAL NOT NULL, health BLOB, health_at REAL
+) WITHOUT ROWID;
+CREATE TABLE processes (name TEXT PRIMARY KEY, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE certificates (
+    serial TEXT PRIMARY KEY, id TEXT NOT NULL, public_key BLOB NOT NULL, request BLOB NOT NULL, pem BLOB NOT NULL,
+    not_after REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE knocks (
+    id TEXT NOT NULL, public_key BLOB NOT NULL, has_token INTEGER NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (id, public_key)
+) WITHOUT ROWID;
+CREATE TABLE releases (
+    version TEXT NOT NULL, platform TEXT NOT NULL, file TEXT NOT NULL, head BLOB NOT NULL, digest BLOB NOT NULL,
+    size INTEGER NOT NULL, PRIMARY KEY (version, platform)
+) WITHOUT ROWID;
+CREATE TABLE rollouts (
+    number INTEGER PRIMARY KEY, version TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',
+    stage INTEGER NOT NULL DEFAULT 0, began REAL NOT NULL
+);
+CREATE TABLE offered (
+    number INTEGER NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, good_at REAL, PRIMARY KEY (number, id)
+) WITHOUT ROWID;
+"""
+
+_COLUMNS = "id, board, place, wifi, labels, public_key, state, reason, certificate_end, enrolled"
+
+
+@dataclass(frozen=True)
+class RegisteredBoard:
+    """A board of the fleet.
+
+    :param board: its profile, as `hushfleet boards` lists them.
+    :param wifi: name of the Wi-Fi profile on its card.
+    :param public_key: of its identity; None before it has enrolled.
+    :param state: `new`: no card has come yet; `pending`: it waits for `approve`; `enrolled`; `blocked`.
+    :param reason: why it is blocked, or waits.
+    :param certificate_end, enrolled: unix seconds.
+    """
+
+    device: str
+    board: str
+    place: str = ""
+    wifi: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    public_key: bytes | None = None
+    state: str = "new"
+    reason: str | None = None
+    certificate_end: float | None = None
+    enrolled: float | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A certificate that was signed for a board.
+
+    :param request: SHA-256 of the signing request.
+    :param not_after: unix seconds.
+    """
+
+    serial: int
+    request: bytes
+    pem: bytes
+    not_after: float
+
+
+@dataclass(frozen=True)
+class Knock:
+    """A board of the fleet asked for a certificate and got none.
+
+    :param has_token: whether it has shown a valid token.
+    :param at: unix seconds.
+    """
+
+    device: str
+    public_key: bytes
+    has_token: bool
+    reason: str
+    at: float
+
+
+class FleetRegistry(SqliteFile):
+    """The registry of the fleet in `folder`. Raises `StoreError` for a file that is damaged or of another version."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION)
+        self._seen_version = self.row("PRAGMA data_version")
+
+    def was_changed(self) -> bool:
+        """Whether another opener has changed it since the last call."""
+        before, self._seen_version = self._seen_version, self.row("PRAGMA data_version")
+        return before != self._seen_version
+
+    def boards(self) -> list[RegisteredBoard]:
+        """By id."""
+        return [_board(row) for row in self.rows(f"SELECT {_COLUMNS} FROM boards ORDER BY id")]
+
+    def board(self, device: str) -> RegisteredBoard | None:
+        row = self.row(f"SELECT {_COLUMNS} FROM boards WHERE id = ?", (device,))
+        return None if row is None else _board(row)
+
+    def needed(self, device: str) -> RegisteredBoard:
+        """Raises `BadInput` where the fleet has no such board."""
+        board = self.board(device)
+        if board is None:
+            raise BadInput(
+                f"there is no board {device!r} in {self.path.parent}; see: hushfleet fleet list {self.path.parent}"
+            )
+        return board
+
+    def add(self, boards: Iterable[RegisteredBoard]) -> None:
+        """All of them or none. Raises `BadInput` where one is there already."""
+        with self.transaction():
+            for new in boards:
+                if self.board(new.device) is not None:
+                    raise BadInput(f"{new.device} is in this fleet already; nothing was added")
+                self.write(
+                    "INSERT INTO boards (id, board, place, wifi, labels, public_key) VALUES (?, ?, ?, ?, ?, ?)",
+                    (new.device, new.board, new.place, new.wifi, json.dumps(dict(new.labels)), new.public_key),
+                )
+
+    def add_token(self, device: str, token: bytes, *, expires: float, uses: int = 1) -> None:
+        """Keeps the SHA-256 of a new token for `device`, whose earlier ones hold no longer.
+
+        :param expires: unix seconds.
+        """
+        with self.transaction():
+            self.write("DELETE FROM tokens WHERE id = ?", (device,))
+            digest = hashlib.sha256(token).digest()
+            self.write("INSERT INTO tokens VALUES (?, ?, ?, ?)", (digest, device, expires, uses))
+
+    def tokens(self, device: str, *, now: float) -> list[bytes]:
+        """SHA-256 of those that hold."""
+        query = "SELECT digest FROM tokens WHERE id = ? AND expires > ? AND uses_left > 0"
+        return [digest for (digest,) in self.rows(query, (device, now))]
+
+    # certificates
+
+    def certificate(self, device: str, public_key: bytes, request: bytes, *, now: float) -> bytes | None:
+        """That was given for this very signing request before, if it still holds.
+
+        :param request: SHA-256 of the signing request.
+        """
+        row = self.row(
+            "SELECT pem FROM certificates WHERE id = ? AND public_key = ? AND request = ? AND not_after > ? "
+            "AND revoked = 0",
+            (device, public_key, request, now),
+        )
+        return None if row is None else row[0]
+
+    def grant(self, device: str, public_key: bytes, issued: Grant, *, token: bytes | None, now: float) -> None:
+        """The board is in the fleet with this key and certificate; one use of the token is gone.
+
+        :param token: SHA-256 of it; None where none was needed.
+        """
+        with self.transaction():
+            self.write(
+                "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, 0)",
+                (f"{issued.serial:x}", device, public_key, issued.request, issued.pem, issued.not_after),
+            )
+            self.write(
+                "UPDATE boards SET public_key = ?2, state = 'enrolled', reason = NULL, certificate_end = ?3, "
+                "enrolled = ifnull(enrolled, ?4) WHERE id = ?1",
+                (device, public_key, issued.not_after, now),
+            )
+            if token is not None:
+                self.write("UPDATE tokens SET uses_left = uses_left - 1 WHERE digest = ?", (token,))
+            self.write("DELETE FROM tokens WHERE uses_left < 1 OR expires <= ?", (now,))
+            self.write("DELETE FROM knocks WHERE id = ?", (device,))
+
+    def revoked_serials(self) -> set[int]:
+        return {int(serial, 16) for (serial,) in self.rows("SELECT serial FROM certificates WHERE revoked")}
+
+    # who came and was not let in
+
+    def knock(self, knock: Knock) -> None:
+        """A board of the fleet whose request was not granted; of each the latest `MAX_KNOCKS` keys are kept."""
+        with self.transaction():
+            self.write("INSERT OR REPLACE INTO knocks VALUES (?, ?, ?, ?, ?)", astuple(knock))
+            self.write(
+                "DELETE FROM knocks WHERE id = ?1 AND public_key NOT IN (SELECT public_key FROM knocks WHERE id = ?1 "
+                "ORDER BY has_token DESC, at DESC LIMIT ?2)",
+                (knock.device, MAX_KNOCKS),
+            )
+            self.write(
+                "UPDATE boards SET state = 'pending', reason = ?2 WHERE id = ?1 AND state IN ('new', 'pending')",
+                (knock.device, knock.reason),
+            )
+
+    def knocks(self, device: str | None = None) -> list[Knock]:
+        """With a token first, the latest first; of one board or of all."""
+        query = "SELECT * FROM knocks WHERE ?1 IS NULL OR id = ?1 ORDER BY id, has_token DESC, at DESC"
+        return [
+            Knock(name, key, bool(token), reason, at) for name, key, token, reason, at in self.rows(query, (device,))
+        ]
+
+    # the operator's word
+
+    def approve(self, device: str, public_key: bytes) -> None:
+        """The board with this key gets a certificate when it asks again."""
+        with self.transaction():
+            self.write("UPDATE boards SET public_key = ?2, reason = NULL WHERE id = ?1", (device, public_key))
+            self.write("DELETE FROM knocks WHERE id = ?", (device,))
+
+    def expect_new_card(self, device: str) -> None:
+        """The former key and its certificates hold no longer; the next card of the board is let in."""
+        with self.transaction():
+            self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+            self.write(
+                "UPDATE boards SET public_key = NULL, state = 'new', reason = NULL, certificate_end = NULL, "
+                "enrolled = NULL WHERE id = ?",
+                (device,),
+            )
+
+    def block(self, device: str, reason: str) -> None:
+        with self.transaction():
+            self.write("UPDATE certificates SET revoked = max(revoked, ?2) WHERE id = ?1", (device, _WHILE_BLOCKED))
+            self.write("UPDATE boards SET state = 'blocked', reason = ?2 WHERE id = ?1", (device, reason))
+
+    def unblock(self, device: str) -> None:
+        with self.transaction():
+            self.write("UPDATE certificates SET revoked = 0 WHERE id = ?1 AND revoked = ?2", (device, _WHILE_BLOCKED))
+            self.write(
+                "UPDATE boards SET reason = NULL, state = CASE WHEN enrolled IS NULL THEN 'new' ELSE 'enrolled' END "
+                "WHERE id = ? AND state = 'blocked'",
+                (device,),
+            )
+
+    def forget(self, device: str) -> None:
+        """The board is not in the fleet any more. What it has spent stays with the aggregator's register."""
+        with self.transaction():
+            self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+            for table in ("tokens", "knocks", "boards"):
+                self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
+
+
+def _board(row: Row) -> RegisteredBoard:
+    device, board, place, wifi, labels, *rest = row
+    return RegisteredBoard(device, board, place, wifi, json.loads(labels), *rest)

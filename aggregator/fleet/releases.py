@@ -1,0 +1,103 @@
+"""The releases of a fleet: files that were checked and noted in the registry, by version and platform."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.errors import BadInput
+from hushfleet.release import Manifest, SignedManifest, check_payload, read_head
+from hushfleet.sqlite_file import Row
+
+_COLUMNS = "version, platform, file, head, digest, size"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One file.
+
+    :param platform: of the Python that it is for, as boards say it in `Health`: `cp313-aarch64`.
+    :param file: its name in the fleet's folder `releases`.
+    :param head: its manifest with the signature.
+    :param digest, size: of the whole file; SHA-256 and bytes.
+    """
+
+    version: str
+    platform: str
+    file: str
+    head: bytes
+    digest: bytes
+    size: int
+
+    @property
+    def manifest(self) -> Manifest:
+        return SignedManifest.from_bytes(self.head).manifest
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """To compare versions."""
+        return self.manifest.order
+
+
+def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, public_key: bytes) -> Release:
+    """Checks the file all through, copies it to the folder where it is not there, and notes it.
+
+    :param public_key: the release key's, which must have signed it.
+
+    Raises `BadInput` for another file of the same version and platform, `BadSignature` or `Malformed`.
+    """
+    with path.open("rb") as file:
+        head = read_head(file)
+        manifest = head.verify(public_key)
+        check_payload(file, manifest)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").digest()
+    kept = folder.releases / f"hushfleet-{manifest.version}-{manifest.python}-{manifest.arch}.hfr"
+    platform = f"{manifest.python}-{manifest.arch}"
+    release = Release(manifest.version, platform, kept.name, head.to_bytes(), digest, path.stat().st_size)
+    known = find_release(registry, release.version, platform)
+    if known is not None and known.digest != digest:
+        raise BadInput(
+            f"another release {release.version} for {platform} is known; boards know a release by its version, so give "
+            "this one a higher version"
+        )
+    if not (kept.exists() and kept.samefile(path)):
+        part = kept.with_suffix(".part")
+        shutil.copyfile(path, part)
+        os.replace(part, kept)
+    row = (release.version, platform, release.file, release.head, digest, release.size)
+    registry.write(f"INSERT OR IGNORE INTO releases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", row)
+    return release
+
+
+def releases(registry: FleetRegistry) -> list[Release]:
+    """The newest version first."""
+    found = [_release(row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
+    return sorted(found, key=lambda each: (each.order, each.platform), reverse=True)
+
+
+def find_release(registry: FleetRegistry, version: str, platform: str) -> Release | None:
+    row = registry.row(f"SELECT {_COLUMNS} FROM releases WHERE version = ? AND platform = ?", (version, platform))
+    return None if row is None else _release(row)
+
+
+def mapped(folder: FleetFolder, found: Sequence[Release]) -> dict[bytes, memoryview]:
+    """The files by SHA-256, mapped into memory and not read; those that are gone are left out."""
+    maps = {}
+    for release in found:
+        path = folder.releases / release.file
+        if path.exists() and path.stat().st_size == release.size:
+            with path.open("rb") as file:
+                maps[release.digest] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return maps
+
+
+def _release(row: Row) -> Release:
+    return Release(*row)

@@ -1,0 +1,202 @@
+"""How a release goes to a fleet: to one board, then to a share, then to all, and no further when too many go back.
+
+A roll-out is a few rows of the registry; what has become of each board follows from what it says of itself. An offer is
+said when a board has just been heard, and never kept by the broker: what is withdrawn is not said again, and a board
+that was away is offered the release when it is back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hushfleet.aggregator.fleet.folder import UpdatesPart
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.sightings import Sighting, sightings
+from hushfleet.aggregator.fleet.view import RolloutView
+from hushfleet.errors import BadInput
+
+STAGES = ("one board", "a share of the boards", "all boards")
+HEARD_S = 180.0
+"""A board that said how it is so long ago at most is there."""
+SILENT_S = 6 * 3600.0
+"""A board that took an offer and was not heard for so long is lost, until it is heard again."""
+LONGEST_S = 24 * 3600.0
+"""As is one that is heard, and has not finished in this time."""
+
+RolloutState = Literal["running", "paused", "stopped", "cancelled"]
+Outcome = Literal["away", "waits", "offered", "good", "failed", "unmanaged", "no release"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One roll-out; the one with the highest number is in force.
+
+    :param number: boards take it for the attempt at this release (`ReleaseOffer.attempt`).
+    :param state: `stopped` by itself, the rest by a person.
+    :param stage: of `STAGES`; :param began: unix seconds.
+    """
+
+    number: int
+    version: str
+    state: RolloutState
+    reason: str
+    stage: int
+    began: float
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A board in a roll-out.
+
+    :param outcome: `away`: not heard since; `unmanaged`: it takes no releases; `no release`: for its platform.
+    :param good_at: unix seconds; :param offered: whether an offer was made to it.
+    """
+
+    device: str
+    outcome: Outcome
+    offered: bool
+    good_at: float | None
+    why: str = ""
+
+
+def current(registry: FleetRegistry) -> Rollout | None:
+    row = registry.row("SELECT number, version, state, reason, stage, began FROM rollouts ORDER BY number DESC LIMIT 1")
+    return None if row is None else Rollout(*row)
+
+
+def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollout:
+    """A new roll-out, in place of the one before. Raises `BadInput` where there is no such release.
+
+    :param version: None: the newest.
+    """
+    known = sorted({(each.order, each.version) for each in releases(registry)})
+    if not known or (version is not None and version not in [each for _, each in known]):
+        listed = ", ".join(each for _, each in known) or "none"
+        raise BadInput(f"there is no release {version or ''} in this fleet (known: {listed}); hushfleet fleet release")
+    registry.write(
+        "INSERT INTO rollouts (version, state, began) VALUES (?, 'running', ?)", (version or known[-1][1], now)
+    )
+    found = current(registry)
+    assert found is not None
+    return found
+
+
+def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Rollout:
+    """Pauses, resumes, stops or cancels the roll-out in force. Raises `BadInput` where there is none."""
+    found = current(registry)
+    if found is None or found.state == "cancelled":
+        raise BadInput("there is no roll-out; begin one with: hushfleet fleet rollout DIR")
+    registry.write("UPDATE rollouts SET state = ?, reason = ? WHERE number = ?", (state, reason, found.number))
+    return Rollout(found.number, found.version, state, reason, found.stage, found.began)
+
+
+def seats(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[Seat]:
+    """What has become of each board that may take part."""
+    heard = sightings(registry)
+    offered = {
+        device: (at, good_at)
+        for device, at, good_at in registry.rows(
+            "SELECT id, at, good_at FROM offered WHERE number = ?", (rollout.number,)
+        )
+    }
+    platforms = {each.platform for each in releases(registry) if each.version == rollout.version}
+    boards = [board.device for board in registry.boards() if board.state == "enrolled"]
+    return [_seat(device, rollout, heard.get(device), offered.get(device), platforms, now) for device in boards]
+
+
+def _seat(
+    device: str,
+    rollout: Rollout,
+    seen: Sighting | None,
+    offered: tuple[float, float | None] | None,
+    platforms: set[str],
+    now: float,
+) -> Seat:
+    at, good_at = offered or (None, None)
+    health, heard_at = (None, 0.0) if seen is None else (seen.health, seen.health_at or 0.0)
+
+    def seat(outcome: Outcome, why: str = "") -> Seat:
+        return Seat(device, outcome, at is not None, good_at, why)
+
+    if health is None:
+        return seat("away")
+    if health.version == rollout.version and health.slot != "trial":
+        return seat("good")
+    if health.slot == "none":
+        return seat("unmanaged", "it takes no releases")
+    if health.platform not in platforms:
+        return seat("no release", f"there is no release {rollout.version} for {health.platform or 'it'}")
+    tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
+    if at is not None and tried and health.slot == "returned":
+        return seat("failed", "it refused the release, or went back")
+    if at is not None and now - heard_at > SILENT_S and heard_at >= at:
+        return seat("failed", f"it has not been heard for {(now - heard_at) / 3600:.0f} hours")
+    if at is not None and now - at > LONGEST_S and now - heard_at < HEARD_S:
+        return seat("failed", f"it has not finished in {(now - at) / 3600:.0f} hours")
+    if at is not None:
+        return seat("offered")
+    return seat("waits" if now - heard_at < HEARD_S else "away")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done now.
+
+    :param offer: boards that are to be offered the release, anew or again.
+    :param stage: the one that holds now.
+    :param stop: why the roll-out must stop; empty where it goes on.
+    """
+
+    offer: tuple[str, ...]
+    stage: int
+    stop: str = ""
+
+
+def next_step(rollout: Rollout, found: list[Seat], rules: UpdatesPart, *, now: float) -> Step:
+    """Decides from the seats alone."""
+    managed = [seat for seat in found if seat.outcome not in ("unmanaged", "no release")]
+    taking = [seat for seat in managed if seat.offered]
+    failed = [seat for seat in taking if seat.outcome == "failed"]
+    sizes = stage_sizes(len(managed), rules)
+    stage = min(rollout.stage, len(sizes) - 1)
+    allowed = math.floor(rules.error_budget * sizes[stage])
+    if len(failed) > allowed:
+        named = ", ".join(seat.device for seat in failed[:5])
+        return Step((), stage, f"{len(failed)} boards have failed ({named}), {allowed} may; {failed[0].why}")
+    ended = [seat for seat in taking if seat.outcome in ("good", "failed")]
+    soaked = all(now - (seat.good_at or now) >= 60 * rules.soak_minutes for seat in ended if seat.outcome == "good")
+    if stage + 1 < len(sizes) and len(ended) == len(taking) >= sizes[stage] and soaked:
+        stage += 1
+    again = [seat.device for seat in taking if seat.outcome == "offered"]
+    waiting = [seat.device for seat in managed if seat.outcome == "waits"]
+    return Step((*again, *waiting[: max(0, sizes[stage] - len(taking))]), stage)
+
+
+def stage_sizes(boards: int, rules: UpdatesPart) -> tuple[int, int, int]:
+    """How many boards have been offered the release by the end of each stage."""
+    return 1, max(1, math.ceil(rules.second_stage * boards)), max(1, boards)
+
+
+def rollout_view(registry: FleetRegistry, *, now: float) -> RolloutView | None:
+    """Of the roll-out in force, for those who look at the fleet."""
+    found = current(registry)
+    if found is None or found.state == "cancelled":
+        return None
+    taken = [seat for seat in seats(registry, found, now=now) if seat.outcome not in ("unmanaged", "no release")]
+    counts: Mapping[str, int] = {
+        outcome: sum(seat.outcome == outcome for seat in taken) for outcome in ("good", "failed")
+    }
+    state = "done" if found.state == "running" and counts["good"] == len(taken) > 0 else found.state
+    return RolloutView(
+        version=found.version,
+        state=state,
+        stage=STAGES[found.stage],
+        wanted=len(taken),
+        reached=counts["good"],
+        returned=counts["failed"],
+        reason=found.reason,
+    )

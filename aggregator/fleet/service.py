@@ -1,0 +1,173 @@
+"""The fleet service: one thread, one loop over two brokers, that of strangers and that of the fleet.
+
+What it does for boards is in its parts: enrolment here, others where they are made (`Part`). Nothing that must survive
+is in it: it may be killed at any moment, and boards ask again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hushfleet.aggregator.devices.enrolment import TokenBucket
+from hushfleet.aggregator.fleet.enrolment import Enroller
+from hushfleet.errors import BadSignature, LinkLost, Malformed, StoreError, TooLarge, WireError
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Message, decode_message, encode_message
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp
+
+REQUESTS_A_SECOND = 50.0
+MAX_REQUESTS_BURST = 500
+WAIT_S = 0.1
+
+log = logging.getLogger("hushfleet.fleet")
+
+
+class Service(Protocol):
+    """What a part may use."""
+
+    topics: Topics
+
+    def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        """To the fleet's broker, signed by the operator's key. Raises `LinkLost`."""
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Bytes as they are, such as chunks. Raises `LinkLost`."""
+
+
+class Part(Protocol):
+    """Something that the service does besides enrolment."""
+
+    def filters(self, topics: Topics) -> Sequence[str]:
+        """What it hears of the fleet's broker."""
+
+    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+        """A message on one of its filters, or of another part's; raises a `WireError` for one that is wrong."""
+
+    def advance(self, service: Service, now: float) -> None:
+        """What is due; called several times a second while the link is up. `now`: monotonic seconds."""
+
+
+class FleetService:
+    """Answers boards.
+
+    :param strangers: link to the broker that boards without a certificate reach.
+    :param fleet: link to the broker of all others.
+    :param operator: signs all that boards are told.
+    :param apply: writes what follows from the registry (`access.apply`); called at the start and after changes.
+    :param was_changed: whether another process has changed the registry.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        operator: Identity,
+        strangers: Link,
+        fleet: Link,
+        enroller: Enroller,
+        apply: Callable[[], None],
+        was_changed: Callable[[], bool],
+        parts: Sequence[Part] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.topics = Topics(federation)
+        self.parts = list(parts)
+        self._operator, self._strangers, self._fleet = operator, strangers, fleet
+        self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
+        self._bucket = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
+        self._up = False
+        self._ignored = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set."""
+        self.start()
+        try:
+            while not stop.is_set():
+                self.step(WAIT_S)
+        finally:
+            self._strangers.close()
+            self._fleet.close()
+
+    def start(self) -> None:
+        self._apply()
+        self._strangers.subscribe(self.topics.all_requests)
+        filters = [self.topics.all_renewals, *(each for part in self.parts for each in part.filters(self.topics))]
+        for topic_filter in dict.fromkeys(filters):
+            self._fleet.subscribe(topic_filter)
+        self._strangers.open()
+        self._fleet.open()
+
+    def step(self, longest_s: float) -> None:
+        """Takes an event of each link, waiting at most `longest_s` seconds, and does what is due."""
+        stranger = self._strangers.receive(0.0)
+        event = self._fleet.receive(0.0 if stranger is not None else longest_s)
+        if stranger is not None:
+            self._on_event(stranger, "the broker for enrolment", self._on_request)
+        if event is not None:
+            self._up = isinstance(event, Delivery | LinkUp)
+            self._on_event(event, "the broker", self._on_delivery)
+        try:
+            if self._was_changed():
+                self._apply()
+            for part in self.parts if self._up else ():
+                part.advance(self, self._clock())
+        except LinkLost:
+            self._up = False
+        except StoreError as error:
+            log.error("%s", error)
+
+    def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        self._fleet.publish(topic, self._encoded(message), retain=retain)
+
+    def send(self, topic: str, payload: bytes) -> None:
+        self._fleet.publish(topic, payload)
+
+    def _on_event(self, event: LinkEvent, name: str, take: Callable[[Delivery], None]) -> None:
+        if isinstance(event, LinkUp):
+            log.info("connected to %s", name)
+        elif isinstance(event, LinkDown):
+            log.warning("the connection to %s was lost: %s", name, event.reason)
+        else:
+            try:
+                take(event)
+            except (LinkLost, StoreError) as error:  # the board asks again
+                log.warning("%s", error)
+            except WireError as error:
+                self._ignored += 1
+                log.debug("a message on %.120r was ignored: %s", event.topic, error)
+            except Exception:  # whatever strangers send must not end the service
+                log.exception("a message on %.120r could not be handled", event.topic)
+
+    def _on_request(self, delivery: Delivery) -> None:
+        topic = self.topics.parse(delivery.topic)
+        if topic.kind != "enrol-up" or topic.device is None:
+            raise Malformed(f"nothing is expected on {delivery.topic!r}")
+        answer = self._answered(topic.device, delivery.payload)
+        self._strangers.publish(self.topics.answer(topic.device), self._encoded(answer))
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        topic = self.topics.parse(delivery.topic)
+        if topic.kind == "renew" and topic.device is not None:
+            self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload))
+            return
+        for part in self.parts:
+            part.take(self, topic, delivery)
+
+    def _answered(self, device: str, payload: bytes) -> EnrolAnswer:
+        if not self._bucket.take(self._clock()):
+            raise TooLarge("requests for certificates come too fast to be read")
+        request = decode_message(payload, federation=self.topics.federation)
+        if not isinstance(request, EnrolRequest):
+            raise Malformed(f"a {type(request).__name__} came where a request for a certificate belongs")
+        if request.device != device:
+            raise BadSignature(f"a request of {request.device} came on the topic of {device}")
+        return self._enroller.answer(request)
+
+    def _encoded(self, message: Message) -> bytes:
+        return encode_message(message, self._operator, federation=self.topics.federation)

@@ -1,0 +1,151 @@
+"""What the fleet service hears of boards and of the aggregator, kept in the registry: presence and health.
+
+Messages are believed only with the key that the registry or the aggregator's register has of the board, and only if
+they are not older than what came: a will of an earlier session, or a message that is published again, changes nothing.
+What comes is written once a second, in one transaction, however many boards there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.config.schema import pack, unpack
+from hushfleet.errors import BadSignature, Malformed
+from hushfleet.wire.format.messages import Birth, Health, ServerState, decode_message
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Delivery
+
+FLUSH_S = 1.0
+HEARTBEAT_S = 10.0
+SERVICE, AGGREGATOR = "service", "aggregator"
+
+KeyOf = Callable[[str], bytes | None]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A board, as it was heard last.
+
+    :param state: of its newest `Birth`; `absent` before the first.
+    :param seen, health_at: unix seconds.
+    """
+
+    device: str
+    public_key: bytes
+    state: str = "absent"
+    session: int = 0
+    version: str = ""
+    seen: float = 0.0
+    health: Health | None = None
+    health_at: float | None = None
+
+
+def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
+    """All that were heard, by id."""
+    rows = registry.rows(
+        "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
+    )
+    return {device: Sighting(device, *fields, _health(body), at) for device, *fields, body, at in rows}
+
+
+def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
+    """State of `service` and `aggregator`, and since when it is known (unix seconds)."""
+    return {name: (state, at) for name, state, at in registry.rows("SELECT name, state, at FROM processes")}
+
+
+def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> bytes | None:
+    """By the fleet's registry; of a board that the fleet does not have, by the aggregator's register."""
+    board, known = registry.board(device), register.device(device)
+    return (board and board.public_key) or (known and known.public_key)
+
+
+class Listener:
+    """A part of the fleet service: writes to the registry what boards and aggregator say of themselves.
+
+    :param key_of: the public key that a board's messages must be signed with; None: it is not known, and not believed.
+    :param clock: unix seconds.
+    """
+
+    def __init__(self, registry: FleetRegistry, key_of: KeyOf, *, clock: Callable[[], float] = time.time) -> None:
+        self._registry = registry
+        self._key_of = key_of
+        self._clock = clock
+        self._boards = sightings(registry)
+        self._changed: dict[str, Sighting] = {}
+        self._processes: dict[str, str] = {}
+        self._next_flush = self._next_beat = 0.0
+
+    def filters(self, topics: Topics) -> tuple[str, ...]:
+        return topics.all_states, topics.all_health, topics.server
+
+    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+        """Raises a `WireError` for a message that is not believed."""
+        federation, payload = service.topics.federation, delivery.payload
+        if topic.kind == "server" and payload:
+            state = decode_message(payload, federation=federation)
+            if not isinstance(state, ServerState):
+                raise Malformed(f"a {type(state).__name__} came where the aggregator's state belongs")
+            self._processes[AGGREGATOR] = "running" if state.state == "ready" else "stopped"
+        elif topic.kind in ("state", "health") and topic.device is not None and payload:
+            self._of_board(topic.device, payload, federation)
+
+    def advance(self, service: Service, now: float) -> None:
+        self.flush()
+
+    def _of_board(self, device: str, payload: bytes, federation: str) -> None:
+        key = self._key_of(device)
+        if key is None:
+            raise BadSignature(f"no key of {device} is known")
+        message = decode_message(payload, federation=federation, public_key=key)
+        if not isinstance(message, Birth | Health) or message.device != device:
+            raise Malformed(f"a {type(message).__name__} came on a topic of {device}")
+        before = self._boards.get(device)
+        if before is None or before.public_key != key:  # with another key an id is another board
+            before = Sighting(device, key)
+        if message.session < before.session:
+            return
+        now = self._clock()
+        heard = replace(before, session=message.session, version=message.version, seen=now)
+        if isinstance(message, Birth):
+            heard = replace(heard, state=message.state)
+        else:
+            told = before.health
+            if told is not None and (message.session, message.uptime_s) < (told.session, told.uptime_s):
+                return
+            heard = replace(heard, health=message, health_at=now)
+        self._boards[device] = self._changed[device] = heard
+
+    def flush(self) -> None:
+        """Writes what came, if a second has passed; and now and then that somebody listens. Raises `StoreError`."""
+        now = self._clock()
+        if now < self._next_flush:
+            return
+        self._next_flush = now + FLUSH_S
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_S
+            self._processes[SERVICE] = "running"
+        if not (self._changed or self._processes):
+            return
+        rows = [
+            (s.device, s.public_key, s.state, s.session, s.version, s.seen, s.health and pack(s.health), s.health_at)
+            for s in self._changed.values()
+        ]
+        with self._registry.transaction():
+            self._registry.write_all("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            states = [(name, state, now) for name, state in self._processes.items()]
+            self._registry.write_all("INSERT OR REPLACE INTO processes VALUES (?, ?, ?)", states)
+        self._changed.clear()
+        self._processes.clear()
+
+
+def _health(body: bytes | None) -> Health | None:
+    """None also for one of another version of the kit."""
+    try:
+        return None if body is None else unpack(Health, body, what="the health")
+    except Malformed:
+        return None

@@ -1,0 +1,125 @@
+"""The part of the fleet service that offers releases, serves their chunks, and moves the roll-out on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
+from hushfleet.aggregator.fleet.rollout import Rollout, change, current, next_step, seats
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.sightings import KeyOf, sightings
+from hushfleet.aggregator.publish.blobs import ChunkServer
+from hushfleet.errors import BadSignature, Malformed
+from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
+from hushfleet.wire.format.messages import Want, decode_message
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Delivery
+
+LOOK_EVERY_S = 1.0
+MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enrol need not wait
+
+_log = logging.getLogger("hushfleet.fleet")
+
+
+class Updating:
+    """:param key_of: the public key of a board, whose wishes it must have signed; None: not known.
+    :param wall: unix seconds.
+    """
+
+    def __init__(
+        self, folder: FleetFolder, registry: FleetRegistry, key_of: KeyOf, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._folder, self._registry, self._key_of, self._wall = folder, registry, key_of, wall
+        self._rules = folder.config.updates
+        self._files: dict[bytes, memoryview] = {}
+        self._chunks = ChunkServer(self._files.get, chunk_bytes=RELEASE_CHUNK_BYTES)
+        self._said: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
+        self._of: int | None = None  # the roll-out that the two above belong to
+        self._look_at = 0.0
+        self._sent_until = 0.0  # monotonic seconds: what was sent so far is paid for then
+
+    def filters(self, topics: Topics) -> Sequence[str]:
+        return (topics.all_wants,)
+
+    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+        if topic.kind != "wants" or topic.device is None:
+            return
+        key = self._key_of(topic.device)
+        if key is None:
+            raise BadSignature(f"no key of {topic.device} is known")
+        want = decode_message(delivery.payload, federation=service.topics.federation, public_key=key)
+        if not isinstance(want, Want):
+            raise Malformed(f"a {type(want).__name__} came where a board asks for a release")
+        self._chunks.want(topic.device, want, now=time.monotonic())
+
+    def advance(self, service: Service, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            self._look(service)
+        self._serve(service, now)
+
+    def _look(self, service: Service) -> None:
+        rollout = current(self._registry)
+        if rollout is None or rollout.state != "running":
+            self._stop_serving()
+            return
+        if rollout.number != self._of:
+            self._stop_serving()
+            self._of = rollout.number
+            offered = [each for each in releases(self._registry) if each.version == rollout.version]
+            self._files.update(mapped(self._folder, offered))
+        wall = self._wall()
+        found = seats(self._registry, rollout, now=wall)
+        with self._registry.transaction():
+            for seat in found:
+                if seat.outcome == "good" and seat.offered and seat.good_at is None:
+                    _log.info("%s runs release %s", seat.device, rollout.version)
+                    self._registry.write(
+                        "UPDATE offered SET good_at = ? WHERE number = ? AND id = ?",
+                        (wall, rollout.number, seat.device),
+                    )
+        step = next_step(rollout, seats(self._registry, rollout, now=wall), self._rules, now=wall)
+        if step.stop:
+            _log.error("the roll-out of release %s has stopped: %s", rollout.version, step.stop)
+            change(self._registry, "stopped", step.stop)
+            return
+        if step.stage != rollout.stage:
+            _log.info("the roll-out of release %s goes on to stage %d of 3", rollout.version, step.stage + 1)
+            self._registry.write("UPDATE rollouts SET stage = ? WHERE number = ?", (step.stage, rollout.number))
+        self._offer(service, rollout, step.offer, wall)
+
+    def _offer(self, service: Service, rollout: Rollout, devices: Sequence[str], wall: float) -> None:
+        heard = sightings(self._registry)
+        for device in devices:
+            seen = heard[device]
+            if seen.health is None or seen.health_at is None or seen.health_at <= self._said.get(device, 0.0):
+                continue
+            release = find_release(self._registry, rollout.version, seen.health.platform)
+            if release is None:
+                continue
+            # the row first: a board that has taken an offer is counted, whenever this process ends
+            self._registry.write("INSERT OR IGNORE INTO offered VALUES (?, ?, ?, NULL)", (rollout.number, device, wall))
+            offer = ReleaseOffer(device, release.version, release.head, release.digest, release.size, rollout.number)
+            service.publish(service.topics.fleet(device), offer)
+            if device not in self._said:
+                _log.info("release %s is offered to %s", rollout.version, device)
+            self._said[device] = seen.health_at
+
+    def _serve(self, service: Service, now: float) -> None:
+        if self._chunks.due_at > now or self._sent_until > now:
+            return
+        second = 1024 * self._rules.kib_per_second
+        for frame in self._chunks.frames(now=now, limit=MOST_FRAMES):
+            service.send(service.topics.release(frame.digest), frame.data)
+            self._sent_until = max(self._sent_until, now - 0.1) + len(frame.data) / second
+
+    def _stop_serving(self) -> None:
+        """What boards have asked for is not sent; they ask again."""
+        self._chunks.clear()
+        self._files.clear()
+        self._said.clear()
+        self._of = None

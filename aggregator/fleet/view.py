@@ -1,0 +1,204 @@
+"""What is known of a fleet at one moment: the value that terminal, page and metrics are made of.
+
+Times are unix seconds. None means not known; nothing that was not measured is shown as zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hushfleet.aggregator.observe.events import to_json
+from hushfleet.aggregator.results.result import Activity
+
+Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
+"""A board in the registry; `unlisted`: the aggregator knows it, the fleet does not."""
+Process = Literal["running", "stopped", "unknown"]
+THERE: frozenset[Activity] = frozenset(
+    ("ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused")
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """The newest no: a board's decline, or the aggregator's refusal of its update.
+
+    :param reason: the sender's own words, from outside: never markup.
+    """
+
+    round: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that a person may have to see to.
+
+    :param what: what is the matter; `advice`: what to do about it.
+    :param urgent: nothing gets better without somebody.
+    """
+
+    what: str
+    advice: str
+    urgent: bool = False
+
+
+@dataclass(frozen=True)
+class BoardView:
+    """One board.
+
+    :param board: its profile.
+    :param reason: why it waits or is locked out.
+    :param state: its part in the run, or how it was seen last.
+    :param seen: when something came from it last.
+    :param health_at: when the next seven fields were told.
+    :param rounds: in which its update was accepted, in this run.
+    :param epsilon: epsilon_server of this task, as the board's ledger is charged; `carried`: the rounds that earlier
+        identities of the board were charged for.
+    :param sent_bytes: of its accepted updates.
+    """
+
+    device: str
+    board: str = ""
+    place: str = ""
+    standing: Standing = "enrolled"
+    reason: str | None = None
+    state: Activity = "absent"
+    seen: float | None = None
+    version: str = ""
+    slot: str = "none"
+    uptime_s: int | None = None
+    disk_percent: int | None = None
+    memory_percent: int | None = None
+    temperature_c: int | None = None
+    throttled: bool | None = None
+    health_at: float | None = None
+    certificate_end: float | None = None
+    rounds: int = 0
+    epsilon: float | None = None
+    carried: int = 0
+    sent_bytes: int = 0
+    decline: Said | None = None
+    refusal: Said | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        return self.state in THERE
+
+    @property
+    def is_urgent(self) -> bool:
+        return any(problem.urgent for problem in self.problems)
+
+
+@dataclass(frozen=True)
+class RoundPoint:
+    """A closed round."""
+
+    round: int
+    participants: int
+    uplink_bytes: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The run that goes on, or the last one.
+
+    :param open_round: None between two rounds.
+    :param asked: devices of the open round; 0 where it is not known. `answered`: of these; `accepted`: of these.
+    :param accuracy: of the global model on a public test set; None where the task names none.
+    :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: of who sees
+        the models alone.
+    :param raw_values: what leaves boards without noise, in words.
+    :param declines, refusals: how often, by code.
+    """
+
+    task: str
+    method: str
+    unit: str
+    rounds: int
+    rounds_closed: int
+    open_round: int | None = None
+    opened: float | None = None
+    asked: int = 0
+    answered: int = 0
+    accepted: int = 0
+    finished: bool = False
+    accuracy: float | None = None
+    epsilon: float | None = None
+    epsilon_release: float | None = None
+    delta: float | None = None
+    raw_values: tuple[str, ...] = ()
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    declines: tuple[tuple[str, int], ...] = ()
+    refusals: tuple[tuple[str, int], ...] = ()
+    course: tuple[RoundPoint, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """Who announced itself with a key that the aggregator does not accept."""
+
+    device: str
+    public_key: str
+    count: int
+    seen: float
+
+
+@dataclass(frozen=True)
+class RolloutView:
+    """A roll-out of a release.
+
+    :param stage: which boards are offered it, in words.
+    :param reached: of `wanted` boards, how many run it for good; `returned`: how many went back to the former one.
+    """
+
+    version: str
+    state: str
+    stage: str
+    wanted: int
+    reached: int
+    returned: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class FleetView:
+    """The fleet at the moment `at`.
+
+    :param aggregator, service: whether these processes run, as the broker and the registry say.
+    :param problems: of the fleet as a whole; those of boards stand with them.
+    """
+
+    federation: str
+    at: float
+    boards: tuple[BoardView, ...] = ()
+    run: RunView | None = None
+    aggregator: Process = "unknown"
+    service: Process = "unknown"
+    strangers: tuple[Stranger, ...] = ()
+    rollout: RolloutView | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def present(self) -> int:
+        return sum(board.is_there for board in self.boards)
+
+    @property
+    def pending(self) -> tuple[BoardView, ...]:
+        return tuple(board for board in self.boards if board.standing == "pending")
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """How many boards said that they run it, the commonest first."""
+        return dict(Counter(board.version for board in self.boards if board.version).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`: standard JSON, as in docs/fleet.md."""
+        counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
+        plain: dict[str, Any] = to_json({**asdict(self), **counted})
+        return plain

@@ -1,0 +1,272 @@
+"""Where a fleet stands, read from its folder: the registry, the aggregator's register and the log of its run.
+
+Nothing is written, and nobody is asked: any process that may read the folder sees the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.fleet.advice import with_problems
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.rollout import rollout_view
+from hushfleet.aggregator.fleet.sightings import (
+    AGGREGATOR,
+    HEARTBEAT_S,
+    SERVICE,
+    Sighting,
+    processes,
+    sightings,
+)
+from hushfleet.aggregator.fleet.view import (
+    BoardView,
+    FleetView,
+    Problem,
+    Process,
+    RoundPoint,
+    RunView,
+    Said,
+    Standing,
+    Stranger,
+)
+from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.observe.fleet_state import Event, RunState
+from hushfleet.aggregator.results.result import Activity
+
+LOST_HEARTBEATS = 3
+KEPT_ROUNDS = 500
+_START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
+
+
+class Course(RunState):
+    """A run, event by event, with what a fleet's owner asks of each board."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[RoundPoint] = []
+        self.opened: float | None = None
+        self.asked = 0
+        self.epsilons: dict[str, float] = {}
+        self.accepted: Counter[str] = Counter()
+        self.sent_bytes: Counter[str] = Counter()
+        self.declined: dict[str, Said] = {}
+        self.refused: dict[str, Said] = {}
+        self.codes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def view(self) -> RunView | None:
+        """None before a run has begun."""
+        if not self.task:
+            return None
+        parts = Counter(device.part for device in self.devices.values())
+        return RunView(
+            task=self.task,
+            method=self.method,
+            unit=self.unit,
+            rounds=self.rounds,
+            rounds_closed=self.rounds_closed,
+            open_round=self.open_round,
+            opened=self.opened if self.open_round is not None else None,
+            asked=self.asked if self.open_round is not None else 0,
+            answered=sum(parts[part] for part in ("accepted", "declined", "refused")),
+            accepted=parts["accepted"],
+            finished=self.finished or 0 < self.rounds <= self.rounds_closed,
+            accuracy=self.accuracy_global,
+            epsilon=self.epsilon_server,
+            epsilon_release=self.epsilon_release,
+            delta=self.delta,
+            raw_values=self.raw_values,
+            uplink_bytes=self.uplink_bytes + (self.round_bytes if self.open_round is not None else 0),
+            downlink_bytes=self.downlink_bytes,
+            declines=tuple(self.codes["decline"].most_common()),
+            refusals=tuple(self.codes["refusal"].most_common()),
+            course=tuple(self.points[-KEPT_ROUNDS:]),
+        )
+
+    def _on_round_open(self, event: Event) -> None:
+        super()._on_round_open(event)
+        cohort, size = event.get("cohort"), event.get("cohort_size")
+        self.asked = len(cohort) if isinstance(cohort, list) else size if isinstance(size, int) else 0
+        self.opened = event.get("at")
+
+    def _on_update(self, event: Event) -> None:
+        super()._on_update(event)
+        device, code, epsilon = str(event.get("device")), event.get("code"), event.get("epsilon_server")
+        if code == "accepted":
+            self.accepted[device] += 1
+            self.sent_bytes[device] += event.get("bytes") or 0
+            self.refused.pop(device, None)
+            self.declined.pop(device, None)
+            if isinstance(epsilon, int | float):
+                self.epsilons[device] = max(self.epsilons.get(device, 0.0), float(epsilon))
+        elif code != "duplicate":
+            self.codes["refusal"][str(code)] += 1
+            self.refused[device] = _said(event)
+
+    def _on_decline(self, event: Event) -> None:
+        super()._on_decline(event)
+        self.codes["decline"][str(event.get("code"))] += 1
+        self.declined[str(event.get("device"))] = _said(event)
+
+    def _on_refused(self, event: Event) -> None:
+        super()._on_refused(event)
+        self.codes["refusal"][str(event.get("code"))] += 1
+
+    def _on_round_close(self, event: Event) -> None:
+        super()._on_round_close(event)
+        sent, accuracy = event.get("uplink_bytes") or 0, event.get("accuracy_global")
+        self.points.append(RoundPoint(self.rounds_closed, event.get("participants") or 0, sent, accuracy))
+
+
+class FleetWatch:
+    """Makes a `FleetView` of a fleet's folder, as often as it is asked; used by one thread.
+
+    Raises `StoreError` where a file is damaged.
+    """
+
+    def __init__(self, folder: FleetFolder) -> None:
+        self._folder = folder
+        self._registry = FleetRegistry(folder.path)
+        self._register: DeviceRegister | None = None
+        self._tail = EventTail(folder.run / "events.jsonl")
+        self._course = Course()
+
+    def close(self) -> None:
+        self._registry.close()
+        if self._register is not None:
+            self._register.close()
+
+    def view(self, now: float | None = None) -> FleetView:
+        """The fleet now.
+
+        :param now: unix seconds; by default the clock.
+        """
+        now = time.time() if now is None else now
+        self._read_log()
+        if self._register is None and DeviceRegister.exists(self._folder.path):
+            self._register = DeviceRegister(self._folder.path)
+        known = [] if self._register is None else self._register.devices()
+        refused = [] if self._register is None else self._register.refused_births()
+        run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
+        service, aggregator = self._processes(now)
+        rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
+        for board in self._registry.boards():
+            rows[board.device] = board, rows.get(board.device, (None, None))[1]
+        boards = []
+        for device, (registered, accepted) in sorted(rows.items()):
+            view = self._board(device, registered, accepted, seen.get(device), parts)
+            boards.append(
+                with_problems(view, now=now, newest_round=self._course.round, service_runs=service == "running")
+            )
+        return FleetView(
+            federation=self._folder.config.federation,
+            at=now,
+            boards=tuple(boards),
+            run=run,
+            aggregator=aggregator,
+            service=service,
+            strangers=tuple(
+                Stranger(row.device, row.public_key.hex(), row.count, row.last_seen)
+                for row in refused
+                if row.device not in rows
+            ),
+            rollout=rollout_view(self._registry, now=now),
+            problems=tuple(_problems(service, aggregator, run)),
+        )
+
+    def _read_log(self) -> None:
+        before = self._tail.offset
+        events = self._tail.read()
+        if self._tail.offset < before:  # a run that was begun anew
+            self._course = Course()
+        for event in events:
+            self._course.apply(event)
+
+    def _processes(self, now: float) -> tuple[Process, Process]:
+        """Of the aggregator nothing is known while nobody listens."""
+        known = processes(self._registry)
+        state, at = known.get(SERVICE, ("unknown", 0.0))
+        service: Process = "running" if state == "running" and now - at < LOST_HEARTBEATS * HEARTBEAT_S else "stopped"
+        if SERVICE not in known:
+            service = "unknown"
+        state, _ = known.get(AGGREGATOR, ("unknown", 0.0))
+        told: Process = "running" if state == "running" else "stopped" if state == "stopped" else "unknown"
+        return service, told if service == "running" else "unknown"
+
+    def _board(
+        self,
+        device: str,
+        registered: RegisteredBoard | None,
+        known: KnownDevice | None,
+        seen: Sighting | None,
+        parts: Mapping[str, Activity],
+    ) -> BoardView:
+        course, health = self._course, seen and seen.health
+        standing: Standing = "unlisted" if registered is None else _standing(registered)
+        if known is not None and known.blocked is not None:
+            standing = "blocked"
+        heard = [at for at in (seen and seen.seen, known and known.last_seen) if at]
+        told_end = None if health is None or not health.certificate_end else float(health.certificate_end)
+        return BoardView(
+            device=device,
+            board=registered.board if registered else known.board if known else "",
+            place=registered.place if registered else "",
+            standing=standing,
+            reason=(known and known.blocked) or (registered and registered.reason) or None,
+            state=_state(parts.get(device, "absent"), seen),
+            seen=max(heard, default=None),
+            version=seen.version if seen else "",
+            slot=health.slot if health else "none",
+            uptime_s=health.uptime_s if health else None,
+            disk_percent=health.disk_percent if health else None,
+            memory_percent=health.memory_percent if health else None,
+            temperature_c=health.temperature_c if health else None,
+            throttled=health.throttled if health else None,
+            health_at=seen.health_at if seen else None,
+            certificate_end=(registered.certificate_end if registered else None) or told_end,
+            rounds=course.accepted[device],
+            epsilon=course.epsilons.get(device),
+            sent_bytes=course.sent_bytes[device],
+            decline=course.declined.get(device),
+            refusal=course.refused.get(device),
+        )
+
+
+def _standing(board: RegisteredBoard) -> Standing:
+    found: dict[str, Standing] = {"new": "new", "pending": "pending", "enrolled": "enrolled", "blocked": "blocked"}
+    return found.get(board.state, "new")
+
+
+def _state(part: Activity, seen: Sighting | None) -> Activity:
+    """What the broker says of its presence, and of a board that is there its part in the run."""
+    if seen is None or seen.state == "absent":
+        return part
+    if seen.state in ("lost", "sleeping"):
+        return "lost" if seen.state == "lost" else "sleeping"
+    if part in ("absent", "lost", "sleeping"):
+        return "training" if seen.state == "training" else "ready"
+    return part
+
+
+def _problems(service: Process, aggregator: Process, run: RunView | None) -> list[Problem]:
+    found = []
+    if service != "running":
+        words = "the fleet service does not run, or cannot reach the broker: nobody hears how boards are"
+        found.append(Problem(words, _START.format("fleet"), urgent=True))
+    if aggregator == "stopped" and run is not None and not run.finished:
+        words = "the aggregator does not run: boards wait, and nothing is lost"
+        found.append(
+            Problem(words, "Start it: hushfleet fleet up, or systemctl start hushfleet-aggregator.", urgent=True)
+        )
+    if run is not None and (run.raw_values or (run.epsilon is not None and math.isinf(run.epsilon))):
+        words = "values without noise leave the boards" + (f": {', '.join(run.raw_values)}" if run.raw_values else "")
+        found.append(Problem(words, 'privacy.accounting = "strict" in the task.'))
+    return found
+
+
+def _said(event: Event) -> Said:
+    return Said(int(event.get("round") or 0), str(event.get("code")), str(event.get("reason") or ""))

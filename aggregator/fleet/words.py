@@ -1,0 +1,103 @@
+"""A fleet in words, the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger
+from hushfleet.aggregator.results.report.words import number, percent, size
+
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def duration(seconds: float) -> str:
+    """`3 min`, `2 h`."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def ago(at: float | None, now: float) -> str:
+    return "never" if at is None else f"{duration(max(0.0, now - at))} ago"
+
+
+def summary(view: FleetView) -> str:
+    """`38 of 40 boards are there, 2 need somebody`."""
+    urgent = sum(board.is_urgent for board in view.boards)
+    parts = [f"{view.present} of {len(view.boards)} boards are there"]
+    if urgent:
+        parts.append(f"{urgent} need{'s' if urgent == 1 else ''} somebody")
+    if view.aggregator != "unknown":
+        parts.append(f"the aggregator {'runs' if view.aggregator == 'running' else 'does not run'}")
+    return ", ".join(parts)
+
+
+def progress(run: RunView) -> str:
+    """`round 3 of 20 is open: 5 of 8 have answered`."""
+    if run.finished:
+        return f"{run.task}: all {run.rounds_closed} rounds are done"
+    if run.open_round is None:
+        return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
+    asked = f" of {run.asked}" if run.asked else ""
+    return f"{run.task}: round {run.open_round} of {run.rounds} is open, {run.answered}{asked} have answered"
+
+
+def privacy(run: RunView) -> str:
+    """What was spent at most, as charged."""
+    delta = "" if run.delta is None else f" at delta {number(run.delta)}"
+    return (
+        f"privacy spent, per {run.unit}{delta}: epsilon_server {number(run.epsilon)} (the most of any board, as "
+        f"charged), epsilon_release {number(run.epsilon_release)}"
+    )
+
+
+def traffic(run: RunView) -> str:
+    accuracy = "" if run.accuracy is None else f", accuracy of the global model {percent(run.accuracy)}"
+    return f"sent up {size(run.uplink_bytes)}, down {size(run.downlink_bytes)}{accuracy}"
+
+
+def rollout(rollout: RolloutView) -> str:
+    back = f", {rollout.returned} went back" if rollout.returned else ""
+    why = f": {rollout.reason}" if rollout.reason else ""
+    counted = f"{rollout.reached} of {rollout.wanted} boards run it{back}"
+    return f"release {rollout.version} {rollout.state} ({rollout.stage}): {counted}{why}"
+
+
+def stranger(stranger: Stranger) -> str:
+    return f"{stranger.device} announced itself {stranger.count} times with a key that nobody has accepted"
+
+
+def state(board: BoardView) -> str:
+    """Its part in the run, unless its standing says that it has none."""
+    if board.standing == "pending":
+        return "waits for approval"
+    if board.standing == "blocked":
+        return "locked out"
+    if board.standing == "new" and board.seen is None:
+        return "not seen yet"
+    return "not seen yet" if board.state == "absent" else board.state
+
+
+def release(board: BoardView) -> str:
+    mark = {"trial": " (on trial)", "returned": " (went back)"}.get(board.slot, "")
+    return f"{board.version or '-'}{mark}"
+
+
+def health(board: BoardView) -> str:
+    """`48 °C, disk 30 %, memory 40 %`."""
+    told = [
+        None if board.temperature_c is None else f"{board.temperature_c} °C",
+        None if board.disk_percent is None else f"disk {board.disk_percent} %",
+        None if board.memory_percent is None else f"memory {board.memory_percent} %",
+        "slowed down" if board.throttled else None,
+    ]
+    return ", ".join(filter(None, told)) or "-"
+
+
+def spent(board: BoardView) -> str:
+    """Epsilon as charged in this task, and what was carried over."""
+    carried = f" + {board.carried} rounds before" if board.carried else ""
+    return f"{'-' if board.epsilon is None else number(board.epsilon)}{carried}"
+
+
+def sent(board: BoardView) -> str:
+    return size(board.sent_bytes) if board.sent_bytes else "-"

@@ -1,0 +1,72 @@
+"""The board's own certificate, looked at before the broker does.
+
+A broker whose access list goes by the certificate's name takes a connection with the wrong one, and then keeps all
+messages back: for ever, and without a word. So the name is compared with the device's id before connecting.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, DeviceConfig
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.topics import is_name
+
+DAY_S = 86400.0
+SOON_DAYS = 14
+
+
+def certificate_file(config: DeviceConfig) -> Path | None:
+    """Of the file that DEVICE.toml names, or else of the one that the fleet has given; None without one."""
+    if config.broker.cert_file is not None:
+        return Path(config.broker.cert_file)
+    given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
+    return given if config.fleet is not None and given.exists() else None
+
+
+def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
+    """None without one. Raises `BadInput` where it cannot be read."""
+    file = certificate_file(config)
+    if file is None:
+        return None
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"the certificate {file} cannot be read: {error}") from error
+
+
+def certificate_words(config: DeviceConfig, *, now: float | None = None) -> str | None:
+    """What a person should know about it; None where there is nothing to say.
+
+    Raises `BadInput` for one of another device. A name that could be no device's id says nothing: such brokers go by
+    something else.
+
+    :param now: unix seconds; by default the clock.
+    """
+    certificate = read_certificate(config)
+    if certificate is None:
+        return None
+    now = time.time() if now is None else now
+    names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    device = config.device.id
+    if names and names[0] != device and is_name(names[0]):
+        raise BadInput(
+            f"my certificate names {names[0]}, I am {device}: the broker would let me in and keep all messages from "
+            f"me. Give this board the certificate of {device} ({certificate_file(config)}), or correct device.id"
+        )
+    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    if now < begin:
+        return f"the certificate is not valid before {_day(begin)}, and it is {_day(now)}: is the clock right?"
+    if now >= end:
+        return f"the certificate has ended on {_day(end)}, and it is {_day(now)}: is the clock right?"
+    if end - now < SOON_DAYS * DAY_S:
+        return f"the certificate ends in {(end - now) / DAY_S:.0f} days, on {_day(end)}"
+    return None
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(at))

@@ -1,0 +1,90 @@
+"""What a running client waits for, and since when: for `hushfleet-edge status`, and for the log where it lasts.
+
+A broker that does not know a board, and keeps its messages back, looks like one on which nobody has anything to say. So
+silence that lasts is told once, with what may be the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hushfleet import atomic_file
+from hushfleet.errors import StoreError
+
+FILE_NAME = "waiting.json"
+SILENT_S = 60.0
+
+Kind = Literal["broker", "aggregator", "answer", "operator", "round", "nothing"]
+"""Who is waited for. `answer`: the aggregator is there, and does not answer; `operator`: to let this device in."""
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """:param since: unix seconds."""
+
+    kind: Kind
+    words: str
+    since: float
+
+
+def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
+    """What is logged where a wait lasts, by who is waited for."""
+    kept = f"this broker keeps messages back: its access list knows this connection by another name than {device}"
+    return {
+        "aggregator": "connected, and nothing has come from an aggregator. Either none has been started in the "
+        f"federation {federation}, or {kept}",
+        "answer": f"connected, and the aggregator does not answer. It may be busy; else {kept}",
+    }
+
+
+class WaitingNote:
+    """Keeps `waiting.json` in the state directory; it is written when it changes, and never synced.
+
+    :param path: None: nothing is written.
+    :param advice: by kind, what is logged once the wait has lasted for `SILENT_S`.
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, path: Path | None, advice: dict[Kind, str], *, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._advice = advice
+        self._clock = clock
+        self._told: tuple[Kind, str] | None = None
+        self._since = 0.0
+        self._warned: set[Kind] = set()
+
+    def is_(self, kind: Kind, words: str) -> None:
+        """What is waited for now; cheap where it is the same as before."""
+        if self._told == (kind, words):
+            if kind not in self._warned and kind in self._advice and self._clock() - self._since >= SILENT_S:
+                self._warned.add(kind)
+                _log.warning("%s", self._advice[kind])
+            return
+        if self._told is None or self._told[0] != kind:
+            self._since = self._clock()
+        self._told = kind, words
+        if kind in ("round", "nothing"):
+            self._warned.clear()  # all is well, and the next silence is another one
+        if self._path is not None:
+            since = time.time() - (self._clock() - self._since)
+            data = json.dumps({"kind": kind, "words": words, "since": round(since)}).encode()
+            with contextlib.suppress(StoreError):  # a full disk is told elsewhere
+                atomic_file.write_whole(self._path, data, durable=False)
+
+
+def read_waiting(state_dir: Path) -> Waiting | None:
+    """What the client in this state directory waits for, or waited for when it ended; None if that is not known."""
+    try:
+        plain = json.loads((state_dir / FILE_NAME).read_text("utf-8"))
+        return Waiting(plain["kind"], str(plain["words"]), float(plain["since"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

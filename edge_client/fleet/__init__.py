@@ -1,0 +1,1 @@
+"""What a board does for its fleet, besides training: enrolment, health, updates."""

@@ -1,0 +1,176 @@
+"""How a board comes into its fleet: it asks for a certificate until it has one, however long that takes.
+
+The order after an answer is what makes a crash harmless: first what was spent before under this id goes into the
+ledger, then the certificate is kept, then the token is erased. A board without a certificate asks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import hushfleet
+from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
+from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
+from hushfleet.edge_client.net.rate_limits import Backoff, RejectedMessages
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import LinkLost, Malformed, StoreError, WireError
+from hushfleet.wire.format.fields import NONCE_BYTES
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, enrolment_proof
+from hushfleet.wire.format.messages import decode_message, encode_message
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkUp
+
+FIRST_WAIT_S = 5.0
+LONGEST_WAIT_S = 300.0
+MOST_RETRY_S = 3600.0
+LONGEST_SLEEP_S = 1.0
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class Enrolment:
+    """Asks for a certificate, by whatever link: the agent's own for the next one, another for the first one.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, config: DeviceConfig, store: DeviceStore, tls: TlsIdentity, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        assert config.fleet is not None
+        self._config, self._store, self._tls, self._clock = config, store, tls, clock
+        self._fleet: FleetSection = config.fleet
+        self._operator = bytes.fromhex(self._fleet.operator_key)
+        self._federation = config.device.federation
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._request: bytes | None = None
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=clock())
+        self._said = ""
+        self.granted = False
+
+    @property
+    def due_at(self) -> float:
+        """When to ask (again), on the monotonic clock."""
+        return self._backoff.due_at
+
+    def connected(self) -> None:
+        """What was asked before may be lost."""
+        self._backoff.reset(self._clock())
+
+    def frame(self) -> bytes:
+        """What to send now. Raises `StoreError` where the board's key cannot be made."""
+        self._backoff.tried(self._clock())
+        if self._request is None:
+            self._request = self._tls.request()
+        public_key = self._store.identity.public_key
+        request = EnrolRequest(
+            device=self._tls.device,
+            csr=self._request,
+            public_key=public_key,
+            proof=self._proof(self._request, public_key),
+            nonce=self._nonce,
+            board=self._config.device.board,
+            version=hushfleet.__version__,
+        )
+        return encode_message(request, self._store.identity, federation=self._federation)
+
+    def take(self, payload: bytes) -> None:
+        """An answer, or what pretends to be one. Raises a `WireError` for that, or `StoreError`."""
+        answer = decode_message(payload, federation=self._federation, public_key=self._operator)
+        if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
+            raise Malformed(f"a {type(answer).__name__} came where an answer to this board belongs")
+        if answer.nonce != self._nonce:
+            return  # to an earlier start of this board
+        if answer.verdict != "granted":
+            self._say(f"no certificate yet ({answer.verdict}): {answer.reason}")
+            self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
+            return
+        self._store.note_enrolled(answer.carried)
+        self._tls.keep(answer.certificate)
+        self._erase_token()
+        self.granted = True
+        _log.info("this board has a certificate of its fleet")
+
+    def _proof(self, request: bytes, public_key: bytes) -> bytes:
+        token = read_token(self._fleet.token_file)
+        if token is None:
+            return b""
+        digest = hashlib.sha256(token).digest()
+        return enrolment_proof(
+            digest, federation=self._federation, device=self._tls.device, csr=request, public_key=public_key
+        )
+
+    def _erase_token(self) -> None:
+        if self._fleet.token_file is not None:
+            with contextlib.suppress(OSError):  # it has served, and opens nothing any more
+                Path(self._fleet.token_file).unlink(missing_ok=True)
+
+    def _say(self, text: str) -> None:
+        """The same text is logged once."""
+        if text != self._said:
+            self._said = text
+            _log.warning("%s", text)
+
+
+def enrol(
+    enrolment: Enrolment,
+    connect: Callable[[], Link],
+    topics: Topics,
+    device: str,
+    stop: threading.Event,
+    *,
+    alive: Callable[[], None] = lambda: None,
+    patience_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Asks over a link of its own until the answer is yes; False where `stop` was set, or patience ended, before.
+
+    :param connect: makes a link to where boards without a certificate are answered.
+    :param alive: called again and again: the loop lives.
+    """
+    rejected, link, up = RejectedMessages(clock), connect(), False
+    give_up = clock() + patience_s
+    link.subscribe(topics.answer(device))
+    link.open()
+    try:
+        while not (stop.is_set() or enrolment.granted or clock() > give_up):
+            alive()
+            event = link.receive(max(0.0, min(LONGEST_SLEEP_S, enrolment.due_at - clock()) if up else LONGEST_SLEEP_S))
+            if isinstance(event, LinkUp):
+                up = True
+                enrolment.connected()
+            elif isinstance(event, LinkDown):
+                up = False
+                _log.warning("where certificates are given cannot be reached: %s", event.reason)
+            try:
+                if isinstance(event, Delivery):
+                    enrolment.take(event.payload)
+                if up and not enrolment.granted and clock() >= enrolment.due_at:
+                    link.publish(topics.request(device), enrolment.frame())
+            except LinkLost:
+                up = False
+            except WireError as error:
+                rejected.add(topics.answer(device), error)
+            except StoreError as error:
+                _log.error("%s", error)
+    finally:
+        link.close()
+    return enrolment.granted
+
+
+def read_token(file: str | None) -> bytes | None:
+    """The card's token, without white space around it; None where there is none (any more)."""
+    if file is None:
+        return None
+    try:
+        return Path(file).read_bytes().strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,108 @@
+"""A board says how it is: once a minute, in coarse steps, nothing that follows its images (docs/privacy.md, "Health").
+
+The moments are fixed when the client starts. Between the announced beginning and the announced end of a training
+nothing is said, since a loop that is busy says it later. What a longer training or more images could show, that is
+heat, memory and the disk, is told only while the task has no secret about how long a board works
+(`TaskRuntime.constant_time`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import hushfleet
+from hushfleet.edge_client.board.certificate import read_certificate
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.installed import standing_of
+from hushfleet.errors import BadInput
+from hushfleet.release import this_platform
+from hushfleet.wire.format.fields import DeclineCode
+from hushfleet.wire.format.fleet_messages import ErrorCode, Health
+
+EVERY_S = 60.0
+PERCENT_STEP = 10
+DEGREE_STEP = 5
+_THROTTLED_NOW = 0xF  # the higher bits say what has happened since the start
+T = TypeVar("T")
+
+
+class BoardHealth:
+    """When the next `Health` is due, and what it says.
+
+    :param now: monotonic seconds, as in all methods.
+    :param root: where the system's files are; another folder in tests.
+    """
+
+    def __init__(self, config: DeviceConfig, *, now: float, root: Path = Path("/")) -> None:
+        self._config = config
+        self._began = now
+        self._root = root
+        self.due_at = now
+        self.last_decline: DeclineCode | None = None
+        self.last_error: ErrorCode | None = None
+
+    def message(self, now: float, *, session: int, hushed: bool) -> Health:
+        """What is said at `now`; the next one is due a whole number of minutes after the client's start.
+
+        :param hushed: heat, memory and disk are left out.
+        """
+        standing = standing_of(self._config)
+        self.due_at += EVERY_S * max(1, 1 + int((now - self.due_at) // EVERY_S))
+        return Health(
+            device=self._config.device.id,
+            session=session,
+            version=hushfleet.__version__,
+            uptime_s=int(now - self._began),
+            disk_percent=None if hushed else _known(self._disk_percent),
+            memory_percent=None if hushed else _known(self._memory_percent),
+            temperature_c=None if hushed else _known(self._temperature_c),
+            throttled=None if hushed else _known(self._throttled),
+            last_decline=self.last_decline,
+            last_error=self.last_error,
+            certificate_end=self._certificate_end(),
+            slot=standing.slot,
+            platform="-".join(this_platform()),
+            tried=standing.tried,
+            attempt=standing.attempt,
+        )
+
+    def _disk_percent(self) -> int:
+        usage = shutil.disk_usage(self._config.device.state_dir)
+        return _step(100 * usage.used / (usage.used + usage.free), PERCENT_STEP)
+
+    def _memory_percent(self) -> int:
+        lines = (line.split() for line in (self._root / "proc/meminfo").read_text("ascii").splitlines())
+        kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
+        return _step(100 * (1 - kib["MemAvailable"] / kib["MemTotal"]), PERCENT_STEP)
+
+    def _temperature_c(self) -> int:
+        """The hottest zone: a Raspberry Pi has one, a Jetson several."""
+        zones = (file.read_text("ascii") for file in self._root.glob("sys/class/thermal/thermal_zone*/temp"))
+        return _step(max(int(text) for text in zones) / 1000 + DEGREE_STEP / 2, DEGREE_STEP)
+
+    def _throttled(self) -> bool:
+        """Of a Raspberry Pi, by its firmware: low voltage, or slowed down for it or for heat."""
+        (file,) = self._root.glob("sys/devices/platform/soc*/soc*firmware/get_throttled")
+        return bool(int(file.read_text("ascii"), 16) & _THROTTLED_NOW)
+
+    def _certificate_end(self) -> int:
+        try:
+            certificate = read_certificate(self._config)
+        except BadInput:
+            return 0
+        return 0 if certificate is None else max(0, int(certificate.not_valid_after_utc.timestamp()))
+
+
+def _step(value: float, step: int) -> int:
+    return int(value // step) * step
+
+
+def _known(read: Callable[[], T]) -> T | None:
+    """None on a board, or a kernel, that does not have the file or writes something else into it."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
+        return None

@@ -1,0 +1,112 @@
+"""The releases of a board, as its client sees them: what is installed, what it would take, what became of an offer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet.atomic_file import write_whole
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
+from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
+from hushfleet.errors import BadInput, StoreFull
+from hushfleet.release import Manifest, SignedManifest, this_platform
+from hushfleet.wire.format.fleet_messages import SlotState
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a board says of its releases in `Health`; see there."""
+
+    slot: SlotState
+    tried: str = ""
+    attempt: int = 0
+
+
+def standing_of(config: DeviceConfig) -> Standing:
+    return Standing("none") if config.fleet is None else Installed.of(config).standing()
+
+
+class Installed:
+    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal."""
+
+    def __init__(self, releases: Path, state_dir: Path) -> None:
+        self._root, self._state_dir = releases, state_dir
+        self._file = self._state_dir / "update.json"
+        self.incoming = self._state_dir / "incoming"
+
+    @classmethod
+    def of(cls, config: DeviceConfig) -> Installed:
+        assert config.fleet is not None
+        return cls(Path(config.fleet.releases), Path(config.device.state_dir))
+
+    def state(self) -> State | None:
+        """None where no release is installed, as `install.sh` does it: then there is nothing to change."""
+        try:
+            return Slots(self._root, self._state_dir).read()
+        except (SlotsError, OSError):
+            return None
+
+    def judge(self, head: bytes) -> Manifest:
+        """Of a release that this board could install. Raises `WireError`, `BadInput` or `SlotsError`: why not."""
+        state = self.state()
+        if state is None:
+            raise BadInput(f"this board takes no releases: there is none in {self._root}")
+        try:
+            keys = (self._root / "release_keys").read_text().split()
+        except OSError as error:
+            raise BadInput(f"whom to trust with releases is not known: {error}") from error
+        signed = SignedManifest.from_bytes(head)
+        manifest = signed.verify(signed.signer(keys))
+        manifest.require_platform(*this_platform())
+        check_fits(manifest, state.good, store=int(SCHEMA_VERSION))
+        return manifest
+
+    def room_for(self, manifest: Manifest) -> None:
+        """Raises `StoreFull` where the release, unpacked and with its caches, would not fit."""
+        needed = manifest.payload_bytes + 2 * manifest.unpacked_bytes
+        free = min(shutil.disk_usage(folder).free for folder in (self._root, self._state_dir))
+        if free < needed:
+            raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
+
+    def answered(self, version: str, digest: bytes, attempt: int) -> None:
+        """The offer is not to be taken again."""
+        text = json.dumps({"version": version, "digest": digest.hex(), "attempt": attempt})
+        write_whole(self._file, text.encode(), durable=True)
+
+    def was_answered(self, digest: bytes, attempt: int) -> bool:
+        known = self._answer()
+        return known.get("digest") == digest.hex() and _whole_number(known.get("attempt")) >= attempt
+
+    @property
+    def waits(self) -> bool:
+        """A release was handed over, and `slots.py` has not dealt with it yet."""
+        return any(self.incoming.glob("*.hfr"))
+
+    def say_healthy(self, version: str) -> None:
+        """Once; `slots.py` wants to hear it again and again. Raises `StoreFull`."""
+        write_whole(self._state_dir / "healthy", version.encode(), durable=False)
+
+    def standing(self) -> Standing:
+        state, known = self.state(), self._answer()
+        if state is None:
+            return Standing("none")
+        tried, attempt = str(known.get("version", "")), _whole_number(known.get("attempt"))
+        if state.trial and state.starts:
+            return Standing("trial", tried, attempt)
+        failed = bool(tried) and tried not in (state.good, state.trial) and not self.waits
+        return Standing("returned" if failed else "good", tried, attempt)
+
+    def _answer(self) -> dict[str, object]:
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(self._file.read_text())
+            if isinstance(known, dict):
+                return known
+        return {}
+
+
+def _whole_number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,63 @@
+"""A board of a fleet, from its first start to its last: a certificate first, then the agent, as often as needed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
+from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
+from hushfleet.edge_client.fleet.updates import RestartForRelease, Updates
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Link
+
+PATIENCE_S = 60.0  # with a certificate that may still be good
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+def run_in_fleet(
+    config: DeviceConfig,
+    store: DeviceStore,
+    run_agent: Callable[[Sequence[Duty]], None],
+    connect: Callable[[], Link],
+    stop: threading.Event,
+    supervisor: Supervisor,
+) -> None:
+    """Until `stop` is set, or another release waits for its first start.
+
+    :param run_agent: runs the agent with these duties until `stop` is set, or a duty ends it.
+    :param connect: makes a link to where boards without a certificate are answered.
+    """
+    tls = TlsIdentity(Path(config.device.state_dir), device=config.device.id)
+    topics, doubt = Topics(config.device.federation), False
+    supervisor.ready()  # the answer may take days
+    while not stop.is_set():
+        usable = store.is_enrolled and tls.is_usable()
+        if doubt or not usable:
+            if not usable:
+                _log.info("asking %s for a certificate", config.enrolment_address)
+            patience_s = PATIENCE_S if usable else math.inf
+            asking = Enrolment(config, store, tls)
+            enrol(asking, connect, topics, config.device.id, stop, alive=supervisor.alive, patience_s=patience_s)
+        updates = Updates(config, store, now=time.monotonic())
+        try:
+            if not stop.is_set():
+                run_agent([Renewal(config, store, tls), updates])
+        except AskAgain as reason:
+            _log.warning("%s; asking for a certificate where boards without one do", reason)
+            doubt = True
+        except RestartForRelease as reason:
+            _log.info("%s", reason)
+            return
+        finally:
+            updates.close()

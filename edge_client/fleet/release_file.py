@@ -1,0 +1,103 @@
+"""A release on its way to a board: in a file, so that what has come survives a restart and takes no memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+from pathlib import Path
+
+from hushfleet.atomic_file import write_whole
+from hushfleet.errors import Malformed, StoreError, StoreFull
+from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count
+from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES
+
+WINDOW = 32
+"""Chunks that are asked for at a time: 2 MB, so that a flow ends soon when training begins or the link is needed."""
+SYNC_EVERY = 32
+
+
+class ReleaseFile(Assembler):
+    """`FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk.
+
+    Marks are written after the chunks were synced. After a power cut chunks may be asked for that are there.
+
+    :param folder: made if it is not there.
+    :param size: bytes of the release.
+
+    Raises `StoreFull` where the disk has no room for it, and `StoreError`.
+    """
+
+    def __init__(self, folder: Path, digest: bytes, size: int) -> None:
+        self._part, self._marks = folder / f"{digest.hex()}.part", folder / f"{digest.hex()}.have"
+        self._unsynced = 0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            super().__init__(digest, size, RELEASE_CHUNK_BYTES, max_blob_bytes=size)
+        except OSError as error:
+            raise StoreFull(f"there is no room for a release of {size >> 20} MiB in {folder}: {error}") from error
+
+    def add(self, frame: object) -> bool:
+        """As `Assembler.add`."""
+        new = super().add(frame)  # type: ignore[arg-type]
+        self._unsynced += new
+        if self._unsynced >= SYNC_EVERY or (new and self.complete):
+            self.sync()
+        return new
+
+    def missing(self, *, limit: int = 1) -> Ranges:
+        """What to ask for next: at most `WINDOW` chunks, from the first that is not there."""
+        return tuple((start, min(stop, start + WINDOW)) for start, stop in super().missing(limit=limit))
+
+    def sync(self) -> None:
+        """What has come so far survives a restart. Raises `StoreFull`."""
+        self._map.flush()
+        write_whole(self._marks, bytes(self._have), durable=False)
+        self._unsynced = 0
+
+    def finish(self, target: Path) -> None:
+        """Checks the whole, and gives it its name. Raises `Malformed`, and forgets all, where it is another."""
+        if not self.complete or hashlib.sha256(self._map).digest() != self.digest:
+            self._marks.unlink(missing_ok=True)
+            self._map.close()
+            self._start()
+            raise Malformed(f"the chunks of {self._part.stem[:16]}... are not the release that was offered")
+        self._map.flush()
+        try:
+            os.replace(self._part, target)
+            self._marks.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"the release cannot be handed over as {target}: {error}") from error
+        self._map.close()
+
+    def drop(self) -> None:
+        """It is not wanted any more."""
+        self._map.close()
+        for path in (self._part, self._marks):
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """What has come stays."""
+        with contextlib.suppress(StoreError):
+            self.sync()
+        self._map.close()
+
+    def _begin(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        count = chunk_count(self.size, chunk_bytes)
+        handle = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            known = os.fstat(handle).st_size == self.size
+            os.posix_fallocate(handle, 0, self.size)  # else a full disk ends the process when the map is written
+            os.ftruncate(handle, self.size)
+            self._map = mmap.mmap(handle, self.size)
+        finally:
+            os.close(handle)
+        self._data = self._map  # type: ignore[assignment]
+        marks = b""
+        with contextlib.suppress(OSError):
+            marks = self._marks.read_bytes()
+        whole = known and len(marks) == count and not marks.strip(b"\0\1")
+        self._have = bytearray(marks if whole else count)
+        self.received = self._have.count(1)

@@ -1,0 +1,86 @@
+"""A board's next certificate, at two thirds of the life of the one that it has."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.enrol import Enrolment
+from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import HushfleetError, StoreError
+from hushfleet.wire.format.messages import EnrolAnswer, peek_kind
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Link
+
+LOOK_EVERY_S = 3600.0  # at the clock, which may be set meanwhile
+MOST_FAILURES = 8
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class AskAgain(HushfleetError):
+    """The agent should end, and the board ask for a certificate where those without one do."""
+
+
+class Renewal:
+    """Renews by the fleet's own broker while that takes the board's certificate.
+
+    :param wall: unix seconds; `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        store: DeviceStore,
+        tls: TlsIdentity,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._store, self._tls, self._wall, self._clock = config, store, tls, wall, clock
+        self._topics, self._device = Topics(config.device.federation), config.device.id
+        self._asking: Enrolment | None = None
+        self._failures = 0
+        self.due_at = clock()
+
+    @property
+    def filters(self) -> Sequence[str]:
+        return [self._topics.fleet(self._device)]
+
+    def connected(self) -> None:
+        self._failures = 0
+        self.due_at = self._clock()
+        if self._asking is not None:
+            self._asking.connected()
+
+    def lost(self) -> None:
+        """Raises `AskAgain` where the certificate has ended, or connections fail again and again."""
+        self._failures += 1
+        if not self._tls.is_usable(now=self._wall()):
+            raise AskAgain("the certificate has ended")
+        if self._failures >= MOST_FAILURES:
+            raise AskAgain(f"{self._failures} connections in a row have failed")
+
+    def take(self, topic: ParsedTopic, payload: bytes) -> None:
+        if topic.kind == "fleet" and self._asking is not None and payload and peek_kind(payload) is EnrolAnswer:
+            self._asking.take(payload)
+            if self._asking.granted:
+                self._asking, self.due_at = None, self._clock() + LOOK_EVERY_S
+
+    def advance(self, link: Link, now: float, *, busy: bool) -> None:
+        validity = self._tls.validity()
+        if validity is None or self._wall() < validity.renew_at:
+            self.due_at = now + LOOK_EVERY_S
+            return
+        if self._asking is None:
+            _log.info("two thirds of the certificate's life are over; asking for the next one")
+            self._asking = Enrolment(self._config, self._store, self._tls, clock=self._clock)
+        if self._clock() >= self._asking.due_at:
+            try:
+                link.publish(self._topics.renewal(self._device), self._asking.frame())
+            except StoreError as error:
+                _log.error("%s", error)
+        self.due_at = self._asking.due_at

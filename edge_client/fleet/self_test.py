@@ -1,0 +1,82 @@
+"""What a release shows of itself before it is trusted with the store: it imports, computes, and can read the store."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import sqlite3
+import zlib
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import HushfleetError, StoreError
+from hushfleet.model.params import ParamLayout
+
+# Mean squared error of x @ w against y, and its gradient, as an ONNX graph (`tests/edge_client/fleet/test_self_test.py`
+# makes it).
+_GRAPH = (
+    "eNp9kLtOw0AQRT32Yq8vkERDgNRbIOEiH5AOU7sB0aTzY2Uh4gdeWwn5Gv6O38DrIEGFNM087rkzIyU7my8Xt6ADgjbt0mq9Z2qVn6R9Muxs44Op"
+    "V+IxNX0Uwu2bFX2SixmoBfVMnfKeh8zm3RhMRnlWeAcyLHaNMQpPuhhynei0juaQb1q3xWtlVo7l3Fid19SaKVfhS23eB62P2vIOoJypOvHuQRXE"
+    "UXcNU/k/8gpUjsF+2aXFeq+8h6IYRdGFpEWwIYqtXXR5ypx4gm6vf88HpCQWcKW7XY5r8BzjMIfwmOKpurBfOUcoAz6bqtkM063sQ4yjTrbEj/tf"
+    "WizgLPgbh7BIbw=="
+)
+_PARTS = ("agent", "trainer", "predict", "fleet.membership", "fleet.updates")
+
+
+class SelfTestFailed(HushfleetError):
+    """This release does not work on this board."""
+
+
+def self_test(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
+    """A copy of the device's store that this release has brought up to date; None where there is no store yet.
+
+    The caller closes it and then calls `drop_copy`. Raises `HushfleetError`.
+
+    :param folder: for the copy; the device's state directory.
+    """
+    for part in _PARTS:
+        importlib.import_module(f"hushfleet.edge_client.{part}")
+    _compute()
+    return _read_store(folder, store_path, device=device)
+
+
+def drop_copy(folder: Path) -> None:
+    """A copy must never be used as a store."""
+    for path in folder.glob("trial.sqlite*"):
+        path.unlink(missing_ok=True)
+
+
+def _compute() -> None:
+    from hushfleet.graphs.safety import check_graph
+    from hushfleet.graphs.session import GradientGraph
+
+    graph = zlib.decompress(base64.b64decode(_GRAPH))
+    check_graph(graph, max_bytes=4096)
+    gradient = GradientGraph(graph, ParamLayout(("w",), ((2,),)))
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 0, 1])
+    w = np.array([0.5, -0.25], np.float32)
+    loss, slope = gradient(w, x, y)
+    error = x @ w - y
+    expected = np.mean(error**2), 2 * np.mean(x * error[:, None], axis=0)
+    if not (np.isclose(loss, expected[0], rtol=1e-5) and np.allclose(slope, expected[1], rtol=1e-5)):
+        raise SelfTestFailed(f"ONNX Runtime computes {loss:g}, {slope} in place of {expected[0]:g}, {expected[1]}")
+
+
+def _read_store(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
+    drop_copy(folder)
+    if not store_path.exists():
+        return None
+    copy = folder / "trial.sqlite"
+    try:
+        copy.touch(mode=0o600)
+        with closing(sqlite3.connect(store_path)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        return DeviceStore(copy, device=device, durable=False)
+    except (sqlite3.Error, OSError) as error:
+        with contextlib.suppress(OSError):
+            drop_copy(folder)
+        raise StoreError(f"the store {store_path} cannot be read by this release: {error}") from error

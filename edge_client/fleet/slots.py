@@ -1,0 +1,374 @@
+#!/usr/bin/env python3
+"""Which release a board runs, and the way back from a bad one.
+
+`install.sh` copies this file to /opt/hushfleet/slots.py, outside of every release, and the board's units run it as
+root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back; only to check
+and unpack a new release it borrows the code of the good one.
+
+    /opt/hushfleet/releases/VERSION/    unpacked releases, each with its manifest as release.json
+    /opt/hushfleet/current              symlink to the one that runs
+    /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
+    /opt/hushfleet/release_keys         whose releases are taken: Ed25519 public keys, 64 hex digits each, one a line
+
+slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
+whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
+they happen, as U-Boot counts boots:
+
+    begin    before each start of the client (ExecStartPre): counts it, and points `current` to the right release
+    check    each minute (a timer): makes a release good that has been healthy for long enough, or takes it back
+    install  when the client has put a release into STATE/incoming (a path unit)
+    back     by hand: to the release before the good one
+
+A release on trial is healthy while the client writes its version into STATE/healthy again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hushfleet.release import Manifest
+
+MOST_STARTS = 5
+"""Of a release on trial. A board whose power fails often needs some of them for that."""
+MOST_CHECKS = 30
+"""Minutes that the board is on. Time is counted in checks, because a board without a battery has no right clock."""
+STEADY_CHECKS = 3
+"""So many checks one after the other must find a release healthy, with no start in between."""
+MOST_INSTALLS = 3
+"""How often an installation is begun; one that ends the process each time must not be repeated for ever."""
+VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")
+SERVICE = "hushfleet-client.service"
+
+
+@dataclass(frozen=True)
+class State:
+    """slots.json.
+
+    :param good: the release that has proved itself.
+    :param previous: the good one before; None: there was none, or it cannot read the store any more.
+    :param trial: to be run from the next start on; None: nothing is on trial.
+    :param starts, checks, steady: of the trial: how often it was begun, how many checks it has had, and how many of
+        these in a row have found it healthy.
+    :param seen: when STATE/healthy was written, as of the last check; nanoseconds.
+    :param installs: how often the installation of the file in STATE/incoming was begun.
+    :param last: the release that was on trial last.
+    :param outcome: what has become of it, `good` or `returned`; `refused`: what was installed last never came on trial.
+    :param reason: why, in words.
+    """
+
+    good: str
+    previous: str | None = None
+    trial: str | None = None
+    starts: int = 0
+    checks: int = 0
+    steady: int = 0
+    seen: int = 0
+    installs: int = 0
+    last: str = ""
+    outcome: str = ""
+    reason: str = ""
+
+    @property
+    def runs(self) -> str:
+        """The release that a start would run, or has."""
+        return self.trial if self.trial and self.starts else self.good
+
+    def ended(self, outcome: str, reason: str) -> State:
+        """The trial is over, and what was good stays so."""
+        return State(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
+
+    def before(self, *, reason: str) -> State:
+        """Back to the previous release."""
+        return State(self.previous or "", last=self.good, outcome="returned", reason=reason)
+
+
+class SlotsError(Exception):
+    """Something that a person must see to."""
+
+
+class Slots:
+    """:param root: /opt/hushfleet, which root owns.
+    :param state_dir: /var/lib/hushfleet, which the client writes; nothing in it is trusted.
+    """
+
+    def __init__(self, root: Path, state_dir: Path) -> None:
+        self.root, self.releases, self.current = root, root / "releases", root / "current"
+        self._file = root / "slots.json"
+        self._state_dir = state_dir
+
+    # what is
+
+    def read(self) -> State:
+        """Of slots.json; where it is missing or damaged, what `current` points to is good. Raises `SlotsError`."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            state = State(**json.loads(self._file.read_text(encoding="utf-8")))
+            if self._is_there(state.good):
+                return state
+            if self._is_there(state.previous):
+                return state.before(reason="its files are gone")
+        with contextlib.suppress(OSError):
+            linked = self.current.readlink().name
+            if self._is_there(linked):
+                return State(linked)
+        found = [each for each in self.releases.glob("*") if self._is_there(each.name)]
+        if not found:
+            raise SlotsError(f"there is no release in {self.releases}; install one")
+        return State(max(found, key=lambda each: each.stat().st_mtime).name)
+
+    def _is_there(self, version: object) -> bool:
+        return isinstance(version, str) and bool(VERSION.match(version)) and (self.releases / version).is_dir()
+
+    def store_of(self, version: str | None) -> int | None:
+        """The version of the device's store that a release leaves behind; None: not known."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return int(json.loads((self.releases / f"{version}" / "release.json").read_text())["store"])
+        return None
+
+    # what happens
+
+    def begin(self) -> State:
+        """Before each start of the client."""
+        with self._locked():
+            state = self.read()
+            if state.trial and not self._is_there(state.trial):
+                state = state.ended("returned", "its files are gone")
+            elif state.trial and state.starts >= MOST_STARTS:
+                state = state.ended("returned", f"it was started {state.starts} times and never stayed healthy")
+            elif state.trial:
+                state = replace(state, starts=state.starts + 1, steady=0)
+            _remove_inside(self._state_dir, "healthy")
+            self._settle(state)
+            return state
+
+    def check(self) -> tuple[State, bool]:
+        """Once a minute; and whether the client must be started anew."""
+        with self._locked():
+            state = self.read()
+            if not state.trial or not state.starts:
+                return state, False
+            said, written = _read_inside(self._state_dir, "healthy")
+            alive = said == state.trial and written != state.seen
+            state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
+            if state.steady >= STEADY_CHECKS:
+                same = self.store_of(state.good) == self.store_of(state.trial)
+                previous = state.good if same else None  # it could not read the store any more
+                state = State(state.trial or "", previous, last=state.trial or "", outcome="good")
+                self._settle(state)
+                self._collect(state)
+            elif state.checks >= MOST_CHECKS:
+                state = state.ended("returned", f"it was not healthy within {state.checks} minutes")
+                self._settle(state)
+                return state, True
+            else:
+                self._write(state)
+            return state, False
+
+    def install(self) -> State:
+        """Puts the release in STATE/incoming on trial, from the next start on; or says why not in slots.json."""
+        with self._locked("install.lock"):
+            state = self._update(lambda state: replace(state, installs=state.installs + 1))
+            incoming = self._state_dir / "incoming"
+            try:
+                if state.installs > MOST_INSTALLS:
+                    raise SlotsError(f"its installation was begun {MOST_INSTALLS} times and never ended")
+                if state.trial and state.starts:
+                    raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
+                self._collect(state)
+                manifest = self._place(state, _only(incoming))
+                check_fits(manifest, state.good, store=self.store_of(state.good))
+                state = self._update(lambda state: State(state.good, state.previous, manifest.version))
+            except Exception as error:  # whatever an archive can bring about: the board goes on with what it has
+                reason = str(error)[:400] or type(error).__name__
+                state = self._update(lambda state: replace(state, installs=0, outcome="refused", reason=reason))
+                self._collect(state)
+            _clear_inside(incoming)
+            return state
+
+    def back(self) -> State:
+        """To the release before the good one. Raises `SlotsError` where there is none."""
+        with self._locked():
+            state = self.read()
+            if state.trial and state.starts:
+                state = state.ended("returned", "by hand")
+            elif not self._is_there(state.previous):
+                raise SlotsError(f"there is no release before {state.good} to go back to")
+            else:
+                state = state.before(reason="by hand")
+            self._settle(state)
+            return state
+
+    # inside
+
+    def _place(self, state: State, archive: Path) -> Manifest:
+        """By the code of the release that is good."""
+        good = str(self.releases / state.good)
+        sys.path.append(good)
+        try:
+            from hushfleet.release import place, trusted
+
+            key = trusted(archive, (self.root / "release_keys").read_text().split())
+            return place(archive, self.releases, public_key=key)
+        finally:
+            sys.path.remove(good)
+
+    def _update(self, change: Callable[[State], State]) -> State:
+        with self._locked():
+            state = change(self.read())
+            self._write(state)
+            return state
+
+    def _settle(self, state: State) -> None:
+        """Writes the state, then lets `current` follow it."""
+        self._write(state)
+        if not self.current.is_symlink() or self.current.readlink() != Path("releases", state.runs):
+            fresh = self.root / ".current"
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(Path("releases", state.runs))
+            os.replace(fresh, self.current)
+            _sync(self.root)
+
+    def _write(self, state: State) -> None:
+        fresh = self.root / ".slots.json"
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(asdict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self._file)
+        _sync(self.root)
+
+    def _collect(self, state: State) -> None:
+        """Deletes releases that nothing leads to."""
+        for each in self.releases.iterdir():
+            if each.name not in (state.good, state.previous, state.trial):
+                shutil.rmtree(each, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str = "slots.lock") -> Iterator[None]:
+        handle = os.open(self.root / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+# Files in the state directory: the client, or who has taken it over, may put links and pipes there.
+
+
+def _open_inside(folder: Path, name: str) -> int:
+    """A regular file; no link is followed. Raises `OSError`."""
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=inside)
+    finally:
+        os.close(inside)
+    if not os.path.isfile(f"/proc/self/fd/{handle}"):
+        os.close(handle)
+        raise OSError(f"{folder / name} is no file")
+    return handle
+
+
+def _read_inside(folder: Path, name: str) -> tuple[str, int]:
+    """The first characters of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
+    with contextlib.suppress(OSError):
+        handle = _open_inside(folder, name)
+        try:
+            return os.read(handle, 64).decode("ascii", "replace").strip(), os.fstat(handle).st_mtime_ns
+        finally:
+            os.close(handle)
+    return "", 0
+
+
+def _remove_inside(folder: Path, name: str) -> None:
+    with contextlib.suppress(OSError):
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.unlink(name, dir_fd=inside)
+        finally:
+            os.close(inside)
+
+
+def _clear_inside(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.endswith(".hfr"):
+                _remove_inside(folder, name)
+
+
+def _only(folder: Path) -> Path:
+    """The one release in `folder`. Raises `SlotsError` or `OSError`."""
+    names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
+    if len(names) != 1:
+        raise SlotsError(f"{len(names)} releases lie in {folder}; put one there")
+    return folder / names[0]
+
+
+def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
+    """Raises `SlotsError` where a board must not go to this release from the release `good`.
+
+    :param store: the version of the board's store; None: not known.
+    """
+    if manifest.version == good:
+        raise SlotsError(f"release {manifest.version} is installed already")
+    if _order(manifest.version) < _order(good) and not manifest.downgrade:
+        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade")
+    if store is not None and not manifest.oldest_store <= store <= manifest.store:
+        raise SlotsError(
+            f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
+            f"board's has {store}"
+        )
+
+
+def _order(version: str) -> tuple[int, ...]:
+    numbers = [int(number) for number in version.split(".")]
+    return tuple(numbers + [0] * (4 - len(numbers)))
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="slots.py", description="Which release this board runs.")
+    parser.add_argument("command", choices=("begin", "check", "install", "back", "show"))
+    parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
+    parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
+    options = parser.parse_args()
+    slots = Slots(options.root, options.state)
+    restart = False
+    try:
+        if options.command == "check":
+            state, restart = slots.check()
+        elif options.command == "show":
+            state = slots.read()
+        else:
+            state = getattr(slots, options.command)()
+            restart = options.command == "back"
+    except Exception as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if restart:
+        subprocess.run(["systemctl", "restart", "--no-block", SERVICE], check=False)
+    print(json.dumps(asdict(state)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""A board's releases: an offer is judged, fetched beside the rounds, and handed to `slots.py`, which tries it.
+
+The offer is signed by the operator's key, the release by the release key. What `slots.py` needs to be sure of it checks
+again, as root. Nothing is asked for while a round is under way, and the client ends for the new release's first start
+between rounds only.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.installed import Installed
+from hushfleet.edge_client.fleet.release_file import ReleaseFile
+from hushfleet.edge_client.fleet.slots import SlotsError
+from hushfleet.edge_client.net.rate_limits import Backoff
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import BadInput, HushfleetError, Malformed, StoreError, WireError
+from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.messages import Want, decode_message, encode_message, peek_kind
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.interface import Link
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 3.0, 300.0
+LOOK_EVERY_S = 5.0  # at slots.json
+BUSY_WAIT_S = 2.0
+PATIENCE_S = 600.0  # how long the new release waits for the end of what a round has under way
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class RestartForRelease(HushfleetError):
+    """The client should end: its next start is that of another release."""
+
+
+class Updates:
+    """The duty of a board that takes releases.
+
+    :param now: monotonic seconds.
+    """
+
+    def __init__(self, config: DeviceConfig, store: DeviceStore, *, now: float) -> None:
+        assert config.fleet is not None
+        self._device, self._identity = config.device.id, store.identity
+        self._operator = bytes.fromhex(config.fleet.operator_key)
+        self._topics = Topics(config.device.federation)
+        self._installed = Installed.of(config)
+        self._offer: ReleaseOffer | None = None
+        self._file: ReleaseFile | None = None
+        self._subscribed: str | None = None
+        self._asked_up_to = 0  # chunks
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
+        self._staged_at: float | None = None
+        self._now = now
+        self.due_at = now
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        return (self._topics.fleet(self._device),)
+
+    def connected(self) -> None:
+        self._backoff.reset(self._now)
+        self.due_at = self._now
+
+    def lost(self) -> None:
+        pass
+
+    # what comes in
+
+    def take(self, topic: ParsedTopic, payload: bytes) -> None:
+        """Raises a `WireError` or `StoreError`."""
+        if topic.kind == "release":
+            if self._file is not None and self._offer is not None and topic.digest == self._offer.digest:
+                self._on_chunk(self._file, payload)
+        elif topic.kind == "fleet" and payload and peek_kind(payload) is ReleaseOffer:
+            offer = decode_message(payload, federation=self._topics.federation, public_key=self._operator)
+            assert isinstance(offer, ReleaseOffer)
+            if offer.device != self._device:
+                raise Malformed(f"an offer for {offer.device} came to this board")
+            self._on_offer(offer)
+
+    def _on_offer(self, offer: ReleaseOffer) -> None:
+        state, installed = self._installed.state(), self._installed
+        if offer == self._offer or state is None or offer.version in (state.good, state.trial):
+            return
+        if installed.was_answered(offer.digest, offer.attempt) or installed.waits or state.trial:
+            return
+        self._forget()
+        try:
+            manifest = installed.judge(offer.manifest)
+            if (manifest.version, len(offer.manifest) + manifest.payload_bytes) != (offer.version, offer.size):
+                raise Malformed(f"the offer of release {offer.version} does not fit its manifest")
+            installed.room_for(manifest)
+            self._file = ReleaseFile(installed.incoming, offer.digest, offer.size)
+        except StoreError as error:  # there may be room later
+            _log.error("release %s is not fetched: %s", offer.version, error)
+        except (WireError, BadInput, SlotsError) as error:
+            _log.error("release %s is refused: %s", offer.version, error)
+            installed.answered(offer.version, offer.digest, offer.attempt)
+        else:
+            _log.info("release %s is offered; %d of %d KiB are to be fetched", offer.version, *self._progress())
+            self._offer = offer
+            self._backoff.reset(self._now)
+            self.due_at = self._now
+
+    def _on_chunk(self, file: ReleaseFile, frame: bytes) -> None:
+        if file.add(frame):
+            missing = file.missing()
+            self._backoff.reset(self._now, wait=bool(missing) and missing[0][0] < self._asked_up_to)
+            self.due_at = min(self.due_at, self._backoff.due_at)
+        if file.complete and self._offer is not None:
+            offer = self._offer
+            file.finish(self._installed.incoming / f"{offer.version}.hfr")
+            self._file = None
+            self._installed.answered(offer.version, offer.digest, offer.attempt)
+            _log.info("release %s is here, and is being installed", offer.version)
+            self.due_at = self._now
+
+    # what is done about it
+
+    def advance(self, link: Link, now: float, *, busy: bool) -> None:
+        """:param busy: a round has something under way. Raises `RestartForRelease`, or `LinkLost`."""
+        self._now = now
+        self._restart_if_staged(now, busy=busy)
+        self._follow(link)
+        if self._file is None or self._offer is None:
+            self.due_at = now + LOOK_EVERY_S
+        elif busy:
+            self.due_at = now + BUSY_WAIT_S
+        else:
+            if now >= self._backoff.due_at:
+                self._backoff.tried(now)
+                missing = self._file.missing()
+                self._asked_up_to = missing[-1][1]
+                want = Want(self._offer.digest, self._offer.size, missing)
+                frame = encode_message(want, self._identity, federation=self._topics.federation)
+                link.publish(self._topics.wants(self._device), frame)
+            self.due_at = min(now + LOOK_EVERY_S, self._backoff.due_at)
+
+    def close(self) -> None:
+        """What has come of a release stays."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _restart_if_staged(self, now: float, *, busy: bool) -> None:
+        state = self._installed.state()
+        if state is None or not state.trial or state.starts:
+            self._staged_at = None
+            return
+        if self._staged_at is None:
+            self._staged_at = now
+        if not busy or now - self._staged_at >= PATIENCE_S:
+            raise RestartForRelease(
+                f"release {state.trial} is installed; this client ends, and the next start tries it"
+            )
+
+    def _follow(self, link: Link) -> None:
+        wanted = None if self._file is None or self._offer is None else self._topics.release(self._offer.digest)
+        if wanted != self._subscribed:
+            if self._subscribed is not None:
+                link.unsubscribe(self._subscribed)
+            if wanted is not None:
+                link.subscribe(wanted)
+            self._subscribed = wanted
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.drop()
+        self._file = self._offer = None
+
+    def _progress(self) -> tuple[int, int]:
+        assert self._file is not None
+        missing = self._file.size - self._file.received * (self._file.chunk_bytes or 1)
+        return max(0, missing) >> 10, self._file.size >> 10

@@ -1,0 +1,132 @@
+"""`hushfleet-edge status`: what a board does, waits for and has spent; it reads the store beside a running client, too.
+
+Nothing of it leaves the board: how right its own model is follows from its own images.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from hushfleet.config.schema import to_plain
+from hushfleet.config.spec import TRUST, TaskSpec, Trust
+from hushfleet.edge_client.board.certificate import certificate_words
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.waiting import read_waiting
+from hushfleet.edge_client.predict import own_accuracy
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.storage.store_file import is_in_use
+from hushfleet.errors import BadInput
+
+
+def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
+    """As `--json` prints it: standard JSON."""
+    delta, ledger = config.limits.delta, store.ledger
+    rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
+    trust, of_task = _trust(store)
+    head = store.own_head()
+    model = own_accuracy(store, config.data)
+    waiting = read_waiting(store.path.parent)
+    return {
+        "device": config.device.id,
+        "public_key": store.identity.public_key.hex(),
+        "running": is_in_use(store.path),
+        "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
+        "certificate": _certificate(config),
+        "model": model and model._asdict(),
+        "stopped_because": store.stopped_because,
+        "epsilon_server": _number(ledger.epsilon_server(delta=delta)),
+        "epsilon_limit": _number(config.limits.epsilon_server),
+        "delta": delta,
+        "unit": ledger.unit(),
+        "trust": trust,
+        "trust_words": of_task,
+        "trust_allowed": TRUST[config.limits.accounting],
+        "raw_values": list(ledger.raw_values()),
+        "epsilon_noised": _number(ledger.epsilon_noised(delta=delta)),
+        "tasks": [
+            {"task": task, "rounds": count, "epsilon_server": _number(ledger.epsilon_server(delta=delta, task=task))}
+            for task, count in rounds.items()
+        ],
+        "own_head": head and {"task": head.task, **to_plain(head.choice), "words": head.choice.words},
+        "waiting": [{"task": task, "round": number} for task, number in store.waiting()],
+    }
+
+
+def told(report: dict[str, Any]) -> list[str]:
+    """The same for people, a line each."""
+    lines = [f"device     {report['device']}   key {report['public_key']}", f"client     {_client(report)}"]
+    if report["certificate"] is not None:
+        lines.append(f"attention  {report['certificate']}")
+    if report["stopped_because"] is not None:
+        lines.append(f"stopped    {report['stopped_because']}")
+    if (model := report["model"]) is not None:
+        lines.append(f"model      {_model(model)}")
+    against = "the sums that it is in" if report["trust"] == "secure-sum" else "this device's updates"
+    lines.append(
+        f"spent      epsilon_server {_figure(report['epsilon_server'])} of {_figure(report['epsilon_limit'])} at delta "
+        f"{report['delta']:g}, per {report['unit']}, against whoever sees {against}"
+    )
+    lines.append(f"trust      {report['trust_words']}; this device allows {report['trust_allowed']}")
+    if report["raw_values"]:
+        raw, noised = ", ".join(report["raw_values"]), _figure(report["epsilon_noised"])
+        lines.append(f"infinite   without noise have left: {raw}; the noised values alone: {noised}")
+    for task in report["tasks"]:
+        spent = _figure(task["epsilon_server"])
+        lines.append(f"task       {task['task']}: {task['rounds']} rounds, epsilon_server {spent}")
+    if (head := report["own_head"]) is not None:
+        lines.append(f"own head   {head['task']}: {head['words']}; it never leaves the device")
+    for each in report["waiting"]:
+        lines.append(f"waiting    the update of round {each['round']} of {each['task']} is not acknowledged yet")
+    return lines
+
+
+def _client(report: dict[str, Any]) -> str:
+    if not report["running"]:
+        return "does not run; start it: systemctl start hushfleet-client"
+    waits = report["waits_for"]
+    if waits is None:
+        return "runs"
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(waits["since"]))
+    what = waits["words"] if waits["who"] == "nothing" else f"waiting for {waits['words']}"
+    return f"{what}, since {since}"
+
+
+def _model(model: dict[str, Any]) -> str:
+    if model["model"] not in ("global", "personalised"):
+        model = {**model, "model": f"{model['model']}, the own"}
+    right = "" if model["images"] is None else f": right on {model['right']} of {model['images']} {model['which']}"
+    return f"{model['model']} model of {model['task']}{right}; that stays here"
+
+
+def _certificate(config: DeviceConfig) -> str | None:
+    """What a person should know about it. `run` stops where it names another device; this only says so."""
+    try:
+        return certificate_words(config)
+    except BadInput as error:
+        return str(error)
+
+
+def _trust(store: DeviceStore) -> tuple[Trust | None, str]:
+    """The trust model of the task that the device has trained in last, and the same in words."""
+    package = store.blob(store.task_digest) if store.task_digest else None
+    if package is None:
+        return None, "no task yet"
+    spec = TaskSpec.from_bytes(package)
+    trust, secure = TRUST[spec.privacy.accounting], spec.privacy.secure
+    if secure is None:
+        return trust, f"{trust}, in {spec.task}"
+    return trust, (
+        f"{trust}, in {spec.task}: sums of {secure.min_devices} devices or more, with the noise of "
+        f"{secure.honest_devices} honest ones"
+    )
+
+
+def _number(value: float) -> float | str:
+    """Standard JSON has no infinity."""
+    return value if math.isfinite(value) else "inf"
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"

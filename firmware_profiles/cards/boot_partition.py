@@ -1,0 +1,147 @@
+"""The FAT partition that a board starts from: mounted, or inside of an image file, which needs no root.
+
+Inside of an image, GNU mtools reads and writes it (`mcopy -i IMAGE@@OFFSET`). Block devices are refused: whoever names
+the wrong one loses a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.firmware_profiles.cards.partition_table import read_partitions
+
+_CLUSTER = 32 * 1024  # the largest of FAT; what a small file takes at most
+
+
+class BootPartition(Protocol):
+    """What a card's writer does with the partition; names are relative to its root, with `/`."""
+
+    def names(self) -> set[str]:
+        """Of files and folders in the root, lower-case."""
+
+    def read(self, name: str) -> bytes | None:
+        """None where there is no such file."""
+
+    def free_bytes(self) -> int: ...
+
+    def write(self, folder: Path, *, remove: Sequence[str] = ()) -> None:
+        """Deletes files and folders, then copies what is in `folder`; what has the same name is replaced."""
+
+
+class MountedBoot:
+    """A boot partition that the operating system has mounted. Raises `BadInput` for anything but a folder."""
+
+    def __init__(self, path: Path) -> None:
+        _refuse_devices(path)
+        if not path.is_dir():
+            raise BadInput(f"{path} is no folder: name the place where the card's boot partition is mounted")
+        self.path = path
+
+    def names(self) -> set[str]:
+        return {path.name.lower() for path in self.path.iterdir()}
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def write(self, folder: Path, *, remove: Sequence[str] = ()) -> None:
+        try:
+            for name in remove:
+                target = self.path / name
+                if target.is_dir():
+                    shutil.rmtree(target)
+                else:
+                    target.unlink(missing_ok=True)
+            for path in sorted(folder.rglob("*")):
+                target = self.path / path.relative_to(folder)
+                if path.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    shutil.copyfile(path, target)
+            os.sync()  # the card is pulled out next
+        except OSError as error:
+            raise HushfleetError(f"{self.path} cannot be written: {error.strerror}") from error
+
+
+class ImageBoot:
+    """The first FAT partition of an image file. Raises `BadInput` where there is none."""
+
+    def __init__(self, image: Path) -> None:
+        _refuse_devices(image)
+        if not image.is_file():
+            raise BadInput(f"there is no image {image}")
+        if shutil.which("mcopy") is None:
+            raise BadInput(
+                "GNU mtools is needed to write into an image file: apt install mtools, or brew install mtools"
+            )
+        self.partition = next((each for each in read_partitions(image) if each.is_fat), None)
+        if self.partition is None:
+            raise BadInput(f"{image} has no FAT partition, so no boot partition that could be prepared")
+        self.image = image
+
+    def names(self) -> set[str]:
+        listed = self._mtools("mdir", "-b", "::/").decode("utf-8", "replace").splitlines()
+        return {line.removeprefix("::/").rstrip("/").lower() for line in listed if line.strip()}
+
+    def read(self, name: str) -> bytes | None:
+        return self._mtools("mtype", f"::/{name}") if self._has(name) else None
+
+    def free_bytes(self) -> int:
+        said = re.search(rb"([\d ]+) bytes free", self._mtools("mdir", "::/"))
+        return int(said[1].replace(b" ", b"")) if said else 0
+
+    def write(self, folder: Path, *, remove: Sequence[str] = ()) -> None:
+        for name in remove:
+            if self._has(name):
+                self._mtools("mdeltree", f"::/{name}")
+        self._mtools("mcopy", "-s", "-o", "-m", *map(str, sorted(folder.iterdir())), "::/")
+
+    def _has(self, name: str) -> bool:
+        parent, _, last = name.rpartition("/")
+        if parent and not self._has(parent):
+            return False
+        listed = self._mtools("mdir", "-b", f"::/{parent}").decode("utf-8", "replace").splitlines()
+        return last.lower() in {line.rstrip("/").rpartition("/")[2].lower() for line in listed}
+
+    def _mtools(self, command: str, *arguments: str) -> bytes:
+        assert self.partition is not None
+        where = f"{self.image}@@{self.partition.start}"
+        environment = {**os.environ, "LC_ALL": "C.UTF-8", "MTOOLS_SKIP_CHECK": "1", "MTOOLSRC": os.devnull}
+        done = subprocess.run([command, "-i", where, *arguments], capture_output=True, env=environment, check=False)
+        if done.returncode != 0:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise HushfleetError(f"{command} failed on {self.image}: {said[-1] if said else 'without a word'}")
+        return done.stdout
+
+
+def require_room(boot: BootPartition, folder: Path) -> None:
+    """Raises `BadInput` where `folder` does not fit beside what is there."""
+    needed = sum(path.stat().st_size + _CLUSTER for path in folder.rglob("*"))
+    free = boot.free_bytes()
+    if needed > free:
+        raise BadInput(f"the boot partition has room for {free >> 20} MiB and needs {-(-needed >> 20)} MiB more files")
+
+
+def _refuse_devices(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise BadInput(f"{path} cannot be used: {error.strerror}") from error
+    if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
+        raise BadInput(
+            f"{path} is a device, and hushfleet never writes to one: write the stock image with rpi-imager or dd, then "
+            "name the mounted boot partition with --boot, or prepare the image file with --image"
+        )

@@ -1,0 +1,172 @@
+"""Builds a release: the client and the wheels that it needs, for one Python and one architecture, signed.
+
+The wheels are fetched once by pip, as binaries of the same versions as are installed here, and kept. Our own part is
+copied from this installation. What a board does not import is left out (`trimming`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import hushfleet
+from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles.cards.trimming import is_dropped
+from hushfleet.release import Manifest, Signer, pack
+from hushfleet.user_files import user_cache_dir
+
+PYTHONS = ("3.11", "3.12", "3.13")
+ARCHITECTURES = ("aarch64", "x86_64")
+# The oldest system that boards run is Debian 12, glibc 2.36; Ubuntu 22.04 of JetPack 6 has 2.35.
+_GLIBC = ("2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
+_OURS = {  # and what of each stays here; the folders of a checkout are below `hushfleet` once installed
+    "hushfleet": ("aggregator", "edge_client", "firmware_profiles", "models", "simulator"),
+    "hushfleet.edge_client": ("cli.py",),
+    "hushfleet.firmware_profiles": ("cli.py", "cards"),
+}
+_UNUSED = ("flatbuffers", "packaging", "protobuf", "pycparser")  # asked for by parts that `trimming` leaves out
+_DATA = (".py", ".toml", ".typed")
+_HASHES = "wheels.json"
+_START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.exit(main())\n"
+
+
+def build(
+    out: Path,
+    *,
+    key: Signer,
+    python: str,
+    arch: str = "aarch64",
+    version: str = hushfleet.__version__,
+    wheels: Path | None = None,
+    downgrade: bool = False,
+) -> Manifest:
+    """Writes the release `out`; some 40 s, and a minute more where wheels have to be fetched.
+
+    :param python: `3.13`; :param arch: one of `ARCHITECTURES`.
+    :param version: what boards will say that they run.
+    :param wheels: a folder with the wheels, where no index can be reached.
+    Raises `BadInput` where wheels are missing.
+    """
+    if python not in PYTHONS or arch not in ARCHITECTURES:
+        offered = f"{', '.join(PYTHONS)} and {', '.join(ARCHITECTURES)}"
+        raise BadInput(f"there is no release for Python {python!r} on {arch!r}; choose of {offered}")
+    found = fetch_wheels(python, arch, source=wheels)
+    with tempfile.TemporaryDirectory(prefix="hushfleet-release-") as name:
+        folder = Path(name)
+        contents = {wheel.name: _unpack_wheel(wheel, folder) for wheel in found}
+        _copy_ours(folder, version)
+        (folder / "__main__.py").write_text(_START)
+        (folder / _HASHES).write_text(json.dumps(contents, indent=1, sort_keys=True))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return pack(
+            folder,
+            out,
+            key=key,
+            version=version,
+            python=f"cp{python.replace('.', '')}",
+            arch=arch,
+            oldest_store=int(OLDEST_SCHEMA),
+            store=int(SCHEMA_VERSION),
+            downgrade=downgrade,
+        )
+
+
+def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[Path]:
+    """The wheels of a board's packages, with the versions that are installed here; kept, with their hashes.
+
+    :param source: a folder that has them; None: the cache, or pip's index. Raises `BadInput` where some are missing.
+    """
+    wanted = _requirements()
+    target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
+    target += [f"--platform=manylinux{glibc}_{arch}" for glibc in _GLIBC]
+    digest = hashlib.sha256("\n".join(target + wanted).encode()).hexdigest()[:16]
+    kept = user_cache_dir() / "wheels" / digest
+    if source is None and (whole := _whole(kept)):
+        return whole
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as name:
+        fetched = Path(name) / "wheels"
+        local = [] if source is None else ["--no-index", f"--find-links={source}"]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        done = subprocess.run([*pip, *target, *local, f"--dest={fetched}", *wanted], capture_output=True, text=True)
+        if done.returncode != 0:
+            reason = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["pip failed"]
+            raise BadInput(
+                f"the wheels for Python {python} on {arch} cannot be had: {reason[-1].removeprefix('ERROR: ')}. Where "
+                f"no package index is reached, fetch them elsewhere and name their folder with --wheels: pip download "
+                f"--no-deps {' '.join(target)} {' '.join(wanted)}"
+            )
+        hashes = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in fetched.glob("*.whl")}
+        (fetched / _HASHES).write_text(json.dumps(hashes, sort_keys=True))
+        shutil.rmtree(kept, ignore_errors=True)
+        fetched.rename(kept)
+    return sorted(kept.glob("*.whl"))
+
+
+def _whole(folder: Path) -> list[Path]:
+    """The wheels in a folder of the cache; none where one is missing or damaged."""
+    try:
+        hashes = json.loads((folder / _HASHES).read_text())
+        wheels = {folder / name: digest for name, digest in hashes.items()}
+        damaged = any(hashlib.sha256(path.read_bytes()).hexdigest() != digest for path, digest in wheels.items())
+    except (OSError, ValueError):
+        return []
+    return [] if damaged else sorted(wheels)
+
+
+def _requirements() -> list[str]:
+    """What `hushfleet[edge]` needs of other packages, and what they need, pinned: `numpy==2.4.6`, ..."""
+    found: dict[str, str] = {}
+    todo = [*_needs("hushfleet", extra="edge")]
+    while todo:
+        name = todo.pop()
+        if name not in found and name not in _UNUSED:
+            found[name] = distribution(name).version
+            todo += _needs(name)
+    return sorted(f"{name}=={version}" for name, version in found.items())
+
+
+def _needs(name: str, *, extra: str = "") -> list[str]:
+    """Packages that a package asks for, where a marker does not name another extra or system."""
+    needed = []
+    for line in distribution(name).requires or ():
+        requirement, _, marker = line.partition(";")
+        wanted = f'extra == "{extra}"' in marker if "extra ==" in marker else "python_" not in marker
+        if wanted and (match := re.match(r"[A-Za-z0-9._-]+", requirement)):
+            needed.append(re.sub(r"[-_.]+", "-", match[0]).lower())
+    return needed
+
+
+def _unpack_wheel(wheel: Path, folder: Path) -> str:
+    """Unpacks what a board needs of it; its SHA-256."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if not name.endswith("/") and not is_dropped(name):
+                archive.extract(name, folder)
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def _copy_ours(folder: Path, version: str) -> None:
+    """Our packages for a board, of this installation; `hushfleet.__version__` becomes `version`."""
+    for package, left_out in _OURS.items():
+        source = Path(importlib.import_module(package).__path__[0])
+        for path in sorted(source.rglob("*")):
+            name = path.relative_to(source)
+            if path.suffix in _DATA and name.parts[0] not in left_out:
+                target = folder.joinpath(*package.split("."), name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+    start = folder / "hushfleet" / "__init__.py"
+    text, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', start.read_text("utf-8"))
+    assert count == 1, start
+    start.write_text(text, "utf-8")

@@ -1,0 +1,126 @@
+"""What a card carries: the folder `hushfleet` on its boot partition, the same for every way of starting it."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Protocol
+
+import hushfleet
+from hushfleet.edge_client.board.config import load_config
+from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+from hushfleet.firmware_profiles.cards.wifi import Wifi
+
+FOLDER = "hushfleet"
+_KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
+_SETUP = ("__init__.py", "atomic_file.py", "errors.py", "release")  # of our packages, what unpacks the first release
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; the same card, written again, has the same bytes
+
+
+@dataclass(frozen=True)
+class Card:
+    """One board's card.
+
+    :param device: its id in the fleet; the host name is made of it.
+    :param release: the `.hfr` file; :param python: that it is for, `3.13`.
+    :param device_toml: text of DEVICE.toml; :param ca: PEM of the fleet's authority.
+    :param release_keys: public keys, 64 hex digits each, of which one must have signed what is installed later.
+    :param token: for enrolment, used once.
+    :param images_path: folder of the board's own images; :param classes: its sub-folders.
+    :param images: a folder with images that are copied there.
+    :param wifi: None: the board has a cable.
+    :param user, ssh_keys: who may log in; without keys nobody may, by ssh.
+    """
+
+    device: str
+    release: Path
+    python: str
+    device_toml: str
+    ca: bytes
+    release_keys: Sequence[str]
+    token: str
+    images_path: str = "/var/lib/hushfleet-images"
+    classes: Sequence[str] = ()
+    images: Path | None = None
+    wifi: Wifi | None = None
+    user: str = "hushfleet-admin"
+    ssh_keys: Sequence[str] = ()
+
+    @property
+    def host(self) -> str:
+        """A host name has no dots or underscores and ends in no hyphen."""
+        return re.sub(r"[._]", "-", self.device).strip("-")
+
+
+class Writer(Protocol):
+    """How a system is told what to do at its first start.
+
+    :cvar name: what `--writer` is given.
+    :cvar secrets: files in the root of the partition that hold a secret; the installation erases them.
+    """
+
+    name: str
+    secrets: Sequence[str]
+
+    def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
+        """Files in the root of the partition: name -> text."""
+
+    def afterwards(self, card: Card) -> dict[str, str]:
+        """What replaces a secret file that must not be missing."""
+
+
+def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None:
+    """Writes into the empty `folder` what goes into the root of the boot partition."""
+    ours = folder / FOLDER
+    _copy_kit(ours)
+    (ours / "setup.pyz").write_bytes(setup_archive())
+    shutil.copyfile(card.release, ours / "release.hfr")
+    texts = {
+        "device.toml": card.device_toml,
+        "python": f"{card.python}\n",
+        "release_keys": "".join(f"{key}\n" for key in card.release_keys),
+        "enrol.token": f"{card.token}\n",
+        "images_path": f"{card.images_path}\n",
+        "classes": "".join(f"{name}\n" for name in card.classes),
+        "secrets": "".join(f"{name}\n" for name in writer.secrets),
+    }
+    for name, text in texts.items():
+        (ours / name).write_text(text, "utf-8")
+    load_config(ours / "device.toml")  # what a board would refuse is refused here
+    (ours / "ca.pem").write_bytes(card.ca)
+    if card.images is not None:
+        shutil.copytree(card.images, ours / "images", copy_function=shutil.copyfile)
+    _write_all(ours / "after", writer.afterwards(card))
+    _write_all(folder, writer.files(card, boot))
+
+
+def setup_archive() -> bytes:
+    """A ZIP file that `python3` runs: it unpacks a release where nothing of ours is installed yet."""
+    archive, root = io.BytesIO(), Path(hushfleet.__file__).parent
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in _SETUP:
+            path = root / name
+            for source in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+                entry = zipfile.ZipInfo(f"hushfleet/{source.relative_to(root).as_posix()}", _EPOCH)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                file.writestr(entry, source.read_bytes())
+        start = "import sys\n\nfrom hushfleet.release.__main__ import main\n\nsys.exit(main())\n"
+        file.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), start)
+    return archive.getvalue()
+
+
+def _copy_kit(target: Path) -> None:
+    with resources.as_file(_KIT) as kit:
+        shutil.copytree(kit, target, copy_function=shutil.copyfile)
+
+
+def _write_all(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")

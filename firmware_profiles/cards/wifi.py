@@ -1,0 +1,47 @@
+"""A Wi-Fi profile for cards: a small TOML file with `ssid`, `password`, `country`, `hidden`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, from_plain, read_file, require
+from hushfleet.errors import BadInput, Malformed
+
+
+@dataclass(frozen=True)
+class Wifi(Checked):
+    """:param password: 8 to 63 characters, or the 64 hex digits that follow from password and ssid; empty: open.
+    :param country: two letters; which channels are allowed. Without it a Raspberry Pi keeps its radio off.
+    """
+
+    ssid: Annotated[str, Meta(min_length=1, description="the network's name")]
+    country: Annotated[str, Meta(pattern=r"^[A-Z]{2}\Z", description="two capital letters, such as DE")]
+    password: str = ""
+    hidden: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.ssid.encode()) <= 32, "ssid", self.ssid, "at most 32 bytes")
+        fits = not self.password or 8 <= len(self.password) <= 63 or re.fullmatch("[0-9a-fA-F]{64}", self.password)
+        require(fits, "password", "(not shown)", "8 to 63 characters, 64 hex digits, or nothing for an open network")
+
+    @property
+    def key(self) -> str:
+        """The 64 hex digits that a card gets in place of the password (IEEE 802.11i, annex H.4); empty: open."""
+        if len(self.password) in (0, 64):
+            return self.password.lower()
+        return hashlib.pbkdf2_hmac("sha1", self.password.encode(), self.ssid.encode(), 4096, 32).hex()
+
+
+def read_wifi(path: Path) -> Wifi:
+    """Raises `BadInput` that names file and key, never the password."""
+    try:
+        return from_plain(Wifi, read_file(path))
+    except Malformed as error:
+        raise BadInput(f"{path}: {str(error).removeprefix('Wifi: ').removeprefix('Wifi.')}") from error

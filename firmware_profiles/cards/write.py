@@ -1,0 +1,22 @@
+"""Writes one board's card: into a mounted boot partition, or into a copy of a stock image."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, require_room
+from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, Writer, stage
+
+
+def write_card(boot: BootPartition, card: Card, writer: Writer) -> list[str]:
+    """Replaces what an earlier call wrote; the names of the files and folders in the root that it has written.
+
+    Raises `BadInput` where the partition does not fit the writer or has no room.
+    """
+    with tempfile.TemporaryDirectory(prefix="hushfleet-card-") as name:
+        folder = Path(name)
+        stage(card, writer, boot, folder)
+        require_room(boot, folder)
+        boot.write(folder, remove=[FOLDER])
+        return sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())

@@ -1,0 +1,21 @@
+"""Releases of the board's software: one signed file for cards and for updates, `NAME.hfr`.
+
+The standard library alone, and `cryptography` where a signature is checked: on a card this package unpacks the first
+release (`setup_archive` in `firmware_profiles/cards/seed.py`), where nothing else of ours is installed yet.
+"""
+
+from hushfleet.release.archive import check_payload, pack, place, read_head, trusted, unpack
+from hushfleet.release.manifest import Manifest, SignedManifest, Signer, this_platform
+
+__all__ = [
+    "Manifest",
+    "SignedManifest",
+    "Signer",
+    "check_payload",
+    "pack",
+    "place",
+    "read_head",
+    "this_platform",
+    "trusted",
+    "unpack",
+]

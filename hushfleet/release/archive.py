@@ -1,0 +1,222 @@
+"""The payload of a release: packed on a desk, checked and unpacked on a board.
+
+Nothing of a payload is read before its length and SHA-256 are those of the manifest. Then only plain files and folders
+with plain relative names are taken, no more than the manifest says: no links, no devices, no owners.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import io
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from hushfleet.atomic_file import sync_folder
+from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
+from hushfleet.release.manifest import (
+    RELEASE_CAP,
+    SIGNATURE_BYTES,
+    START_BYTES,
+    Manifest,
+    SignedManifest,
+    Signer,
+    manifest_length,
+    this_platform,
+)
+
+MANIFEST_NAME = "release.json"
+"""Of the manifest in the folder of a release; `slots.py` reads it."""
+_BLOCK = 1 << 18
+_NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, its parts
+_PRESET = 6  # a board needs 8 MiB to unpack it; 8 and extreme: 64 MiB, twice the time, and 1 % smaller
+
+
+def pack(
+    folder: Path,
+    out: Path,
+    *,
+    key: Signer,
+    version: str,
+    python: str,
+    arch: str,
+    oldest_store: int,
+    store: int,
+    downgrade: bool = False,
+) -> Manifest:
+    """Writes `folder` as the release `out`, signed by `key`; the other arguments are `Manifest`'s.
+
+    The same folder gives the same bytes: names are sorted, times and owners left out. Raises `BadInput` for a link.
+    """
+    payload = io.BytesIO()
+    unpacked = entries = 0
+    with (
+        lzma.open(payload, "wb", preset=_PRESET) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise BadInput(f"{path} is a link or no plain file: a release has none")
+            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
+            entries += 1
+            if path.is_dir():
+                entry.type = tarfile.DIRTYPE
+                tar.addfile(entry)
+                continue
+            entry.size = path.stat().st_size
+            unpacked += entry.size
+            with path.open("rb") as file:
+                tar.addfile(entry, file)
+    data = payload.getvalue()
+    manifest = Manifest(
+        version=version,
+        python=python,
+        arch=arch,
+        oldest_store=oldest_store,
+        store=store,
+        downgrade=downgrade,
+        payload_sha256=hashlib.sha256(data).hexdigest(),
+        payload_bytes=len(data),
+        unpacked_bytes=unpacked,
+        entries=entries,
+    )
+    out.write_bytes(SignedManifest.sign(manifest, key).to_bytes() + data)
+    return manifest
+
+
+def read_head(file: BinaryIO) -> SignedManifest:
+    """The head of an open release, whose signature is not checked yet; the file then stands at the payload."""
+    start = file.read(START_BYTES)
+    return SignedManifest.from_bytes(start + file.read(manifest_length(start) + SIGNATURE_BYTES))
+
+
+def check_payload(file: BinaryIO, manifest: Manifest) -> None:
+    """Raises `Malformed` where what follows in `file` is not the payload; the file stands before it again."""
+    begin, seen, digest = file.tell(), 0, hashlib.sha256()
+    while block := file.read(_BLOCK):
+        seen += len(block)
+        digest.update(block)
+    if seen != manifest.payload_bytes:
+        raise Malformed(
+            f"release {manifest.version} has {seen} bytes of payload; its manifest says {manifest.payload_bytes}"
+        )
+    if digest.hexdigest() != manifest.payload_sha256:
+        raise Malformed(
+            f"release {manifest.version} is damaged: its payload has another SHA-256 than its manifest says"
+        )
+    file.seek(begin)
+
+
+def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
+    """Unpacks a payload that `check_payload` has passed into the new `folder`. Raises `Malformed`, `TooLarge`."""
+    folder.mkdir(mode=0o755)
+    left = manifest.unpacked_bytes
+    try:
+        with tarfile.open(fileobj=file, mode="r|xz") as tar:
+            for entry in _few(tar, manifest.entries):
+                path = folder / _plain_name(entry.name)
+                if entry.isdir():
+                    path.mkdir(mode=0o755)
+                    continue
+                left -= entry.size
+                if not entry.isreg() or entry.sparse is not None:
+                    raise Malformed(f"the release's entry {entry.name!r} is neither a plain file nor a folder")
+                if left < 0:
+                    raise TooLarge(f"the release unpacks to more than the {manifest.unpacked_bytes} bytes it says")
+                content = tar.extractfile(entry)
+                assert content is not None  # it is a plain file
+                with path.open("xb") as target:
+                    shutil.copyfileobj(content, target, _BLOCK)
+                path.chmod(0o644)
+    except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as error:
+        raise Malformed(f"the payload of release {manifest.version} cannot be unpacked: {error}") from error
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        raise Malformed(f"the payload of release {manifest.version} contradicts itself at {error.filename}") from error
+
+
+def trusted(source: Path, keys: Iterable[str]) -> bytes:
+    """Which of the public keys (64 hex digits each) has signed a release. Raises `BadSignature`, or as `place` does."""
+    with _open_plain(source) as file:
+        return read_head(file).signer(keys)
+
+
+def place(source: Path, releases: Path, *, public_key: bytes | None) -> Manifest:
+    """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
+
+    `source` may belong to somebody else who changes it meanwhile: what is checked and unpacked is a copy. A folder of
+    that version that is there already is complete; it stays.
+
+    :param public_key: 32 bytes that must have signed it; None: no more than the hash is checked, for a card's first
+        start, where no `cryptography` is and the release lies beside the key that would vouch for it.
+    Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
+    """
+    releases.mkdir(mode=0o755, parents=True, exist_ok=True)
+    copy = releases / ".copy.hfr"
+    try:
+        with _open_plain(source) as theirs, copy.open("w+b") as file:
+            _copy(theirs, file)
+            head = read_head(file)
+            manifest = head.manifest if public_key is None else head.verify(public_key)
+            manifest.require_platform(*this_platform())
+            check_payload(file, manifest)
+            whole, part = releases / manifest.version, releases / f".{manifest.version}.part"
+            if whole.is_dir():
+                return manifest
+            if shutil.disk_usage(releases).free < 2 * manifest.unpacked_bytes:  # the caches are smaller than the files
+                raise StoreFull(
+                    f"release {manifest.version} needs {2 * manifest.unpacked_bytes >> 20} MiB on {releases}"
+                )
+            shutil.rmtree(part, ignore_errors=True)
+            unpack(file, manifest, part)
+            (part / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        compileall.compile_dir(part, quiet=2, stripdir=str(part), prependdir=str(whole))
+        os.sync()  # thousands of files: one sync of all is quicker than one of each
+        part.rename(whole)
+        sync_folder(releases)
+    finally:
+        copy.unlink(missing_ok=True)
+    return manifest
+
+
+def _copy(theirs: BinaryIO, ours: BinaryIO) -> None:
+    """All of it, and `ours` stands at its start. Raises `TooLarge` also for a file that grows meanwhile."""
+    while block := theirs.read(_BLOCK):
+        ours.write(block)
+        if ours.tell() > RELEASE_CAP:
+            raise TooLarge(f"a release has at most {RELEASE_CAP >> 20} MiB")
+    ours.seek(0)
+
+
+def _open_plain(path: Path) -> BinaryIO:
+    """Raises `BadInput` for what is no plain file, a link or a pipe, without waiting for it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read as a release: {error.strerror}") from error
+    file = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        file.close()
+        raise BadInput(f"{path} is no plain file")
+    return file
+
+
+def _few(tar: tarfile.TarFile, cap: int) -> Iterator[tarfile.TarInfo]:
+    for count, entry in enumerate(tar, start=1):
+        if count > cap:
+            raise TooLarge(f"the release has more than the {cap} entries that its manifest says")
+        yield entry
+        tar.members.clear()  # else the list grows with the archive
+
+
+def _plain_name(name: str) -> PurePosixPath:
+    parts = name.split("/")
+    plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
+    if not plain or len(parts) > _DEPTH_CAP or len(name.encode("utf-8", "replace")) > _NAME_CAP:
+        raise Malformed(f"the release has an entry with the name {name[:80]!r}")
+    return PurePosixPath(*parts)

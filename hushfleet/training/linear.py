@@ -1,0 +1,71 @@
+"""Clipped gradients of one linear layer in closed form: no array for each record, and no call of a graph for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.clipping import clip_factors
+
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True)
+class LinearClipping:
+    """What a gradient function offers as `clipped_sum`, for logits W x + b and the cross-entropy.
+
+    A record's gradient by (W, b) is the outer product of s = softmax(W x + b) - onehot(y) with (x, 1), so that its norm
+    is |s| |(x, 1)| (Goodfellow: "Efficient Per-Example Gradient Computations", 2015), and clipping it is scaling s.
+
+    :param layout: of a linear model (`hushfleet.model.own_head.is_linear`): W `[C, F]`, then b `[C]`.
+    """
+
+    layout: ParamLayout
+
+    def __call__(
+        self,
+        params: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        dropout: Sequence[np.ndarray] = (),
+        clip_norm: float | Callable[[np.ndarray], float] = math.inf,
+        out: np.ndarray | None = None,
+        teacher: None = None,
+        distill: None = None,
+        part: slice = WHOLE,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Each record's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
+
+        :param params: float32 `[d]`; `x`: float32 `[B, ...]`, F numbers a record; `y`: int64 `[B]`. B may be 0.
+        :param clip_norm: C, above zero; or a function that is given the norms and returns it.
+        :param out: float32 `[d]`, needed.
+        :param part: of whole layers, W or b or both; gradients are their part, and `out` gets zeros elsewhere.
+        :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
+        """
+        if out is None:
+            raise ValueError("out must be given: it receives the sum")
+        weight, bias = self.layout.unflatten(params).values()
+        rows = x.reshape(len(x), weight.shape[1])
+        # einsum and not a matrix product: that one's rounding follows the number of threads.
+        logits = np.einsum("bf,cf->bc", rows, weight) + bias
+        losses, cotangents = CROSS_ENTROPY.loss_and_cotangent(logits, y, logits, np.zeros(len(y)))
+        slopes = cotangents.astype(np.float32)  # before norms are taken: rounding may lengthen
+        wanted = [_within(place, part, len(params)) for place in self.layout.slices.values()]
+        inputs = np.einsum("bf,bf->b", rows, rows, dtype=np.float64) * wanted[0] + wanted[1]
+        norms = np.sqrt((slopes.astype(np.float64) ** 2).sum(1) * inputs)
+        bound = clip_norm(norms) if callable(clip_norm) else clip_norm
+        slopes *= clip_factors(norms, np.full_like(norms, bound)).astype(np.float32)[:, None]
+        by_weight, by_bias = self.layout.unflatten(out).values()
+        by_weight[...] = np.einsum("bc,bf->cf", slopes, rows) * wanted[0]
+        by_bias[...] = slopes.sum(0) * wanted[1]
+        return losses, norms
+
+
+def _within(place: slice, part: slice, size: int) -> bool:
+    first, end, _ = part.indices(size)
+    return first <= place.start and place.stop <= end

@@ -1,0 +1,154 @@
+"""Messages between a board and the fleet service: enrolment, health, releases (docs/wire.md, "Fleet")."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, Count, NotNegative, Share, later, require
+from hushfleet.config.spec import MAX_ROUNDS, Digest, TaskId
+from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
+from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
+from hushfleet.wire.format.topics import Name
+
+PROOF_BYTES = 32
+MAX_CSR_BYTES = 2048
+MAX_CERTIFICATE_BYTES = 16 * 1024
+MAX_CARRIED = 1000
+MAX_MANIFEST_BYTES = 8 * 1024
+MAX_RELEASE_BYTES = 256 << 20
+RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
+
+Verdict = Literal["granted", "pending", "refused"]
+SlotState = Literal["none", "good", "trial", "returned"]
+ErrorCode = Literal["disk", "link", "graph", "data", "update", "other"]
+
+
+@dataclass(frozen=True)
+class EnrolRequest(Checked):
+    """A board asks for a certificate: its first one, with the proof of a token, or the next one.
+
+    :param csr: a certificate signing request (PKCS #10, DER) for the board's TLS key; its common name is the device id.
+    :param public_key: of the board's identity, which signs this frame.
+    :param proof: that the board has the token (`enrolment_proof`). Empty: it has none, as for a renewal.
+    :param nonce: the answer names it.
+    """
+
+    device: Name
+    csr: Annotated[bytes, Meta(min_length=1, max_length=MAX_CSR_BYTES)]
+    public_key: PublicKey
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)]
+    nonce: Nonce
+    board: Text
+    version: Text
+
+
+def enrolment_proof(token_digest: bytes, *, federation: str, device: str, csr: bytes, public_key: bytes) -> bytes:
+    """What shows that somebody has the token without sending it: HMAC-SHA256 over the request, 32 bytes.
+
+    :param token_digest: SHA-256 of the token, which is all that the fleet service keeps of it.
+    """
+    fields = (b"hushfleet enrolment", federation.encode(), device.encode(), public_key, csr)
+    return hmac.digest(token_digest, b"\0".join(hashlib.sha256(field).digest() for field in fields), "sha256")
+
+
+@dataclass(frozen=True)
+class CarriedRounds(Checked):
+    """Rounds in which a board has spent privacy with an earlier card: the fields of a `Charge`, for each of them.
+
+    :param rounds: ranges `(start, stop)` of round numbers, rising and apart.
+    """
+
+    task: TaskId
+    rounds: Annotated[Ranges, Meta(min_length=1)]
+    unit: Literal["device", "record"]
+    adjacency: Annotated[str, Meta(min_length=1, max_length=200)]
+    mechanism: Literal["gaussian", "none"]
+    noise_multiplier: NotNegative
+    noise_split: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    sample_rate: Share
+    steps: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    raw: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=400)], ...], Meta(max_length=16)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self.rounds)
+        require(self.rounds[-1][1] <= MAX_ROUNDS + 1, "rounds", self.rounds[-1][1], f"at most {MAX_ROUNDS + 1}")
+
+
+@dataclass(frozen=True)
+class EnrolAnswer(WithReason):
+    """The fleet service's answer to an `EnrolRequest`, signed by the operator's key.
+
+    :param certificate: PEM, with intermediate ones if there are any; empty unless the verdict is `granted`.
+    :param retry_s: seconds after which the board may ask again.
+    :param carried: what was spent under this id with earlier cards, for the ledger of a board that is new.
+    """
+
+    device: Name
+    nonce: Nonce
+    verdict: Verdict
+    certificate: Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
+    reason: Reason
+    retry_s: Count
+    carried: Annotated[tuple[CarriedRounds, ...], Meta(max_length=MAX_CARRIED)] = later(())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        granted = self.verdict == "granted"
+        require(granted == bool(self.certificate), "certificate", len(self.certificate), "given where it is granted")
+
+
+@dataclass(frozen=True)
+class Health(Checked):
+    """Retained: how a board is. Nothing in it follows the board's images (docs/privacy.md, "Health").
+
+    :param session: as in the board's `Birth`.
+    :param uptime_s: of the client.
+    :param disk_percent, memory_percent: what is used, in steps of ten; None: not known, or not told.
+    :param temperature_c: of the processor, in steps of five.
+    :param throttled: whether the board slows its processor down, for heat or weak power.
+    :param last_decline, last_error: codes, never texts.
+    :param certificate_end: unix seconds; 0: no certificate.
+    :param slot: what has become of the release that was offered last: `returned` means that it was refused, or failed
+        and was undone; `none`: this board takes no releases.
+    :param platform: of its Python, as manifests of releases name it: `cp313-aarch64`.
+    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` speaks of; empty before the first.
+    """
+
+    device: Name
+    session: Count
+    version: Text
+    uptime_s: Count
+    disk_percent: Annotated[int, Meta(ge=0, le=100)] | None
+    memory_percent: Annotated[int, Meta(ge=0, le=100)] | None
+    temperature_c: Annotated[int, Meta(ge=-100, le=200)] | None
+    throttled: bool | None
+    last_decline: DeclineCode | None
+    last_error: ErrorCode | None
+    certificate_end: Count
+    slot: SlotState
+    platform: Text = later("")
+    tried: Text = later("")
+    attempt: Count = later(0)
+
+
+@dataclass(frozen=True)
+class ReleaseOffer(Checked):
+    """A board should run this release. Signed by the operator's key, and said again while it stands.
+
+    :param manifest: the head of the release, with the signature of the release key (`hushfleet.release`).
+    :param digest, size: of the whole release file, whose chunks the fleet service serves.
+    :param attempt: a board tries each attempt at a release once; a higher one says that it should try again.
+    """
+
+    device: Name
+    version: Text
+    manifest: Annotated[bytes, Meta(min_length=1, max_length=MAX_MANIFEST_BYTES)]
+    digest: Digest
+    size: Annotated[int, Meta(ge=1, le=MAX_RELEASE_BYTES)]
+    attempt: Count = later(0)

@@ -1,0 +1,116 @@
+"""A card is lost: the next one begins with what was spent under its id, whatever the network does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hushfleet.aggregator.devices.charge_book import ChargeBook
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.fleet.enrolment import carried_rounds
+from hushfleet.aggregator.rounds.engine import terms_of
+from hushfleet.config.schema import pack, unpack
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import LedgerError
+from hushfleet.privacy.mechanism import Charge
+
+TASK = "small-00000000"
+
+
+def charge(multiplier: float = 2.0, **fields: Any) -> Charge:
+    return Charge("device", "one device's update", "gaussian", multiplier, **fields)
+
+
+@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
+def test_carried_rounds_are_the_charged_ones(first: set[int], second: set[int]) -> None:
+    second -= first
+    cheap, raw = pack(charge(8.0)), pack(charge(1.0, raw=("accuracy",), steps=3))
+    rows = sorted([(TASK, number, cheap) for number in first] + [(TASK, number, raw) for number in second])
+    told = {
+        number: each.noise_multiplier
+        for each in carried_rounds(rows)
+        for start, stop in each.rounds
+        for number in range(start, stop)
+    }
+    assert told == {**dict.fromkeys(first, 8.0), **dict.fromkeys(second, 1.0)}
+    assert len(carried_rounds(rows)) == bool(first) + bool(second)
+
+
+def test_the_ledger_of_a_new_card_begins_with_what_was_spent(tmp_path: Path) -> None:
+    spent = [(TASK, number, pack(charge())) for number in (1, 2, 5)]
+    path = tmp_path / "store.sqlite"
+    with DeviceStore(path, device="board-1", durable=False) as store:
+        store.note_enrolled(carried_rounds(spent))
+        once = store.ledger.epsilon_server(delta=1e-5)
+        store.note_enrolled(carried_rounds(spent))  # the answer came twice
+    with DeviceStore(path, device="board-1", durable=False) as store:
+        assert store.is_enrolled
+        assert [(entry.round, entry.charge) for entry in store.ledger.entries()] == [(n, charge()) for n in (1, 2, 5)]
+        assert store.ledger.epsilon_server(delta=1e-5) == once > 0
+        assert store.is_charged(TASK, 5)
+        assert not store.is_charged(TASK, 4)
+        with pytest.raises(LedgerError, match="already charged"), store._transaction("charge twice"):
+            store.ledger.charge(charge(), task=TASK, round=5, payload_digest=bytes(32))
+
+
+def test_what_a_store_has_charged_itself_is_not_charged_again(tmp_path: Path) -> None:
+    with DeviceStore(tmp_path / "store.sqlite", device="board-1", durable=False) as store:
+        with store._transaction("charge"):
+            store.ledger.charge(charge(), task=TASK, round=1, payload_digest=bytes(32))
+        store.note_enrolled(carried_rounds([(TASK, 1, pack(charge())), (TASK, 2, pack(charge()))]))
+        assert [entry.round for entry in store.ledger.entries()] == [1, 2]
+        before = store.ledger.entries()
+        store.note_enrolled(carried_rounds([(TASK, 9, pack(charge()))]))  # it was enrolled: its ledger knows more
+        assert store.ledger.entries() == before
+
+
+def spent_by(register: DeviceRegister) -> dict[str, list[int]]:
+    return {row.device: [number for _, number, _ in register.charges(row.device)] for row in register.devices()}
+
+
+def test_the_register_knows_at_least_what_every_board_may_have_spent(make_fleet: Callable[..., Any]) -> None:
+    fleet = make_fleet(devices=4, min_updates=1)
+    answered, silent, declined, absent = fleet.names
+    with DeviceRegister(fleet.folder, durable=False) as register:
+        register.add(KnownDevice(name, fleet.devices.identities[name].public_key) for name in fleet.names)
+        book = ChargeBook(register, fleet.engine)
+        book.expect(fleet.names)
+        assert not any(spent_by(register).values()), "no round is open"
+        plan = fleet.open([answered, silent, declined])
+        book.expect([answered, silent, declined, absent])
+        assert spent_by(register) == {answered: [1], silent: [1], declined: [1], absent: []}
+        assert fleet.engine.accept(answered, fleet.update(answered).data).acknowledged
+        fleet.engine.decline(declined, "budget", "", round=1)
+        fleet.engine.close()
+        del book
+        fleet.restart()  # a kill before the book was told
+        book = ChargeBook(register, fleet.engine)
+        assert spent_by(register) == {answered: [1], silent: [1], declined: [], absent: []}
+        nominal = fleet.engine.method.charge(terms_of(plan))
+        (row,) = fleet.store.charges(1)
+        told = unpack(Charge, register.charges(answered)[0][2], what="a charge")
+        assert (told.noise_multiplier, told.unit, told.raw) == (row.noise_multiplier, nominal.unit, nominal.raw)
+        assert unpack(Charge, register.charges(silent)[0][2], what="a charge") == nominal
+        fleet.open([answered])
+        book.expect([answered])
+        book.expect([answered])
+        fleet.restart()
+        ChargeBook(register, fleet.engine).expect([answered, silent])
+        assert spent_by(register)[answered] == [1, 2]
+        register.forget(answered)
+        assert [number for _, number, _ in register.charges(answered)] == [1, 2], "whoever has the id later"
+
+
+def test_a_register_from_before_charges_is_upgraded(tmp_path: Path) -> None:
+    with DeviceRegister(tmp_path, durable=False) as register:
+        register.add([KnownDevice("board-1", bytes(32))])
+        register.write("DROP TABLE charges")
+        register.write("PRAGMA user_version = 1")
+    with DeviceRegister(tmp_path, durable=False) as register:
+        assert register.charges("board-1") == []
+        assert register.device("board-1") is not None

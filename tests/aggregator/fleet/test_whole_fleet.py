@@ -1,0 +1,142 @@
+"""Enrolment, renewal and lock-out with real brokers, over TLS."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.edge_client.fleet.renewal import Renewal
+from hushfleet.secure.roster import Roster
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
+from support.desk import Board, event_of, make_folder, served, until
+
+FIRST, SECOND = "greenhouse-01", "greenhouse-02"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetFolder]:
+    folder = make_folder(tmp_path_factory.mktemp("fleet") / "greenhouse", boards=8)
+    with served(folder):
+        yield folder
+
+
+def operator_key(folder: FleetFolder) -> bytes:
+    return load_or_create(folder.operator_key).public_key
+
+
+def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: Path) -> None:
+    board = Board(fleet, tmp_path, FIRST)
+    assert board.enrol()
+    assert not board.token_file.exists(), "the token is erased"
+    assert board.tls.key_file.stat().st_mode & 0o777 == 0o600
+    key = board.store.identity.public_key
+    with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.path) as register:
+        row = registry.needed(FIRST)
+        assert (row.state, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
+        known = until(lambda: register.device(FIRST))
+        assert (known.public_key, known.pinned) == (key, False)
+    roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
+    assert roster.key(roster.devices.index(FIRST)) == key
+    link = board.link(board.topics.fleet(FIRST))
+    event_of(link, LinkUp)
+    assert board.enrol(), "its key is known: a certificate that was lost comes again without a token"
+    link.close()
+
+
+def test_a_certificate_is_renewed_at_two_thirds_of_its_life(fleet: FleetFolder, tmp_path: Path) -> None:
+    board = Board(fleet, tmp_path, SECOND)
+    assert board.enrol()
+    before, validity = board.tls.certificate_file.read_bytes(), board.tls.validity()
+    assert validity is not None
+    now = [validity.renew_at - 1]
+    renewal = Renewal(board.config, board.store, board.tls, wall=lambda: now[0])
+    link = board.link(*renewal.filters)
+    event_of(link, LinkUp)
+    renewal.connected()
+    renewal.advance(link, time.monotonic())
+    assert link.receive(0.2) is None, "nothing is asked before"
+    now[0] += 2
+    renewal.advance(link, time.monotonic())
+    answer = event_of(link, Delivery)
+    renewal.take(board.topics.parse(answer.topic), answer.payload)
+    assert board.tls.certificate_file.read_bytes() != before
+    link.close()
+    again = board.link()
+    event_of(again, LinkUp)
+    again.close()
+
+
+def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_path: Path) -> None:
+    """Without a restart of the broker; others stay connected."""
+    board, other = (Board(fleet, tmp_path / name, name) for name in ("greenhouse-03", "greenhouse-04"))
+    assert board.enrol()
+    assert other.enrol()
+    links = [each.link(each.topics.server, each.topics.fleet(each.device)) for each in (board, other)]
+    for link in links:
+        event_of(link, LinkUp)
+    pid = (fleet.broker / "mosquitto.pid").read_text()
+    with FleetRegistry(fleet.path) as registry:
+        registry.block(board.device, "stolen")
+        apply(fleet, registry)
+        with DeviceRegister(fleet.path) as register:
+            assert register.device(board.device).blocked == "by the fleet's operator: stolen"
+        roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
+        assert board.device not in roster.devices
+        assert other.device in roster.devices
+        # whatever it was sent before, the broker has let through
+        time.sleep(0.5)
+        links[0].publish(board.topics.state(board.device), b"x")
+        announcer = aggregator_link(fleet)
+        event_of(announcer, LinkUp)
+        announcer.subscribe(board.topics.all_states)
+        announcer.publish(board.topics.server, b"hello")
+        assert event_of(links[1], Delivery).payload == b"hello"
+        assert not any(isinstance(links[0].receive(0.3), Delivery) for _ in range(2)), "it hears nothing any more"
+        assert announcer.receive(0.3) is None, "and is not heard"
+        links[0].close()
+        refused = board.link()
+        event_of(refused, LinkDown)  # its certificate is revoked
+        refused.close()
+        assert not board.enrol(patience_s=1.0)
+        assert (fleet.broker / "mosquitto.pid").read_text() == pid
+        registry.unblock(board.device)
+        apply(fleet, registry)
+    back = board.link()
+    event_of(back, LinkUp)
+    for link in (back, links[1], announcer):
+        link.close()
+
+
+def aggregator_link(fleet: FleetFolder):
+    from hushfleet.wire.link.address import BrokerAddress
+    from hushfleet.wire.link.mqtt import MqttLink
+
+    mine = fleet.aggregator
+    address = BrokerAddress.parse(
+        fleet.local_broker, ca_file=fleet.ca / "ca.pem", cert_file=mine / "cert.pem", key_file=mine / "cert.key"
+    )
+    link = MqttLink(address, client_id="aggregator")
+    link.open()
+    return link
+
+
+def test_a_board_waits_for_service_and_broker(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "greenhouse", boards=1)
+    board = Board(folder, tmp_path / "board", FIRST)
+    granted: list[bool] = []
+    thread = threading.Thread(target=lambda: granted.append(board.enrol(patience_s=60)))
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    with served(folder):
+        thread.join(60)
+    assert granted == [True]

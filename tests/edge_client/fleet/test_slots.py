@@ -1,0 +1,333 @@
+"""Which release a board runs: counts of starts and checks, hostile files, kills at every point, the order of syncs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hushfleet.edge_client.fleet import slots as module
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.release import pack, place, this_platform
+from support.kill import CALL, KillPoints
+
+KEY = Ed25519PrivateKey.generate()
+
+
+@cache
+def packed(version: str, *, key: Ed25519PrivateKey = KEY, store: int = 3, **changes: Any) -> bytes:
+    """A small release for this Python."""
+    python, arch = this_platform()
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": store, **changes}
+    with tempfile.TemporaryDirectory() as folder:
+        content, out = Path(folder, "content"), Path(folder, "out.hfr")
+        content.mkdir()
+        (content / "whole").write_text(version)
+        pack(content, out, key=key, version=version, **fields)
+        return out.read_bytes()
+
+
+def release(out: Path, version: str, **changes: Any) -> Path:
+    out.write_bytes(packed(version, **changes))
+    return out
+
+
+class Board:
+    def __init__(self, folder: Path) -> None:
+        self.root, self.state = folder / "opt", folder / "state"
+        self.slots = Slots(self.root, self.state)
+        self.beats = itertools.count(1)
+        (self.state / "incoming").mkdir(parents=True)
+        place(release(folder / "first", "1.0"), self.root / "releases", public_key=None)
+        (self.root / "current").symlink_to("releases/1.0")
+        other = Ed25519PrivateKey.generate()
+        keys = [key.public_key().public_bytes_raw().hex() for key in (other, KEY)]
+        (self.root / "release_keys").write_text("\n".join(keys))
+
+    def put(self, version: str, **changes: Any) -> None:
+        release(self.state / "incoming" / "new.hfr", version, **changes)
+
+    def healthy(self, version: str) -> None:
+        path = self.state / "healthy"
+        path.write_text(version)
+        os.utime(path, ns=(0, next(self.beats)))
+
+    def running(self) -> str:
+        assert (self.root / "current" / "whole").exists(), "what runs is there, and whole"
+        return (self.root / "current").readlink().name
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(tmp_path)
+
+
+def test_a_release_is_installed_tried_and_made_good(board: Board) -> None:
+    board.put("2.0")
+    assert board.slots.install().trial == "2.0"
+    assert board.running() == "1.0", "what runs is left alone until the next start"
+    assert not list((board.state / "incoming").iterdir())
+    board.slots.begin()
+    assert board.running() == "2.0"
+    for _ in range(STEADY_CHECKS):
+        assert board.slots.read().trial == "2.0"
+        board.healthy("2.0")
+        board.slots.check()
+    state = board.slots.read()
+    assert (state.good, state.previous, state.trial, state.outcome) == ("2.0", "1.0", None, "good")
+    assert board.slots.back().good == "1.0"
+    assert board.running() == "1.0"
+
+
+def test_a_release_that_never_stays_up_is_taken_back(board: Board) -> None:
+    board.put("2.0")
+    board.slots.install()
+    for _ in range(MOST_STARTS):
+        board.slots.begin()
+        assert board.running() == "2.0"
+        for _ in range(STEADY_CHECKS - 1):
+            board.healthy("2.0")
+            board.slots.check()
+    state = board.slots.begin()
+    assert (state.good, state.trial, state.last, state.outcome) == ("1.0", None, "2.0", "returned")
+    assert "never stayed healthy" in state.reason
+    assert board.running() == "1.0"
+
+
+@pytest.mark.parametrize("said", ["", "1.0", "hangs"])
+def test_a_release_that_is_never_healthy_is_taken_back_and_the_client_started_anew(board: Board, said: str) -> None:
+    board.put("2.0")
+    board.slots.install()
+    assert board.slots.check() == (board.slots.read(), False), "before its first start nothing is counted"
+    board.slots.begin()
+    if said:
+        board.healthy("2.0" if said == "hangs" else said)  # once: a release that hangs writes it no more
+    restarts = [board.slots.check()[1] for _ in range(MOST_CHECKS)]
+    assert restarts == [False] * (MOST_CHECKS - 1) + [True]
+    assert board.slots.read().outcome == "returned"
+    assert board.running() == "1.0"
+    board.put("2.0")  # an offer that is made again
+    assert board.slots.install().trial == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "reason"),
+    [
+        ("2.0", {"key": Ed25519PrivateKey.generate()}, "not signed"),
+        ("2.0", {"python": "cp27"}, "cp27"),
+        ("2.0", {"arch": "vax"}, "vax"),
+        ("2.0", {"oldest_store": 4, "store": 5}, "4 to 5"),
+        ("2.0", {"store": 2}, "1 to 2"),
+        ("0.9", {}, "older"),
+        ("1.0", {"downgrade": True}, "installed already"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    board: Board, version: str, changes: dict[str, Any], reason: str
+) -> None:
+    board.put(version, **changes)
+    state = board.slots.install()
+    assert (state.good, state.trial, state.outcome) == ("1.0", None, "refused")
+    assert reason in state.reason
+    assert not list((board.state / "incoming").iterdir())
+    assert [each.name for each in (board.root / "releases").iterdir()] == ["1.0"]
+    assert board.slots.begin().good == "1.0"
+    assert board.running() == "1.0"
+
+
+@pytest.mark.parametrize("content", [b"", b"HR", b"HR\x01\x00\xff\xff\xff\xff", bytes(1000)])
+def test_what_is_no_release_is_refused(board: Board, content: bytes) -> None:
+    (board.state / "incoming" / "new.hfr").write_bytes(content)
+    assert board.slots.install().outcome == "refused"
+    assert board.running() == "1.0"
+
+
+def test_a_downgrade_needs_its_own_word_in_what_was_signed(board: Board) -> None:
+    board.put("0.9", downgrade=True)
+    assert board.slots.install().trial == "0.9"
+
+
+def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(board: Board) -> None:
+    board.put("2.0", store=4)
+    board.slots.install()
+    board.slots.begin()
+    for _ in range(STEADY_CHECKS):
+        board.healthy("2.0")
+        board.slots.check()
+    assert board.slots.read().good == "2.0"
+    with pytest.raises(SlotsError, match="no release before"):
+        board.slots.back()
+    assert [each.name for each in (board.root / "releases").iterdir()] == ["2.0"]
+
+
+def test_an_installation_that_ends_the_process_each_time_is_not_repeated_for_ever(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> str:
+        raise Killed
+
+    monkeypatch.setattr(Slots, "_place", die)
+    board.put("2.0")
+    for _ in range(module.MOST_INSTALLS):
+        with pytest.raises(Killed):
+            board.slots.install()
+    assert "never ended" in board.slots.install().reason
+    assert not list((board.state / "incoming").iterdir())
+
+
+def test_links_and_pipes_in_the_state_directory_are_not_followed(board: Board, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    release(secret, "2.0")
+    (board.state / "incoming" / "link.hfr").symlink_to(secret)
+    assert board.slots.install().outcome == "refused"
+    os.mkfifo(board.state / "incoming" / "pipe.hfr")
+    assert board.slots.install().outcome == "refused"
+    assert not list((board.state / "incoming").iterdir())
+    (board.state / "incoming").rmdir()
+    (board.state / "incoming").symlink_to(tmp_path)
+    release(tmp_path / "mine.hfr", "2.0")
+    assert board.slots.install().outcome == "refused"
+    assert secret.exists()
+    assert (tmp_path / "mine.hfr").exists()
+    (board.state / "healthy").symlink_to(secret)
+    board.slots.begin()
+    assert secret.exists()
+    assert not (board.state / "healthy").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", '{"good": "9.9"}', '{"good": 3}', '{"good": "../state"}', '{"unknown": 1}']
+)
+def test_without_the_truth_what_current_points_to_is_good(board: Board, text: str | None) -> None:
+    if text is not None:
+        (board.root / "slots.json").write_text(text)
+    assert board.slots.begin().good == "1.0"
+    (board.root / "current").unlink()
+    (board.root / "slots.json").unlink()
+    board.slots.begin()
+    assert board.running() == "1.0"
+    shutil.rmtree(board.root / "releases" / "1.0")
+    with pytest.raises(SlotsError, match="no release"):
+        board.slots.begin()
+
+
+def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
+    board.put("2.0")
+    board.slots.install()
+    board.slots.begin()
+    shutil.rmtree(board.root / "releases" / "2.0")
+    assert board.slots.begin().outcome == "returned"
+    assert board.running() == "1.0"
+
+
+def test_the_file_runs_alone_and_without_the_project(board: Board) -> None:
+    script = board.root / "slots.py"
+    shutil.copy(module.__file__, script)
+
+    def run(command: str) -> State:
+        arguments = [command, "--root", str(board.root), "--state", str(board.state)]
+        done = subprocess.run([sys.executable, "-I", "-S", str(script), *arguments], capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return State(**json.loads(done.stdout))
+
+    board.put("2.0")
+    board.slots.install()
+    assert run("begin").starts == 1
+    assert run("check").checks == 1
+    assert run("show").runs == board.running() == "2.0"
+    assert run("back").outcome == "returned"
+
+
+# kills and power cuts
+
+NAMED = {
+    "a release is placed": (CALL, ("place",)),
+    "a release is unpacked": (CALL, ("unpack",)),
+    "slots.json is replaced": ("replace", ("Slots._write",)),
+    "current is replaced": ("replace", ("Slots._settle",)),
+}
+
+
+def play(board: Board) -> None:
+    """One good update, one that is taken back, and a return by hand."""
+    board.put("2.0")
+    board.slots.install()
+    board.slots.begin()
+    for _ in range(STEADY_CHECKS):
+        board.healthy("2.0")
+        board.slots.check()
+    board.put("3.0")
+    board.slots.install()
+    for _ in range(MOST_STARTS + 1):
+        board.slots.begin()
+    board.slots.back()
+
+
+@pytest.mark.parametrize("spread", [40, pytest.param(10**9, marks=pytest.mark.slow)])
+def test_killed_at_any_point_a_board_has_a_whole_release_and_can_be_updated(
+    spread: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sync", "fsync"):  # the machine lives on
+        monkeypatch.setattr(module.os, name, lambda *_: None)
+    for version in ("2.0", "3.0", "4.0"):
+        packed(version)  # not in the play
+    points, result = KillPoints(("edge_client/fleet", "hushfleet/release"), NAMED), tmp_path / "result"
+    calm = Board(tmp_path / "calm")
+    labels = points.labels(lambda: play(calm), result)
+    for point in points.chosen(labels, spread=min(spread, len(labels))):
+        board = Board(tmp_path / str(point))
+        points.kill(lambda: play(board), point, result)  # noqa: B023
+        before = board.running()
+        state = board.slots.begin()
+        assert board.running() == state.runs
+        assert before in ("1.0", "2.0", "3.0")
+        (board.state / "incoming" / "new.hfr").unlink(missing_ok=True)
+        if state.trial:  # whatever was on trial comes to an end
+            for _ in range(MOST_CHECKS):
+                board.slots.check()
+        board.put("4.0")
+        assert board.slots.install().trial == "4.0", labels[point]
+        board.slots.begin()
+        assert board.running() == "4.0"
+        shutil.rmtree(tmp_path / str(point))
+
+
+def test_whatever_is_renamed_was_synced_before_and_its_folder_is_afterwards(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, ...]] = []
+
+    def noted(name: str, call: Callable[..., None]) -> Callable[..., None]:
+        def wrapper(*arguments: int | Path) -> None:
+            paths = [os.readlink(f"/proc/self/fd/{a}") if isinstance(a, int) else str(a) for a in arguments]
+            events.append((name, *paths))
+            call(*arguments)
+
+        return wrapper
+
+    for name in ("fsync", "replace", "rename", "sync"):
+        monkeypatch.setattr(module.os, name, noted(name, getattr(os, name)))
+    play(board)
+    renamed = [at for at, event in enumerate(events) if event[0] in ("replace", "rename")]
+    assert {Path(events[at][2]).name for at in renamed} == {"slots.json", "current", "2.0", "3.0"}
+    for at in renamed:
+        _, source, target = events[at]
+        assert events[at + 1] == ("fsync", str(Path(target).parent))
+        if Path(target).name == "slots.json":
+            assert events[at - 1] == ("fsync", source)
+        elif Path(target).name != "current":  # a link has no content of its own
+            assert events[at - 1] == ("sync",)

@@ -1,0 +1,231 @@
+"""Unit `record` with secure sums: what a record moves, which methods go, what a round costs, the ring's promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushfleet.config.spec import PrivacySpec, SecureSpec
+from hushfleet.data.samples import FeatureSamples
+from hushfleet.errors import PrivacyError
+from hushfleet.methods import METHODS, TaskMethod, make_method
+from hushfleet.methods.state import RoundTerms
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.privacy.ring import Ring, Scale, scale_for
+from hushfleet.secure.field import PRIMES
+from hushfleet.training.draws import Inputs
+from hushfleet.training.local_round import train_round
+
+CLASSES, COUNT = 10, 513
+LAYOUT = ParamLayout(("head.weight", "prior"), ((CLASSES, COUNT), (CLASSES,)))
+SECURE = SecureSpec(24, min_devices=9, honest_devices=8, honest_fraction=0.9)
+PRIVACY = PrivacySpec("record", "secure", clip_norm=0.5, noise_multiplier=4.2, delta=1e-5, secure=SECURE)
+PLAIN = {"optimizer": "sgd", "learning_rate": 16.0, "batch_size": 400, "local_epochs": 2}
+GO = {"fedavg", "dp-fedavg", "ditto", "hush"}
+
+
+def method_of(name: str = "hush", privacy: PrivacySpec = PRIVACY, **config: Any) -> TaskMethod:
+    return make_method(name, PLAIN | config, privacy, LAYOUT, rounds=60)
+
+
+def softmax_gradient(params, x, y, dropout=(), out=None, **_):
+    """One linear layer's mean loss and gradient, float32."""
+    weights = params[: CLASSES * COUNT].reshape(CLASSES, COUNT)
+    rows = x.reshape(len(x), -1)
+    logits = rows @ weights.T + params[CLASSES * COUNT :]
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    loss = -float(np.log(shares[np.arange(len(y)), y]).mean())
+    shares[np.arange(len(y)), y] -= 1
+    out[: CLASSES * COUNT] = (shares.T @ rows / np.float32(len(y))).ravel()
+    out[CLASSES * COUNT :] = shares.mean(0)
+    return loss, out
+
+
+def released(method: TaskMethod, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """What a device puts into the ring in a round that begins with `params`."""
+    samples = FeatureSamples(x[:, :, None, None], y)
+    trained = train_round(
+        method, method.init_state(), params, softmax_gradient, samples,
+        terms=RoundTerms(), logits_of=lambda *_: None, inputs=Inputs(), rng=np.random.default_rng(0),
+        noise=SeededNoise(0, 0, 0),
+    )  # fmt: skip
+    return method.release(trained.context, trained.update, SeededNoise(0, 0, 0)).values
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 999), scale=st.sampled_from([0.0, 0.5, 3.0]), loud=st.sampled_from([0.1, 1.0, 50.0]))
+def test_one_record_moves_an_update_by_its_bound_and_floats_by_next_to_nothing(
+    seed: int, scale: float, loud: float
+) -> None:
+    rng, method = np.random.default_rng(seed), method_of()
+    params = (scale * rng.standard_normal(LAYOUT.size)).astype(np.float32)
+    params[CLASSES * COUNT :] = 0
+    x = rng.standard_normal((400, COUNT)).astype(np.float32)
+    x *= loud / np.linalg.norm(x, axis=1, keepdims=True)
+    y = rng.integers(0, CLASSES, 400)
+    out = rng.integers(400)
+    change = released(method, params, x, y) - released(method, params, np.delete(x, out, 0), np.delete(y, out))
+    bound = method.cost(RoundTerms()).bound
+    assert bound == pytest.approx(0.5 * 16 / 400)
+    assert np.linalg.norm(change.astype(np.float64)) <= bound * 1.007  # what the ring has room for
+
+
+def test_a_device_with_more_records_is_clipped_to_what_the_task_names() -> None:
+    method, rng = method_of(batch_size=20), np.random.default_rng(1)
+    x = np.tile(rng.standard_normal((1, COUNT)).astype(np.float32), (100, 1))
+    values = released(method, np.zeros(LAYOUT.size, np.float32), x, np.zeros(100, np.int64))
+    assert np.linalg.norm(values) == pytest.approx(0.5 * 16, rel=1e-6)
+    assert method.cost(RoundTerms()).largest == pytest.approx(0.5 * 16)
+
+
+def test_a_device_without_records_sends_noise_alone() -> None:
+    x, y = np.zeros((0, COUNT), np.float32), np.zeros(0, np.int64)
+    assert not released(method_of(), np.ones(LAYOUT.size, np.float32), x, y).any()
+
+
+def test_a_round_costs_what_the_sum_has() -> None:
+    charge = method_of().charge(RoundTerms(1))
+    assert (charge.unit, charge.noise_multiplier, charge.noise_split, charge.steps) == ("record", 4.2, 8, 1)
+    sampled = method_of(privacy=replace(PRIVACY, sample_rate=0.25)).charge(RoundTerms(1))
+    assert sampled.sample_rate == 0.25
+    assert method_of().multiplier_release(RoundTerms(1), participants=10) == 4.2
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_these_methods_go(name: str) -> None:
+    try:
+        method_of(name)
+    except PrivacyError:
+        assert name not in GO
+    else:
+        assert name in GO
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "privacy", "reason"),
+    [
+        ("hush", {}, {"batches": 2}, "local_steps = 1"),
+        ("hush", {"optimizer": "adam"}, {}, "optimizer = 'sgd'"),
+        ("hush", {"momentum": 0.9}, {}, "without momentum"),
+        ("dp-fedsam", {}, {}, "sum of plain gradients"),
+        ("pfedsd", {}, {}, "sum of plain gradients"),
+        ("fedprox", {}, {}, "nothing but gradients"),
+        ("fedper", {}, {}, "of its own"),
+    ],
+)
+def test_the_others_are_refused_with_a_reason(
+    name: str, config: dict[str, Any], privacy: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PrivacyError, match=reason):
+        method_of(name, replace(PRIVACY, **privacy), **config)
+
+
+# the ring
+
+
+def test_values_come_back_from_sums_of_many_records() -> None:
+    devices, records, size = 5, 300, 400
+    ring = Ring(
+        prime=PRIMES[24], clip_norm=0.02, noise_multiplier=3.0, honest_devices=4, devices=devices, size=size,
+        key=bytes(16), records=records,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((devices, size))
+    values *= 0.02 * records / np.linalg.norm(values, axis=1, keepdims=True)
+    total = sum(ring.encode(each, SeededNoise(0, i, 0)).astype(np.int64) for i, each in enumerate(values))
+    error = ring.decode((total % ring.prime).astype(np.uint32)) - values.sum(0)
+    assert error.std() == pytest.approx(0.02 * 3 * math.sqrt(5 / 4) * (1 + ring.scale.extra), rel=0.15)
+    with pytest.raises(PrivacyError, match="above the clip norm"):
+        ring.encode(values[0] * 1.01, SeededNoise(0, 0, 0))
+
+
+@given(size=st.integers(1, 60), seed=st.integers(0, 999), length=st.floats(0, 30))
+def test_rounding_two_neighbours_alike_keeps_them_within_the_sensitivity(size: int, seed: int, length: float) -> None:
+    """The ring's own rounding, of x and of x + v, with the same random words."""
+    ring = Ring(
+        prime=PRIMES[32], clip_norm=1.0, noise_multiplier=0.0, honest_devices=1, devices=2, size=size, key=bytes(16),
+        records=1000,
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    x, v = rng.standard_normal(size), rng.standard_normal(size)
+    x *= 100 * ring.unit * rng.random()
+    v *= length * ring.unit / np.linalg.norm(v)
+    one, other = (ring._rounded(each, SeededNoise(seed, 0, 0)) for each in (x, x + v))
+    assert np.linalg.norm(one - other) <= (length + math.sqrt(size)) * (1 + 1e-9)
+
+
+@given(
+    multiplier=st.floats(0.5, 60),
+    devices=st.integers(2, 200),
+    records=st.integers(1, 5000),
+    size=st.integers(1, 50_000),
+)
+def test_the_noise_over_what_a_record_moves_is_the_multiplier(
+    multiplier: float, devices: int, records: int, size: int
+) -> None:
+    honest = max(1, devices // 2)
+    scale = scale_for(
+        prime=PRIMES[32], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size,
+        records=records,
+    )  # fmt: skip
+    sensitivity = scale.steps + math.sqrt(size)
+    assert sensitivity**2 <= scale.bound * (1 + 1e-9)
+    assert math.sqrt(scale.variance - 4) / sensitivity >= multiplier * (1 - 1e-9)
+    assert scale.extra > 0
+    spread = math.sqrt((devices * records * scale.steps) ** 2 / size + scale.variance * devices / honest + devices / 4)
+    assert 6.5 * spread <= PRIMES[32] / 2 * (1 + 1e-9)
+
+
+def discrete(variance: float) -> np.ndarray:
+    reach = math.ceil(14 * math.sqrt(variance))
+    found = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * variance))
+    return found / found.sum()
+
+
+def rounded(value: float, room: int) -> np.ndarray:
+    """Probabilities of its rounding on 0 .. room."""
+    found = np.zeros(room + 1)
+    found[math.floor(value)] = 1 - value % 1
+    found[math.floor(value) + (value % 1 > 0)] += value % 1
+    return found
+
+
+@pytest.mark.parametrize("std", [5.2, 9.0])
+@pytest.mark.parametrize("steps", [0.5, 2.0, 4.4])
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_no_two_sums_with_and_without_a_record_are_told_apart_better_than_is_claimed(
+    std: float, steps: float, dimensions: int
+) -> None:
+    """By adding up: x and x + v, both rounded at random, with discrete noise, at every place within a step."""
+    scale = Scale(steps, (steps + math.sqrt(dimensions)) ** 2, std**2, 0.0)  # type: ignore[arg-type]
+    mu, noise = 1 / scale.multiplier, discrete(std**2)
+    angles = (0.0,) if dimensions == 1 else (0.0, 0.4, math.pi / 4)
+    room = 2 + math.ceil(steps)
+
+    def density(point: tuple[float, ...]) -> np.ndarray:
+        one = [np.convolve(noise, rounded(each, room)) for each in point]
+        return one[0] if dimensions == 1 else np.multiply.outer(*one)
+
+    for angle, places in product(angles, product((0.0, 0.3, 0.9), repeat=dimensions)):
+        moved = (steps * math.cos(angle), steps * math.sin(angle))
+        without, with_it = (
+            density(places),
+            density(tuple(x + v for x, v in zip(places, moved[:dimensions], strict=True))),
+        )
+        for epsilon in (0.05, 0.3, 1.0):
+            claimed = _normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * _normal(-mu / 2 - epsilon / mu)
+            for one, other in ((without, with_it), (with_it, without)):
+                assert np.maximum(one - math.exp(epsilon) * other, 0).sum() <= claimed + 1e-13
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2

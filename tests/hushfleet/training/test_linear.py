@@ -1,0 +1,96 @@
+"""Clipped sums of one linear layer in closed form, against single gradients of an exported graph and of autograd."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.clipping import clip
+from hushfleet.training.linear import LinearClipping
+
+
+def layout_of(classes: int, features: int) -> ParamLayout:
+    return ParamLayout(("head.weight", "prior"), ((classes, features), (classes,)))
+
+
+def drawn(layout: ParamLayout, batch: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    (classes, features), _ = layout.shapes
+    rng = np.random.default_rng(seed)
+    params = rng.normal(size=layout.size).astype(np.float32)
+    x = rng.normal(scale=10 ** rng.uniform(-3, 1), size=(batch, features, 1, 1)).astype(np.float32)
+    return params, x, rng.integers(0, classes, batch)
+
+
+def single_gradients(layout: ParamLayout, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[list, np.ndarray]:
+    """Losses and gradients `[B, d]` one by one, by autograd in float64."""
+    losses, rows = [], np.empty((len(y), layout.size))
+    for i in range(len(y)):
+        vector = torch.tensor(params, dtype=torch.float64, requires_grad=True)
+        tensors = layout.unflatten(vector)
+        logits = tensors["head.weight"] @ torch.tensor(x[i].ravel(), dtype=torch.float64) + tensors["prior"]
+        loss = torch.nn.functional.cross_entropy(logits[None], torch.tensor(y[i : i + 1]))
+        losses.append(loss.item())
+        rows[i] = torch.autograd.grad(loss, vector)[0]
+    return losses, rows
+
+
+@given(
+    st.integers(2, 7), st.integers(1, 9), st.integers(0, 6), st.floats(1e-3, 10), st.integers(0, 2), st.integers(0, 99)
+)
+def test_sums_are_those_of_single_clipped_gradients(classes, features, batch, clip_norm, which, seed) -> None:
+    layout = layout_of(classes, features)
+    params, x, y = drawn(layout, batch, seed)
+    part = [slice(None), layout.slices["head.weight"], layout.slices["prior"]][which]
+    losses, rows = single_gradients(layout, params, x, y)
+    inside = np.zeros(layout.size, bool)
+    inside[part] = True
+    rows *= inside
+    expected = sum((clip(row, clip_norm) for row in rows), np.zeros(layout.size))
+    out = np.full(layout.size, np.nan, np.float32)
+    found_losses, norms = LinearClipping(layout)(params, x, y, clip_norm=clip_norm, out=out, part=part)
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(norms, np.linalg.norm(rows, axis=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-5 * max(1.0, min(clip_norm, norms.max(initial=0))))
+    assert not out[~inside].any()
+
+
+@given(st.integers(2, 10), st.integers(1, 40), st.floats(1e-6, 10), st.integers(0, 99))
+def test_one_record_never_counts_for_more_than_the_bound(classes, features, clip_norm, seed) -> None:
+    layout = layout_of(classes, features)
+    params, x, y = drawn(layout, 1, seed)
+    out = np.empty(layout.size, np.float32)
+    LinearClipping(layout)(params, x, y, clip_norm=clip_norm, out=out)
+    assert np.linalg.norm(out.astype(np.float64)) <= clip_norm * (1 + 2.0**-23)  # each entry of `out` is rounded once
+
+
+def test_a_bound_may_follow_the_norms() -> None:
+    layout = layout_of(3, 4)
+    params, x, y = drawn(layout, 8, 1)
+    clipping, (fixed, asked) = LinearClipping(layout), np.empty((2, layout.size), np.float32)
+    _, norms = clipping(params, x, y, clip_norm=lambda norms: float(np.median(norms)), out=asked)
+    clipping(params, x, y, clip_norm=float(np.median(norms)), out=fixed)
+    assert np.array_equal(fixed, asked)
+    clipping(params, x, y, clip_norm=math.inf, out=fixed)
+    _, rows = single_gradients(layout, params, x, y)
+    np.testing.assert_allclose(fixed, rows.sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_finite_shows_in_the_norms() -> None:
+    layout = layout_of(3, 4)
+    params, x, y = drawn(layout, 4, 1)
+    x[2, 1] = math.inf
+    out = np.empty(layout.size, np.float32)
+    with np.errstate(invalid="ignore"):
+        _, norms = LinearClipping(layout)(params, x, y, clip_norm=1.0, out=out)
+    assert np.isfinite(norms).tolist() == [True, True, False, True]
+
+
+def test_out_is_needed() -> None:
+    with pytest.raises(ValueError, match="out must be given"):
+        LinearClipping(layout_of(2, 1))(np.zeros(4, np.float32), np.zeros((0, 1)), np.zeros(0, np.int64))

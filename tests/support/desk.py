@@ -1,0 +1,150 @@
+"""A fleet on this machine: its folder, real brokers, the fleet service in a thread, boards in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hushfleet.aggregator.fleet.commands.run import serve
+from hushfleet.aggregator.fleet.create import create_fleet
+from hushfleet.aggregator.fleet.device_file import device_toml
+from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetFolder
+from hushfleet.aggregator.fleet.members import counted
+from hushfleet.aggregator.fleet.processes import brokers_of, started
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.tokens import issue_token
+from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.connection import Timing
+from hushfleet.wire.link.interface import LinkEvent
+from hushfleet.wire.link.mqtt import MqttLink
+
+QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2)
+FEDERATION = "greenhouse"
+TASK = """
+name = "small"
+[model]
+name = "digits-cnn"
+[method]
+name = "dp-fedavg"
+[privacy]
+noise_multiplier = 1.0
+clip_norm = 1.0
+delta = 1e-3
+[data]
+name = "digits"
+devices = 2
+[round]
+rounds = 2
+min_devices = 2
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def make_folder(path: Path, *, boards: int = 2, task: str = TASK, **enrolment: Any) -> FleetFolder:
+    task_file = path.with_name(f"{path.name}-task.toml")
+    task_file.write_text(task)
+    port, enrolment_port = free_ports(2)
+    broker = BrokerPart(("127.0.0.1",), port, enrolment_port)
+    folder = create_fleet(
+        path, federation=FEDERATION, broker=broker, task=task_file, enrolment=EnrolmentPart(**enrolment)
+    )
+    with FleetRegistry(path) as registry:
+        if boards:
+            registry.add(counted(FEDERATION, boards, known=[], board="generic-x86"))
+    return folder
+
+
+class Board:
+    """A board's card and state, and what it does of enrolment.
+
+    :param token: of its card; None: one that the registry gives out.
+    """
+
+    def __init__(self, folder: FleetFolder, home: Path, device: str, *, token: str | None = None) -> None:
+        self.folder, self.device, self.topics = folder, device, Topics(FEDERATION)
+        state = home / "state"
+        state.mkdir(parents=True, mode=0o700)
+        with FleetRegistry(folder.path) as registry:
+            row = registry.needed(device)
+            token = token if token is not None else issue_token(registry, device, days=1, now=time.time())
+        self.token_file = state / "enrol.token"
+        self.token_file.write_text(token)
+        self.file = home / "device.toml"
+        self.file.write_text(device_toml(folder, row, state_dir=str(state), ca_file=str(folder.ca / "ca.pem")))
+        self.config: DeviceConfig = load_config(self.file)
+        self.store = DeviceStore(self.config.store_path, device=device, durable=False)
+        self.tls = TlsIdentity(state, device=device)
+
+    def asking(self) -> Enrolment:
+        return Enrolment(self.config, self.store, self.tls)
+
+    def enrolment_link(self) -> MqttLink:
+        return MqttLink(self.config.enrolment_address, client_id=self.device, timing=QUICK)
+
+    def enrol(self, *, patience_s: float = 20.0) -> bool:
+        stop = threading.Event()
+        return enrol(self.asking(), self.enrolment_link, self.topics, self.device, stop, patience_s=patience_s)
+
+    def link(self, *filters: str) -> MqttLink:
+        """To the fleet's broker, with the board's own certificate."""
+        link = MqttLink(self.config.broker_address, client_id=self.device, timing=QUICK)
+        for topic_filter in filters:
+            link.subscribe(topic_filter)
+        link.open()
+        return link
+
+    def with_limits(self, **limits: Any) -> DeviceConfig:
+        return replace(self.config, limits=replace(self.config.limits, **limits))
+
+
+@contextlib.contextmanager
+def served(folder: FleetFolder) -> Iterator[threading.Thread]:
+    """Both brokers as child processes, and the service in a thread."""
+    with started(folder, brokers_of(folder)), serving(folder) as thread:
+        yield thread
+
+
+@contextlib.contextmanager
+def serving(folder: FleetFolder) -> Iterator[threading.Thread]:
+    stop = threading.Event()
+    thread = threading.Thread(target=serve, args=(folder.path, stop))
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+
+
+def until(condition: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+    """What `condition` gives, once it is true."""
+    give_up = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < give_up, "it did not come"
+        time.sleep(0.02)
+    return value
+
+
+def event_of(link: MqttLink, kind: type[LinkEvent], *, within_s: float = 20.0) -> Any:
+    """The next event of this kind; others are passed over."""
+    give_up = time.monotonic() + within_s
+    while (left := give_up - time.monotonic()) > 0:
+        event = link.receive(left)
+        if isinstance(event, kind):
+            return event
+    raise AssertionError(f"no {kind.__name__} came")
