@@ -142,10 +142,12 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
             with noted(row):
                 child = stack.enter_context(future.result())
                 row["versions"] = child.ready
+                print(f"{each.label}: ready after {child.start_s:.0f} s", file=sys.stderr, flush=True)
         for row, future in zip(rows, begun, strict=True):
             with noted(row):
-                round_of(row, future.result())
+                warm_up = round_of(row, future.result())
                 alive.append((row, future.result()))
+                print(f"{row['label']}: warm after {warm_up['seconds']:.0f} s", file=sys.stderr, flush=True)
         for turn in range(turns):
             first = turn % max(len(alive), 1)
             for row, child in alive[first:] + alive[:first]:

@@ -94,6 +94,7 @@ class CohortBatch(Batch):
             )
 
     def _precision(self) -> AbstractContextManager[object]:
+        if not self.reduced:
+            return nullcontext()
         # Without its cache of weights in bfloat16, which a recorded pass would read for ever.
-        how = {"dtype": torch.bfloat16, "cache_enabled": False}
-        return torch.autocast(self.out.device.type, **how) if self.reduced else nullcontext()
+        return torch.autocast(self.out.device.type, torch.bfloat16, cache_enabled=False)

@@ -100,7 +100,7 @@ class ReplayedGradient:
 
         def run() -> Tensor:
             losses, _ = self.gradient.clients(own["params"], own["x"], own["y"], masks, own_out, **named)
-            return losses  # type: ignore[no-any-return]
+            return losses
 
         while len(self._recordings) >= MOST:
             del self._recordings[next(iter(self._recordings))]
