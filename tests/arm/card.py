@@ -153,14 +153,14 @@ class Machine:
     def wait_for(self, pattern: str, *, timeout_s: float) -> str:
         """Until the console shows `pattern`, after what was found before. Raises `TimeoutError` with its end."""
         deadline = time.monotonic() + timeout_s
-        while (
-            found := re.search(pattern, text := self.log.read_bytes()[self._read :].decode("utf-8", "replace"))
-        ) is None:
+        while True:
+            text = self.log.read_bytes()[self._read :].decode("latin-1")  # a character for each byte
+            if found := re.search(pattern, text):
+                self._read += found.end()
+                return found[0]
             if time.monotonic() > deadline or self._process.poll() is not None:
                 raise TimeoutError(f"{pattern!r} was not seen; the console ends with:\n{text[-3000:]}")
             time.sleep(0.5)
-        self._read += len(text[: found.end()].encode())
-        return found[0]
 
     def cut_power(self) -> None:
         """What the card's system had not written out is lost; what it had, the card keeps.
