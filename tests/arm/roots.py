@@ -13,7 +13,7 @@ from pathlib import Path
 SUITE = "trixie"  # as Raspberry Pi OS of 2025; Python 3.13
 BOARD_PACKAGES = (
     "base-files base-passwd bash ca-certificates coreutils dash debianutils diffutils findutils grep gzip hostname "
-    "init-system-helpers libc-bin login mount passwd procps python3 sed tar util-linux xz-utils"
+    "init-system-helpers libc-bin libstdc++6 login mount passwd procps python3 sed tar util-linux xz-utils"
 )
 CARD_PACKAGES = (
     "ca-certificates cloud-init dbus iproute2 kmod netplan.io passwd python3 sudo systemd-resolved systemd-sysv "
