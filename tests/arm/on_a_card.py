@@ -1,6 +1,7 @@
 """A card as it is: stock system, cloud-init, systemd, first start; then the power is cut in the middle of an update.
 
-`make test-card`; some fifteen minutes on two cores. What it prints is in docs/figures/card.txt.
+`make test-card`; a quarter of an hour or more on two cores. Needs root, Linux 6.7 or newer, qemu-system-arm,
+qemu-user-static, mmdebstrap, mtools and Mosquitto; the first run makes the card's system, which takes ten minutes more.
 """
 
 from __future__ import annotations
