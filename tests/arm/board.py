@@ -17,7 +17,7 @@ class ArmBoard(EmulatedBoard):
     """:param home: for its root and its logs; :param card: the image file whose boot partition it has."""
 
     def __init__(self, home: Path, card: Path) -> None:
-        super().__init__(home, check_s=8.0, watchdog_s=120.0, memory_mib=1 << 20)
+        super().__init__(home, check_s=15.0, watchdog_s=120.0, memory_mib=1 << 20)
         self.root = home / "root"
         subprocess.run(["cp", "-a", board_root(), self.root], check=True)  # device files, too
         boot = self.root / "boot/firmware"
