@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,12 +110,9 @@ class Life:
     # the chapters
 
     def live(self) -> None:
-        """From blank boards to the end of the roll-out and the lock-out. Raises `HushfleetError` where one stays away."""
-        path = str(self.folder.path)
-        service = Child("service", [*_COMMANDS, "fleet", "serve", path], self.folder.logs / "service.log")
-        aggregator = Child(
-            "aggregator", [*_COMMANDS, "aggregator", "--fleet", path], self.folder.logs / "aggregator.log"
-        )
+        """Blank boards, roll-out, lock-out. Raises `HushfleetError` where one of them does not come to its end."""
+        service = self.child("service", "fleet", "serve", str(self.folder.path))
+        aggregator = self.child("aggregator", "aggregator", "--fleet", str(self.folder.path))
         with contextlib.ExitStack() as stack:
             brokers = stack.enter_context(started(self.folder, brokers_of(self.folder)))
             names = ("broker", "enrolment broker", "service", "aggregator")
@@ -139,6 +136,9 @@ class Life:
             self._until("all that was struck is back", lambda: not self._due)
             self._until("the lock-out is known to all", self._is_out)
 
+    def child(self, name: str, *arguments: str) -> Child:
+        return Child(name, [*_COMMANDS, *arguments], self.folder.logs / f"{name}.log")
+
     def _all_enrolled(self) -> bool:
         heard = sightings(self._registry)
         return all(
@@ -155,23 +155,17 @@ class Life:
 
     def _lock_out(self) -> None:
         """By the command, which is killed and typed again."""
-        command = [
-            *_COMMANDS,
-            "fleet",
-            "block",
-            str(self.folder.path),
-            self.devices[self.plan.blocked],
-            "--reason",
-            "lost",
-        ]
-        with (self.folder.logs / "desk.log").open("ab") as log:
-            first = subprocess.Popen(command, stdout=log, stderr=log)
-            killed_at = time.monotonic() + self.plan.desk_dies_s
-            self._until("the command is over", lambda: first.poll() is not None or time.monotonic() >= killed_at)
-            first.kill()
-            first.wait()
-            again = subprocess.Popen(command, stdout=log, stderr=log)
-            self._until("the command is over", lambda: again.poll() is not None)
+        device = self.devices[self.plan.blocked]
+        desk = self.child("desk", "fleet", "block", str(self.folder.path), device, "--reason", "lost")
+        for patience_s in (self.plan.desk_dies_s, PATIENCE_S):
+            desk.start()
+            over = partial(self._is_over, desk, time.monotonic() + patience_s)
+            self._until("the command is over", over)
+            _kill(desk)
+
+    def _is_over(self, child: Child, gives_up_at: float) -> bool:
+        assert child.process is not None
+        return child.process.poll() is not None or time.monotonic() >= gives_up_at
 
     def _is_out(self) -> bool:
         row = self._register.device(self.devices[self.plan.blocked])
@@ -219,9 +213,8 @@ class Life:
         if part == "board":
             self.boards[board].cut_power()
             self._dead.add(board)
-        elif (process := self._children[part].process) is not None:
-            process.kill()
-            process.wait()
+        else:
+            _kill(self._children[part])
 
     def _start(self, part: Part, board: int) -> None:
         if part == "board" and board in self._dead:
@@ -270,16 +263,20 @@ class Life:
     def _look_at_releases(self) -> None:
         """Each board has the old release or the new one at any moment."""
         for board in self.boards:
-            if (board.opt / "current").resolve().name not in (OLD, NEW) or not (
-                board.opt / "current/__main__.py"
-            ).exists():
+            running = (board.opt / "current").resolve()
+            if running.name not in (OLD, NEW) or not (running / "__main__.py").exists():
                 self.wrong.append(f"{board.home.name} has no release")
+
+
+def _kill(child: Child) -> None:
+    if child.process is not None:
+        child.process.kill()
+        child.process.wait()
 
 
 @contextlib.contextmanager
 def after(life: Life) -> Iterator[None]:
     """Brokers and service again, for those who look at what is left."""
-    path = str(life.folder.path)
-    service = Child("service", [*_COMMANDS, "fleet", "serve", path], life.folder.logs / "service.log")
+    service = life.child("service", "fleet", "serve", str(life.folder.path))
     with started(life.folder, brokers_of(life.folder)), started(life.folder, (service,)):
         yield
