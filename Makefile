@@ -22,7 +22,7 @@ help:
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
-	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet   (CHAOS='--resume')"
+	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, and 80 fleets from blank boards on   (CHAOS='--resume')"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
 	@echo "make lint    check style and types (ruff, mypy);   make format  mend what ruff can mend"
 	@echo "make docs    the documents and the API reference as a site, in site/"
@@ -42,6 +42,7 @@ coverage: $(STAMP)
 
 chaos: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
+	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
