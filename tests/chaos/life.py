@@ -103,7 +103,7 @@ class Life:
         if self.library is not None:
             self.machines.append(Machine(home / "state", home / "machine", library=self.library))
             environment = self.machines[-1].environment
-        board = EmulatedBoard(home, environment=environment)
+        board = EmulatedBoard(home, preloaded=environment)
         board.install(self.releases.old, keys=[self.releases.public.hex()])
         return board
 
