@@ -132,6 +132,8 @@ class EmulatedBoard:
     def _run_client(self) -> None:
         while not self._stop.is_set():
             self._oneshot("begin")
+            if self._stop.is_set():
+                return
             status = self._start_once()
             if status == WRONG:
                 self._wait_for_restart()
