@@ -303,7 +303,7 @@ def with_example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
     for name in ("fedbabu", "fedavgm"):
         allowed = methods.allow_file(f"{EXAMPLES / name}.py:{name}")
-        monkeypatch.setitem(methods.METHODS, name, methods.find_method(allowed))
+        monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, name: methods.find_method(allowed)})
 
 
 @pytest.fixture

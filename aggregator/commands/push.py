@@ -47,13 +47,13 @@ def _push(
         if host.arch != wanted:
             raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
         targets = [Target(python, host.arch) for python in host.pythons]
-        release = next(filter(None, (release_for(folder, target) for target in targets)), None)
+        release = next(filter(None, (release_for(registry, target) for target in targets)), None)
         if release is None:
             if not targets:
                 raise BadInput(f"{destination} has no Python; install 3.11 or newer there")
             print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
-            release = build_release(folder, targets[0], version=hushfleet.__version__, wheels=wheels)
-        target = next(target for target in targets if release_for(folder, target) == release)
+            release = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
+        target = next(target for target in targets if release_for(registry, target) == release)
         card = card_of(folder, board, release=release, target=target, images=images)
         days = folder.config.enrolment.token_days
         registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.releases import Release
 from hushfleet.errors import BadInput, HushfleetError
 from support.desk import make_folder
 
@@ -61,9 +63,10 @@ def test_a_running_board_gets_what_a_card_has_and_keeps_nothing_else(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(tmp_path / "fleet")
-    release = folder.releases / "small.hfr"
+    data = b"a release"
+    (folder.releases / "small.hfr").write_bytes(data)
+    release = Release("1.0", "any", "small.hfr", b"", hashlib.sha256(data).digest(), len(data))
     monkeypatch.setattr("hushfleet.aggregator.commands.push.release_for", lambda *_: release)
-    release.write_bytes(b"a release")
     words = ("me@board.local", "--fleet", folder.path, "--device", BOARD, "--ssh", "-p 2222")
     assert "it enrols by itself" in run(*words).output
     assert set((fake / "hosts").read_text().split()) == {"me@board.local"}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hushfleet import methods
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, server_state_to_bytes
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import StoreError
-from hushfleet.methods import METHODS
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 from hushfleet.methods.stages import Report
@@ -54,7 +54,7 @@ def parts(config: TrainingConfig, privacy: PrivacySpec, rounds: int) -> Method:
 @pytest.fixture(autouse=True)
 def steered(monkeypatch: pytest.MonkeyPatch) -> None:
     method = Published("steered", "these tests", "a server half that leaves traces", TrainingConfig, parts)
-    monkeypatch.setitem(METHODS, "steered", method)
+    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "steered": method})
 
 
 def test_the_plan_says_what_the_server_chose_and_updates_are_held_to_it(make_fleet: MakeFleet) -> None:
