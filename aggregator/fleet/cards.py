@@ -151,7 +151,7 @@ def card_of(
         python=target.python,
         device_toml=text,
         ca=(folder.ca / "ca.pem").read_bytes(),
-        release_keys=[load_or_create(folder.release_key).public_key.hex()],
+        release_key=load_or_create(folder.release_key).public_key.hex(),
         token=new_token(),
         images_path=tomllib.loads(text)["data"]["path"],
         classes=classes,

@@ -12,14 +12,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
-import hushfleet
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 
 FOLDER = "hushfleet"
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
-_SETUP = ("__init__.py", "atomic_file.py", "errors.py", "release")  # of our packages, what unpacks the first release
+_SLOTS = {  # what `slots.py` imports, by package
+    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
+    "hushfleet.release": ("__init__.py", "archive.py", "manifest.py"),
+    "hushfleet.edge_client": ("__init__.py",),
+    "hushfleet.edge_client.fleet": ("__init__.py", "slots.py"),
+}
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; the same card, written again, has the same bytes
 
 
@@ -30,7 +34,7 @@ class Card:
     :param device: its id in the fleet; the host name is made of it.
     :param release: the `.hfr` file; :param python: that it is for, `3.13`.
     :param device_toml: text of DEVICE.toml; :param ca: PEM of the fleet's authority.
-    :param release_keys: public keys, 64 hex digits each, of which one must have signed what is installed later.
+    :param release_key: public key, 64 hex digits, that must have signed what is installed later.
     :param token: for enrolment, used once.
     :param images_path: folder of the board's own images; :param classes: its sub-folders.
     :param images: a folder with images that are copied there.
@@ -43,7 +47,7 @@ class Card:
     python: str
     device_toml: str
     ca: bytes
-    release_keys: Sequence[str]
+    release_key: str
     token: str
     images_path: str = "/var/lib/hushfleet-images"
     classes: Sequence[str] = ()
@@ -79,12 +83,12 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
     """Writes into the empty `folder` what goes into the root of the boot partition."""
     ours = folder / FOLDER
     _copy_kit(ours)
-    (ours / "setup.pyz").write_bytes(setup_archive())
+    (ours / "slots.pyz").write_bytes(slots_archive())
     shutil.copyfile(card.release, ours / "release.hfr")
     texts = {
         "device.toml": card.device_toml,
         "python": f"{card.python}\n",
-        "release_keys": "".join(f"{key}\n" for key in card.release_keys),
+        "release_key": f"{card.release_key}\n",
         "enrol.token": f"{card.token}\n",
         "images_path": f"{card.images_path}\n",
         "classes": "".join(f"{name}\n" for name in card.classes),
@@ -100,17 +104,15 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
     _write_all(folder, writer.files(card, boot))
 
 
-def setup_archive() -> bytes:
-    """A ZIP file that `python3` runs: it unpacks a release where nothing of ours is installed yet."""
-    archive, root = io.BytesIO(), Path(hushfleet.__file__).parent
+def slots_archive() -> bytes:
+    """`slots.py` and what it imports, as a ZIP file that `python3` runs: on a board it lies outside of any release."""
+    archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        for name in _SETUP:
-            path = root / name
-            for source in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-                entry = zipfile.ZipInfo(f"hushfleet/{source.relative_to(root).as_posix()}", _EPOCH)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                file.writestr(entry, source.read_bytes())
-        start = "import sys\n\nfrom hushfleet.release.__main__ import main\n\nsys.exit(main())\n"
+        for package, names in _SLOTS.items():
+            for name in names:
+                source = (resources.files(package) / name).read_bytes()
+                file.writestr(zipfile.ZipInfo(f"{package.replace('.', '/')}/{name}", _EPOCH), source)
+        start = "import sys\n\nfrom hushfleet.edge_client.fleet.slots import main\n\nsys.exit(main())\n"
         file.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), start)
     return archive.getvalue()
 

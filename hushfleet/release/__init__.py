@@ -1,7 +1,7 @@
 """Releases of the board's software: one signed file for cards and for updates, `NAME.hfr`.
 
-The standard library alone, and `cryptography` where a signature is checked: on a card this package unpacks the first
-release (`setup_archive` in `firmware_profiles/cards/seed.py`), where nothing else of ours is installed yet.
+The standard library alone, and `cryptography` where a signature is checked: this package is also part of `slots.pyz`
+(`firmware_profiles/cards/seed.py`), which lies on a board outside of any release.
 """
 
 from hushfleet.release.archive import check_payload, pack, place, read_head, trusted, unpack

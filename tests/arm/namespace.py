@@ -11,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
+PR_SET_PDEATHSIG = 1
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 # the ELF header of an aarch64 program, and which of its bits count
 MAGIC = rb"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
@@ -36,6 +38,7 @@ def main(arguments: list[str]) -> None:
     (unshared, tell_unshared), (mapped, tell_mapped) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "a user namespace cannot be made")
         os.write(tell_unshared, b"x")
         os.read(mapped, 1)
@@ -52,6 +55,7 @@ def main(arguments: list[str]) -> None:
         _enter(root)
         os.execvpe(arguments[0], arguments, {**ENVIRONMENT, **_given()})
     os.close(tell_unshared)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     if os.read(unshared, 1) == b"x":
         ids = "0 0 65536\n" if uid == 0 else f"0 {uid} 1\n"
         groups = "0 0 65536\n" if uid == 0 else f"0 {gid} 1\n"

@@ -50,6 +50,10 @@ class EmulatedBoard:
     def state_dir(self) -> Path:
         return self.home / "state"
 
+    @property
+    def run_dir(self) -> Path:
+        return self.home
+
     def install(self, release: Path, *, keys: list[str]) -> None:
         """As `install.sh` does."""
         self.opt.mkdir()
@@ -62,15 +66,19 @@ class EmulatedBoard:
         shim.chmod(0o755)
 
     def slots(self, *command: str) -> State:
-        path = f"{self.home / 'bin'}:{os.environ['PATH']}"
-        arguments = [*command, "--root", str(self.opt), "--state", str(self.state_dir)]
-        done = subprocess.run(
-            [sys.executable, "-I", str(self.opt / "slots.pyz"), *arguments],
-            capture_output=True,
-            env={**os.environ, "PATH": path},
-        )
+        done = subprocess.run(self.slots_command(*command), capture_output=True, env=self.environment())
         assert done.returncode == 0, done.stderr.decode()
         return State(**json.loads(done.stdout))
+
+    def slots_command(self, *arguments: str) -> list[str]:
+        places = ["--root", str(self.opt), "--state", str(self.state_dir)]
+        return [sys.executable, "-I", str(self.opt / "slots.pyz"), *arguments, *places]
+
+    def client_command(self) -> list[str]:
+        return [sys.executable, "-I", str(self.opt / "current"), str(self.home / "device.toml")]
+
+    def environment(self, **given: str) -> dict[str, str]:
+        return {**os.environ, "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", **given}
 
     @property
     def log(self) -> str:
@@ -112,20 +120,17 @@ class EmulatedBoard:
             self._stop.wait(RESTART_S)
 
     def _start_once(self) -> int:
-        address = self.home / "notify"
+        address = self.run_dir / "notify"
         address.unlink(missing_ok=True)
         restarts = self._restarts()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, (self.home / "client.log").open("ab") as log:
             notify.bind(str(address))
+            address.chmod(0o666)
             notify.settimeout(TURN_S)
-            environment = {
-                **os.environ,
-                "NOTIFY_SOCKET": str(address),
-                "WATCHDOG_USEC": str(int(self.watchdog_s * 1e6)),
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [sys.executable, "-I", str(self.opt / "current"), str(self.home / "device.toml")]
-            self._client = client = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            environment = self.environment(
+                NOTIFY_SOCKET=str(address), WATCHDOG_USEC=str(int(self.watchdog_s * 1e6)), OMP_NUM_THREADS="1"
+            )
+            self._client = client = subprocess.Popen(self.client_command(), stdout=log, stderr=log, env=environment)
             self.starts += 1
             alive_at = time.monotonic()
             while client.poll() is None:
@@ -157,7 +162,7 @@ class EmulatedBoard:
 
     def _restarts(self) -> int:
         """How often `systemctl restart` was called."""
-        log = self.home / "systemctl.log"
+        log = self.run_dir / "systemctl.log"
         return len(log.read_text().splitlines()) if log.exists() else 0
 
     def _wait_for_restart(self) -> None:

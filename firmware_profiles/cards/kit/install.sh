@@ -41,22 +41,18 @@ id hushfleet > /dev/null 2>&1 ||
 # 3. The release, complete before anything points to it
 say "unpacking the release; this takes some minutes"
 mkdir -p "$opt" "$etc" "$units"
-version=$("$found" -I "$here/setup.pyz" "$here/release.hfr" "$opt/releases" 2>> "$here/install.log") ||
-    fail "the release cannot be installed: $(tail -n 1 "$here/install.log")"
+install -d -m 700 -o hushfleet -g hushfleet "$state"
 ln -sfn "$found" "$opt/python"
-put "$opt/releases/$version/hushfleet/edge_client/fleet/slots.py" "$opt/slots.py" 755 root
-put "$here/release_keys" "$opt/release_keys" 644 root
-if [ "$(readlink "$opt/current" || :)" != "releases/$version" ]; then
-    rm -f "$opt/slots.json" # what a card brings counts as good
-    ln -sfn "releases/$version" "$opt/.current"
-    mv -Tf "$opt/.current" "$opt/current"
-fi
+put "$here/slots.pyz" "$opt/slots.pyz" 755 root
+put "$here/release_key" "$opt/release_key" 644 root
+"$found" -I "$opt/slots.pyz" first "$here/release.hfr" --root "$opt" --state "$state" >> "$here/install.log" 2>&1 ||
+    fail "the release cannot be installed: $(tail -n 1 "$here/install.log")"
+version=$(basename "$(readlink "$opt/current")")
 
 # 4. Configuration, and folders for what the client keeps and sees
 chgrp hushfleet "$etc" && chmod 750 "$etc"
 put "$here/device.toml" "$etc/device.toml" 640 hushfleet
 put "$here/ca.pem" "$etc/ca.pem" 640 hushfleet
-install -d -m 700 -o hushfleet -g hushfleet "$state"
 images=$root$(cat "$here/images_path")
 install -d -m 2775 -o hushfleet -g hushfleet "$images"
 while read -r class; do

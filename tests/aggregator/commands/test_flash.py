@@ -93,7 +93,7 @@ def test_card_holds_what_its_board_needs(tmp_path: Path, fleet: FleetFolder) -> 
     device = tomllib.loads(files["hushfleet/device.toml"].decode())
     assert device["device"]["id"] == "greenhouse-07"
     assert files["hushfleet/ca.pem"] == (fleet.ca / "ca.pem").read_bytes()
-    assert files["hushfleet/release_keys"].decode().strip() == load_or_create(fleet.release_key).public_key.hex()
+    assert files["hushfleet/release_key"].decode().strip() == load_or_create(fleet.release_key).public_key.hex()
     assert files["hushfleet/python"] == b"3.13\n"
     secret = [path for path in fleet.path.rglob("*.key") if path.is_file()]
     assert len(secret) >= 5

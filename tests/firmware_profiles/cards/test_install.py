@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.fleet import slots
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
 from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.wifi import Wifi
@@ -70,8 +69,6 @@ class Board:
         payload, key = folder / "payload", Identity.generate()
         payload.mkdir()
         (payload / "__main__.py").write_text("print('the client')\n")
-        (payload / "hushfleet/edge_client/fleet").mkdir(parents=True)
-        shutil.copy(str(slots.__file__), payload / "hushfleet/edge_client/fleet/slots.py")
         release = folder / "a.hfr"
         pack(payload, release, key=key, version="1.2.3", python=PYTHON, arch=ARCH, oldest_store=1, store=3)
         card = Card(
@@ -80,7 +77,7 @@ class Board:
             python=f"{sys.version_info[0]}.{sys.version_info[1]}",
             device_toml=DEVICE_TOML,
             ca=b"authority",
-            release_keys=[key.public_key.hex()],
+            release_key=key.public_key.hex(),
             token=TOKEN,
             images_path="/srv/photos",
             classes=["cat", "no cat"],
@@ -110,7 +107,7 @@ class Board:
         done = subprocess.run([opt / "python", "-I", opt / "current"], capture_output=True, text=True, check=True)
         assert done.stdout == "the client\n"
         shown = subprocess.run(
-            [opt / "python", "-I", opt / "slots.py", "show", "--root", opt, "--state", self.state],
+            [opt / "python", "-I", opt / "slots.pyz", "show", "--root", opt, "--state", self.state],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert '"good": "1.2.3"' in shown.stdout

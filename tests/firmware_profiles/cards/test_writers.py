@@ -24,7 +24,7 @@ CARD = Card(
     python="3.13",
     device_toml="",
     ca=b"",
-    release_keys=["ab" * 32],
+    release_key="ab" * 32,
     token="t" * 43,
     wifi=Wifi(ssid='Gärten "Süd"', country="DE", password="correct horse"),
     ssh_keys=[SSH],
