@@ -22,7 +22,7 @@ help:
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
-	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet   (CHAOS='--resume')"
+	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, and 80 fleets from blank boards on   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
@@ -44,6 +44,7 @@ coverage: $(STAMP)
 
 chaos: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
+	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
 
 test-arm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 1800 tests/arm/on_a_board.py

@@ -24,6 +24,7 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 REQUESTS_A_SECOND = 50.0
 MAX_REQUESTS_BURST = 500
 WAIT_S = 0.1
+APPLY_AGAIN_S = 5.0
 
 log = logging.getLogger("hushfleet.fleet")
 
@@ -82,6 +83,7 @@ class FleetService:
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
         self._bucket = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
         self._up = False
+        self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
         self._ignored = 0
 
     def run(self, stop: threading.Event) -> None:
@@ -113,14 +115,21 @@ class FleetService:
             self._up = isinstance(event, Delivery | LinkUp)
             self._on_event(event, "the broker", self._on_delivery)
         try:
-            if self._was_changed():
-                self._apply()
+            self._apply_changes()
             for part in self.parts if self._up else ():
                 part.advance(self, self._clock())
         except LinkLost:
             self._up = False
         except StoreError as error:
             log.error("%s", error)
+
+    def _apply_changes(self) -> None:
+        """A change that could not be written, as on a full disk, is written later. Raises `StoreError`."""
+        self._stale |= self._was_changed()
+        if self._stale and self._clock() >= self._apply_at:
+            self._apply_at = self._clock() + APPLY_AGAIN_S
+            self._apply()
+            self._stale, self._apply_at = False, 0.0
 
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
         self._fleet.publish(topic, self._encoded(message), retain=retain)
@@ -137,6 +146,7 @@ class FleetService:
             try:
                 take(event)
             except (LinkLost, StoreError) as error:  # the board asks again
+                self._stale |= isinstance(error, StoreError)  # what was granted may not be applied
                 log.warning("%s", error)
             except WireError as error:
                 self._ignored += 1

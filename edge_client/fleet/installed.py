@@ -91,13 +91,14 @@ class Installed:
         write_whole(self._state_dir / "healthy", version.encode(), durable=False)
 
     def standing(self) -> Standing:
+        waits = self.waits  # looked at first: `slots.py` writes its state before it clears what it has dealt with
         state, known = self.state(), self._answer()
         if state is None:
             return Standing("none")
         tried, attempt = str(known.get("version", "")), _whole_number(known.get("attempt"))
         if state.trial and state.starts:
             return Standing("trial", tried, attempt)
-        failed = bool(tried) and tried not in (state.good, state.trial) and not self.waits
+        failed = bool(tried) and tried not in (state.good, state.trial) and not waits
         return Standing("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:

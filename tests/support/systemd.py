@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,17 +31,20 @@ class EmulatedBoard:
     """:param home: with `device.toml`, `state` and `opt`.
     :param check_s: how often the timer fires; a trial needs a beat of the client between two checks.
     :param watchdog_s: WatchdogSec; :param memory_mib: MemoryMax.
+    :param preloaded: environment of the client, beside this process's own (`chaos.machine`).
     """
 
     home: Path
     check_s: float = 2.5
     watchdog_s: float = 30.0
     memory_mib: int = 600
+    preloaded: Mapping[str, str] = field(default_factory=dict)
     starts: int = 0
     ends: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
     _client: subprocess.Popen[bytes] | None = None
+    _slots: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     @property
     def opt(self) -> Path:
@@ -66,9 +70,14 @@ class EmulatedBoard:
         shim.chmod(0o755)
 
     def slots(self, *command: str) -> State:
-        done = subprocess.run(self.slots_command(*command), capture_output=True, env=self.environment())
-        assert done.returncode == 0, done.stderr.decode()
-        return State(**json.loads(done.stdout))
+        with subprocess.Popen(
+            self.slots_command(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment()
+        ) as process:
+            self._slots.add(process)
+            out, wrong = process.communicate()
+            self._slots.discard(process)
+        assert process.returncode == 0, wrong.decode()
+        return State(**json.loads(out))
 
     def slots_command(self, *arguments: str) -> list[str]:
         places = ["--root", str(self.opt), "--state", str(self.state_dir)]
@@ -101,6 +110,8 @@ class EmulatedBoard:
         """Everything that runs is killed; `with` switches it on again."""
         self._stop.set()
         self.kill_client()
+        for process in list(self._slots):
+            process.kill()
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -111,9 +122,18 @@ class EmulatedBoard:
 
     # the units
 
+    def _oneshot(self, command: str) -> None:
+        try:
+            self.slots(command)
+        except AssertionError:
+            if not self._stop.is_set():  # the power has gone
+                raise
+
     def _run_client(self) -> None:
         while not self._stop.is_set():
-            self.slots("begin")
+            self._oneshot("begin")
+            if self._stop.is_set():
+                return
             status = self._start_once()
             if status == WRONG:
                 self._wait_for_restart()
@@ -128,7 +148,10 @@ class EmulatedBoard:
             address.chmod(0o666)
             notify.settimeout(TURN_S)
             environment = self.environment(
-                NOTIFY_SOCKET=str(address), WATCHDOG_USEC=str(int(self.watchdog_s * 1e6)), OMP_NUM_THREADS="1"
+                NOTIFY_SOCKET=str(address),
+                WATCHDOG_USEC=str(int(self.watchdog_s * 1e6)),
+                OMP_NUM_THREADS="1",
+                **self.preloaded,
             )
             self._client = client = subprocess.Popen(self.client_command(), stdout=log, stderr=log, env=environment)
             self.starts += 1
@@ -173,12 +196,12 @@ class EmulatedBoard:
     def _run_timer(self) -> None:
         while not self._stop.wait(self.check_s):
             if (self.opt / "slots.json").exists():
-                self.slots("check")
+                self._oneshot("check")
 
     def _run_path(self) -> None:
         while not self._stop.wait(TURN_S):
             if any((self.state_dir / "incoming").glob("*.hfr")):
-                self.slots("install")
+                self._oneshot("install")
 
 
 def _resident_mib(pid: int) -> int:

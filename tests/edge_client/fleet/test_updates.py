@@ -26,7 +26,7 @@ from hushfleet.edge_client.fleet import release_file as release_file_module
 from hushfleet.edge_client.fleet.by_hand import hand_over
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
-from hushfleet.edge_client.fleet.slots import Slots
+from hushfleet.edge_client.fleet.slots import Slots, State
 from hushfleet.edge_client.fleet.updates import PATIENCE_S, RestartForRelease, Updates
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreFull
@@ -275,6 +275,23 @@ def test_what_a_board_says_of_its_releases(bench: Bench) -> None:
     (bench.root / "slots.json").unlink()
     os.rename(bench.root / "releases", bench.root / "gone")
     assert slot() == "none"
+
+
+def test_an_installation_that_ends_while_the_board_looks_is_no_return(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = release(bench.tmp_path / "a", "2.0")
+    bench.offer(data)
+    bench.fetch(data)
+    look = bench.installed.state
+
+    def look_and_be_overtaken() -> State | None:
+        state = look()
+        bench.slots.install()
+        return state
+
+    monkeypatch.setattr(bench.installed, "state", look_and_be_overtaken)
+    assert bench.installed.standing().slot == "good"
 
 
 def test_a_full_disk_is_said_and_tried_again_with_the_next_offer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""The fleet service when its disk is full: nothing that the registry says is left undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService
+from hushfleet.errors import StoreFull
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import encode_message
+from hushfleet.wire.link.interface import Delivery
+from support.desk import FEDERATION
+from support.enroller import Asker, Desk
+from support.local_link import LocalHub
+
+BOARD = "greenhouse-01"
+
+
+class Disk:
+    """Where `apply` writes."""
+
+    def __init__(self) -> None:
+        self.is_full, self.written = False, 0
+
+    def apply(self) -> None:
+        if self.is_full:
+            raise StoreFull("the roster cannot be written: no space left")
+        self.written += 1
+
+
+@pytest.mark.parametrize("struck", ["a change of another process", "a board's first certificate"])
+def test_what_a_full_disk_held_up_is_written_when_there_is_room(tmp_path: Path, struck: str) -> None:
+    desk, hub, disk, now, changed = Desk(tmp_path), LocalHub(), Disk(), [0.0], [False]
+    service = make_service(desk, hub, disk.apply, lambda: now[0], lambda: changed.pop() if changed else False)
+    desk.enroller._on_granted = disk.apply
+    service.start()
+    service.step(0.0)
+    before, disk.is_full = disk.written, True
+    if struck == "a change of another process":
+        changed.append(True)
+        service.step(0.0)
+    else:
+        board = Asker(BOARD, desk.token(BOARD))
+        frame = encode_message(board.request(), board.identity, federation=FEDERATION)
+        service._on_event(Delivery(service.topics.request(BOARD), frame, False), "", service._on_request)
+    service.step(0.0)
+    assert disk.written == before
+    disk.is_full = False
+    now[0] += APPLY_AGAIN_S
+    service.step(0.0)
+    assert disk.written == before + 1
+    service.step(0.0)
+    assert disk.written == before + 1, "once"
+    desk.close()
+
+
+def make_service(
+    desk: Desk, hub: LocalHub, apply: Callable[[], None], clock: Callable[[], float], was_changed: Callable[[], bool]
+) -> FleetService:
+    return FleetService(
+        federation=FEDERATION,
+        operator=Identity.generate(),
+        strangers=hub.link("strangers"),
+        fleet=hub.link("fleet"),
+        enroller=desk.enroller,
+        apply=apply,
+        was_changed=was_changed,
+        clock=clock,
+    )

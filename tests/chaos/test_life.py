@@ -1,0 +1,76 @@
+"""The life of a fleet, from blank boards to a lock-out, through kills at its steps. The long form: `make chaos`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chaos.life import Life, Releases
+from chaos.life_audit import check_files, check_life
+from chaos.life_plan import KINDS, PARTS, STEPS, draw_life
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+
+
+def _the_token_holds(life: Life) -> None:
+    with FleetRegistry(life.folder.path) as registry:
+        registry.add_token(life.devices[0], b"token", expires=time.time() + 60)
+
+
+def _a_key_is_elsewhere(life: Life) -> None:
+    (life.folder.logs / "service.log").write_bytes(life.cards[0].tls.key_file.read_bytes())
+
+
+def _certificates_change_sides(life: Life) -> None:
+    with FleetRegistry(life.folder.path) as registry:
+        registry.write("UPDATE certificates SET revoked = 1 - min(revoked, 1)")
+
+
+def _charges_are_of_other_rounds(life: Life) -> None:
+    with DeviceRegister(life.folder.path) as register:
+        register.write("UPDATE charges SET round = round + 100")
+
+
+def _the_aggregator_forgets(life: Life) -> None:
+    with DeviceRegister(life.folder.path) as register:
+        register.forget(life.devices[0])
+
+
+def _another_release_runs(life: Life) -> None:
+    link = life.boards[0].opt / "current"
+    link.unlink()
+    link.symlink_to("releases/9.9")
+
+
+FAULTS = (
+    (_the_token_holds, "holds still"),
+    (_a_key_is_elsewhere, "the TLS key of"),
+    (_certificates_change_sides, "revoked certificates"),
+    (_charges_are_of_other_rounds, "were counted"),
+    (_the_aggregator_forgets, "the aggregator knows"),
+    (_another_release_runs, "runs 9.9"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_a_fleet_lives_through_a_storm(seed: int, library: Path | None, tmp_path: Path) -> None:
+    plan = draw_life(seed, kinds=KINDS if library else ("kill",))
+    life = Life(plan, tmp_path, Releases(tmp_path), library)
+    life.live()
+    assert check_life(life) == []
+    assert life.played
+    for plant, found in FAULTS:
+        plant(life)
+        assert any(found in each for each in check_files(life)), f"the audit does not find: {found}"
+
+
+def test_the_long_form_strikes_every_part_at_every_step() -> None:
+    lives = [draw_life(seed) for seed in range(80)]
+    struck = Counter((part, life.troubles[0].step) for life in lives for part in life.troubles[0].targets)
+    assert struck.keys() == {(part, step) for part in PARTS for step in STEPS}
+    assert {trouble.kind for life in lives for trouble in life.troubles} == set(KINDS)
+    assert draw_life(3) == draw_life(3)
