@@ -1,7 +1,8 @@
 """A card's software on aarch64, without a kernel of its own: installed, enrolled, trained, updated, locked out.
 
-`make test-arm`; some five minutes on two quiet cores (estimated; ten and more on busy ones). Needs root, Linux 6.7 or newer, qemu-user-static, mmdebstrap and
-Mosquitto. systemd does not run there: `support.systemd` does what the units say.
+`make test-arm`; ten minutes and more on two busy cores, and never measured on quiet ones. Needs root, Linux 6.7 or
+newer, qemu-user-static, mmdebstrap, mtools and Mosquitto. systemd does not run there: `support.systemd` does what the
+units say.
 """
 
 from __future__ import annotations
