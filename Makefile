@@ -15,7 +15,7 @@ NESTED := aggregator edge_client firmware_profiles models simulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test test-fast coverage chaos fuzz lint format types links docs clean
+.PHONY: help demo test test-fast test-arm test-card coverage chaos fuzz lint format types links docs clean
 
 help:
 	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
@@ -23,6 +23,8 @@ help:
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, and 80 fleets from blank boards on   (CHAOS='--resume')"
+	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
+	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
 	@echo "make lint    check style and types (ruff, mypy);   make format  mend what ruff can mend"
 	@echo "make docs    the documents and the API reference as a site, in site/"
@@ -43,6 +45,12 @@ coverage: $(STAMP)
 chaos: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
 	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
+
+test-arm: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 1800 tests/arm/on_a_board.py
+
+test-card: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 3600 tests/arm/on_a_card.py
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'

@@ -30,6 +30,7 @@ class RoundSummary:
     :param sample_rate: of the round's charge, 1 with the unit `device`; likewise `steps`.
     :param committee: of a secure sum: how many members it had, 0 elsewhere; `answers`: how many of them answered, with
         `answer_bytes` together.
+    :param suspected_wraps: how many values of the secure sum may have wrapped around; see `Ring.suspected_wraps`.
     """
 
     round: int
@@ -49,6 +50,7 @@ class RoundSummary:
     committee: int = 0
     answers: int = 0
     answer_bytes: int = 0
+    suspected_wraps: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -97,6 +97,7 @@ class RoundRow(_Record):
 
     :param committee: of a secure sum: how many members it had; `answers`: how many of them answered.
     :param answer_bytes: of these answers together, a part of `uplink_bytes`.
+    :param suspected_wraps: values of the secure sum that may have wrapped around.
     """
 
     round: Count
@@ -112,6 +113,7 @@ class RoundRow(_Record):
     committee: Count = 0
     answers: Count = 0
     answer_bytes: Count = 0
+    suspected_wraps: Count = 0
 
 
 class LocalOnly(_Record):

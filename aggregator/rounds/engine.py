@@ -27,7 +27,7 @@ from hushfleet.aggregator.publish.published_model import NextModel, PublishedMod
 from hushfleet.aggregator.rounds.admission import Opened, Sort, admission
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
-from hushfleet.aggregator.rounds.round_sum import Answers, commit
+from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
@@ -329,7 +329,7 @@ class RoundEngine:
             evaluate=self.prepared.evaluate_global,
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
             cohort=len(self.cohort),
-            answers=Answers() if self._sum is None else self._sum.answers,
+            collected=self._sum,
         )
         server = self._advanced(following.params, summary) if enough else self._server
         with self.store.transaction():

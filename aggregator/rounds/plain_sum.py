@@ -81,6 +81,10 @@ class PlainSum:
     def answers(self) -> Answers:
         return Answers()
 
+    @property
+    def suspected_wraps(self) -> int:
+        return 0
+
     def open(self) -> bool:
         return True
 

@@ -70,6 +70,11 @@ class RoundSum(Protocol):
         """Of the committee of a secure sum."""
         ...
 
+    @property
+    def suspected_wraps(self) -> int:
+        """How many values of a secure sum may have wrapped around, once `open` was True; see `Ring`."""
+        ...
+
     def open(self) -> bool:
         """Whether the sum is known. What was found is kept."""
         ...

@@ -71,6 +71,7 @@ class SecureSum:
         self._included: set[str] = set()
         self._answers: dict[str, np.ndarray] = {}
         self._total: np.ndarray | None = None
+        self.suspected_wraps = 0
 
     # updates
 
@@ -176,6 +177,7 @@ class SecureSum:
             if not self._is_plausible(total):
                 return False
             self._total = total
+            self._count_wraps(ring.suspected_wraps(summed))
         return True
 
     @property
@@ -205,6 +207,15 @@ class SecureSum:
                 self._plan.round, ", ".join(wrong),
             )  # fmt: skip
         return summed
+
+    def _count_wraps(self, count: int) -> None:
+        self.suspected_wraps = count
+        if count:
+            log.warning(
+                "round %d: %d of %d values of the sum are so large that they may have wrapped around, which costs "
+                "accuracy and no privacy; of honest devices hardly ever one is, so suspect a device that does not clip",
+                self._plan.round, count, self.round.size,
+            )  # fmt: skip
 
     def _is_plausible(self, total: np.ndarray) -> bool:
         """A wrong mask, or a member's wrong answer that nothing contradicts, makes uniform values of a sum."""

@@ -10,7 +10,7 @@ import numpy as np
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.observe.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.publish.model_step import download_bytes
-from hushfleet.aggregator.rounds.round_sum import Answers
+from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
@@ -31,18 +31,19 @@ def summarise(
     evaluate: Callable[[np.ndarray], Evaluation] | None,
     wall_s: float,
     cohort: int,
-    answers: Answers,
+    collected: RoundSum | None,
 ) -> RoundSummary:
     """:param updates: the accepted ones.
     :param params: the new global vector float32 `[d]`.
     :param changed: whether the updates went into it; they do not where too few came.
-    :param cohort: how many devices it had; `answers`: of its committee, if it had one.
+    :param cohort: how many devices it had; `collected`: their sum, None where too few were drawn.
     :param held: of each device, SHA-256 of the model that it trained on when it was last accepted before.
     """
     terms = RoundTerms(plan.noise_split, plan.controls)
     charge = method.charge(terms)
     participants = len(updates) if changed else 0
     accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
+    answers = Answers() if collected is None else collected.answers
     return RoundSummary(
         round=plan.round,
         cohort_size=cohort,
@@ -61,6 +62,7 @@ def summarise(
         committee=answers.members,
         answers=answers.answers,
         answer_bytes=answers.size,
+        suspected_wraps=0 if collected is None else collected.suspected_wraps,
     )
 
 

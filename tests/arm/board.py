@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ class ArmBoard(EmulatedBoard):
     def __init__(self, home: Path, card: Path) -> None:
         super().__init__(home, check_s=8.0, watchdog_s=120.0, memory_mib=1 << 20)
         self.root = home / "root"
-        shutil.copytree(board_root(), self.root, symlinks=True)
+        subprocess.run(["cp", "-a", board_root(), self.root], check=True)  # device files, too
         boot = self.root / "boot/firmware"
         for name, data in read_back(card, home / "boot").items():
             (boot / name).parent.mkdir(parents=True, exist_ok=True)

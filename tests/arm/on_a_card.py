@@ -1,6 +1,6 @@
 """A card as it is: stock system, cloud-init, systemd, first start; then the power is cut in the middle of an update.
 
-`make test-card`; some fifteen minutes on two cores. What it prints is in docs/results/card.txt.
+`make test-card`; some fifteen minutes on two cores. What it prints is in docs/figures/card.txt.
 """
 
 from __future__ import annotations

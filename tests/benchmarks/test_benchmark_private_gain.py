@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.private_gain import Dealt, Fleet, Images, deal, shared_head
+from benchmarks.private_gain import MOST_TRAIN, Dealt, Fleet, Images, deal, fleets, shared_head
 
 
 def images_of(count: int, classes: int = 3, features: int = 7) -> Images:
@@ -41,6 +41,12 @@ def test_all_devices_at_once_are_one_device_after_the_other() -> None:
     rng = np.random.default_rng(0)
     found = shared_head(dealt, rounds=4, clip_norm=2.0, noise_std=0.0, rng=rng)
     np.testing.assert_allclose(found, slow_head(dealt, rounds=4, clip_norm=2.0), atol=1e-4)
+
+
+def test_every_fleet_has_enough_images_of_its_classes() -> None:
+    of = {"digits": 1200 / 10, "fashion-mnist": MOST_TRAIN["fashion-mnist"] / 10, "emnist": MOST_TRAIN["emnist"] / 26}
+    for fleet in fleets(quick=False):
+        assert fleet.devices * fleet.images <= fleet.classes * of[fleet.data]
 
 
 def test_noise_is_that_of_the_sum() -> None:

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 TASK = Path(__file__).parents[2] / "tasks" / "digits-chaos.toml"
 MUTANTS = Path(__file__).with_name("mutants.py")
+SECURE = ('method.name="dp-fedavg"', 'privacy.accounting="secure"', "privacy.delta=1e-5")
 NAMES = [f"device-{number}" for number in range(6)]
 LONG_FORM = range(200)
 SEEDS = range(10)
@@ -56,6 +57,17 @@ def test_a_fleet_comes_through_a_storm(runner: TrialRunner, seed: int, tmp_path:
     outcome = runner.run(seed, tmp_path / "run")
     assert outcome.wrong == []
     assert outcome.played
+
+
+def test_a_fleet_with_secure_sums_comes_through_a_storm(library: Path | None, tmp_path: Path) -> None:
+    """With a device that sends bad updates, and never answers as a member of the committee."""
+    task = load_task(TASK, SECURE)
+    runner = TrialRunner(begin(chaos_task(task), tmp_path / "prepared", data_dir=None), library=library)
+    assert runner.plan(1).hostile
+    outcome = runner.run(1, tmp_path / "run")
+    assert outcome.wrong == []
+    assert outcome.played
+    assert outcome.bad_updates > 0
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

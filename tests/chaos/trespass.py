@@ -36,7 +36,7 @@ from hushfleet.wire.format.messages import (
     encode_message,
 )
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import UpdateHeader, attach_public, encode_update
+from hushfleet.wire.format.update import UpdateHeader, attach_public, encode_masked, encode_update
 
 _SHARE = 0.15  # of messages that are tampered with
 _MOST = 60  # then the stranger goes away: who forges for ever can hold up a transfer for ever
@@ -156,10 +156,14 @@ class HostileMember(Trespasser):
                 self._overhear(payload)
             elif parsed.kind == "round" and self._server_key is not None:
                 plan = decode_message(payload, federation=FEDERATION, public_key=self._server_key)
-                if isinstance(plan, RoundPlan) and plan.phase == "open" and self._device in plan.cohort:
+                if isinstance(plan, RoundPlan) and plan.phase == "open" and self._takes_part(plan):
                     self._plans.put(plan)
         except WireError:
             return
+
+    def _takes_part(self, plan: RoundPlan) -> bool:
+        """A secure sum's plan names nobody; all of the roster are drawn."""
+        return plan.secure is not None or self._device in plan.cohort
 
     def _overhear(self, payload: bytes) -> None:
         """Keeps small updates of others, to replay them as its own."""
@@ -209,7 +213,10 @@ class HostileMember(Trespasser):
         yield 1 << 30, self._rng.randbytes(2000)  # more is announced than a device may send
 
     def _update(self, plan: RoundPlan, *, loudness: float = 50.0, **lies: Any) -> bytes:
-        """A well-formed update with a lie in its header, or values that are far above what the header says."""
+        """A well-formed update with a lie in its header, or values that are far above what the header says.
+
+        Of a secure sum, whose values nobody can judge, there are too few of them.
+        """
         layout = self._spec.model.layout
         counts = [span.size for span in layout.layers]
         ones = (1.0,) * len(counts)
@@ -219,7 +226,7 @@ class HostileMember(Trespasser):
             device=self._device,
             codec=self._spec.wire.codec,
             value_count=layout.size,
-            steps=ones,
+            steps=() if plan.secure else ones,
             noise_stds=ones,
             clip_norms=ones,
             public_digest=self._method.init_state().public.digest(),
@@ -228,8 +235,10 @@ class HostileMember(Trespasser):
             multiplier_server=self._spec.privacy.noise_multiplier,
             noise_split=plan.noise_split,
         )
-        values = np.full(layout.size, loudness, np.float32)
-        return encode_update(replace(header, **lies), values, counts=counts, identity=self._identity).data
+        header, values = replace(header, **lies), np.full(layout.size, loudness, np.float32)
+        if plan.secure:
+            return encode_masked(header, values[1:].tobytes(), identity=self._identity)
+        return encode_update(header, values, counts=counts, identity=self._identity).data
 
     def _send(self, plan: RoundPlan, data: bytes, size: int) -> None:
         frames = list(split(data, self._spec.wire.chunk_bytes))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hushfleet.aggregator.fleet import words
@@ -21,6 +21,7 @@ from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
 
 URGENT = "#e07b5a"
 REDRAW_S = 1.0
+WIDTH = 160
 
 
 def register(fleet: typer.Typer) -> None:
@@ -45,7 +46,10 @@ def register(fleet: typer.Typer) -> None:
             if as_json:
                 print(json.dumps(source.view().to_json(), allow_nan=False))
             elif not watch:
-                Console().print(table(source.view()))
+                console = Console()
+                if not console.is_terminal:  # what a program or a log gets is not cut to 80 columns
+                    console.width = WIDTH
+                console.print(table(source.view()))
             else:
                 with Live(table(source.view()), console=Console(), auto_refresh=False) as live:
                     while True:
@@ -79,8 +83,9 @@ def table(view: FleetView) -> RenderableType:
 
 def _boards(view: FleetView) -> Table:
     rows = Table(
-        "board", "state", "seen", "release", "health", "rounds", "spent", "sent", box=None, header_style="bold"
-    )
+        Column("board", no_wrap=True), "state", "seen", "release", "health", "rounds", "spent", "sent",
+        box=None, header_style="bold",
+    )  # fmt: skip
     for board in view.boards:
         rows.add_row(
             board.device,

@@ -291,9 +291,21 @@ def _privacy_facts(result: Result, headline: Headline) -> PagePart:
             ("noise multiplier", number(result.noise_multiplier)),
             ("trust", TRUST[result.accounting]),
             ("accounting", result.accounting),
+            *(
+                [("values of sums that may have wrapped around", _wraps(result))]
+                if result.trust == "secure-sum"
+                else []
+            ),
             ("accountant", result.accountant),
         ]
     )
+
+
+def _wraps(result: Result) -> str:
+    """They cost accuracy and never privacy."""
+    wrapped = [row for row in result.rounds if row.suspected_wraps]
+    where = f", in {len(wrapped)} of {len(result.rounds)} rounds" if wrapped else ""
+    return f"{sum(row.suspected_wraps for row in wrapped):,}{where}"
 
 
 def layers(result: Result) -> Section:

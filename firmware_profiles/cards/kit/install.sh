@@ -84,12 +84,9 @@ for unit in hushfleet-client.service hushfleet-update.path; do
     ln -sf "../$unit" "$units/multi-user.target.wants/$unit"
 done
 ln -sf ../hushfleet-check.timer "$units/timers.target.wants/hushfleet-check.timer"
-rm -f "$units/hushfleet-install.service" "$units/multi-user.target.wants/hushfleet-install.service"
 score=$(systemd-analyze security --offline=yes "$units/hushfleet-client.service" 2> /dev/null | tail -n 1 || :)
 say "${score:-systemd-analyze is not here: the unit was not scored}"
 
-sync
-echo "$version" > "$here/done"
 sync
 if [ -z "$root" ] && [ -d /run/systemd/system ]; then
     systemctl daemon-reload
@@ -99,3 +96,8 @@ if [ -z "$root" ] && [ -d /run/systemd/system ]; then
 else
     say "release $version is installed; systemd does not run here, so the client starts with the system"
 fi
+# Last: without its file a reload gives the unit that runs this the usual 90 seconds, and slow boards need more.
+rm -f "$units/hushfleet-install.service" "$units/multi-user.target.wants/hushfleet-install.service"
+sync
+echo "$version" > "$here/done"
+sync

@@ -144,6 +144,14 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
     assert "2.3.1" in page.sections["run"]
 
 
+def test_values_of_secure_sums_that_may_have_wrapped_are_told() -> None:
+    rounds = [row.model_copy(update={"suspected_wraps": 2 * (row.round == 2)}) for row in sample().rounds]
+    secure = sample().model_copy(update={"accounting": "secure", "trust": "secure-sum", "rounds": rounds})
+    told = "values of sums that may have wrapped around"
+    assert f"{told}\n2, in 1 of 3 rounds\n" in Page(render_report(secure)).sections["privacy"]
+    assert told not in Page(render_report(sample())).sections["privacy"]
+
+
 @pytest.mark.parametrize(
     ("codec", "step", "unit", "told"),
     [

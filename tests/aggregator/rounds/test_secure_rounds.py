@@ -64,6 +64,29 @@ def test_without_masks_the_models_are_the_same_bit_for_bit(make: Make) -> None:
     assert with_masks.engine.finished
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_values_that_may_have_wrapped_around_are_counted(
+    make: Make, masked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = make(masked=masked)
+    assert fleet.run_round().suspected_wraps == 0
+    assert "wrapped around" not in caplog.text
+    fleet.engine.open_round(())
+    loud = np.zeros(256, np.int64)
+    loud[[3, 90, 200]] = PRIMES[16] // 2 - np.sum(
+        [fleet.integers(name)[[3, 90, 200]] for name in fleet.names[1:]], axis=0
+    )
+    integers = (loud % PRIMES[16]).astype(np.uint32)
+    assert fleet.engine.accept("dev-0", fleet.update("dev-0", integers=integers)).code == "accepted"
+    fleet.send(fleet.names[1:])
+    fleet.engine.should_close(fleet.now)
+    for member in fleet.round.members if masked else ():
+        fleet.engine.accept(member, fleet.answer(member))
+    summary = fleet.engine.close()
+    assert (summary.participants, summary.suspected_wraps) == (10, 3)
+    assert "3 of 256 values of the sum" in caplog.text
+
+
 def opened(fleet: SecureFleet, senders: list[str] | None = None) -> SecureFleet:
     """A round whose set of devices is settled."""
     fleet.engine.open_round(())

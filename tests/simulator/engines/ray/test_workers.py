@@ -28,6 +28,7 @@ from hushfleet.simulator.engines.ray import workers as ray_workers
 from hushfleet.simulator.engines.ray.fingerprint import code_digest, differences, fingerprint
 from hushfleet.simulator.engines.ray.workers import RayWorkers, work
 from hushfleet.simulator.results import read_metrics
+from hushfleet.simulator.run_folder import begin
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +103,21 @@ def test_ray_computes_what_the_fast_engine_computes(
     audit.check(simulation)
     assert list(train_alone(simulation, pool)) == list(train_alone(calm, Workers(1)))
     assert simulation.folder.device("device-0").store.stat().st_mode & 0o777 == 0o600
+
+
+def test_secure_sums_are_those_of_the_fast_engine(
+    pool: RayWorkers, runs: Any, short_task: Any, audit: Any, tmp_path: Path
+) -> None:
+    task = short_task(
+        method={"name": "dp-fedavg"},
+        privacy={"accounting": "secure", "delta": 1e-5},
+        round={"rounds": 2, "cohort_size": 6, "min_updates": 4},
+    )
+    fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
+    simulation = run(begin(task, tmp_path / "run", data_dir=None), pool)
+    assert audit.models(simulation) == audit.models(fast)
+    assert len(set(audit.models(simulation).values())) == 3, "it learned in each round"
+    assert metrics_of(simulation) == metrics_of(fast)
 
 
 # map
