@@ -16,8 +16,10 @@ def test_the_client_trains_rounds_beside_pytorch(
     monkeypatch: pytest.MonkeyPatch, figures_of: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(device, "IMPORTS", {"python alone": "pass"})
-    words = "--quick --models digits-cnn --methods dp-fedavg --runtimes torch --samples 16 --batch 4"
-    shown = figures_of(device.main, words)
+    words = (
+        "--quick --models digits-cnn --methods dp-fedavg --features filters-8 --runtimes torch --samples 16 --batch 4"
+    )
+    shown = figures_of(device.main, f"{words} --samples 16 --batch 4")
     (model,) = shown["models"]
     case = model["methods"]["dp-fedavg"]
     assert set(case["step"]) == {"ours", "ours on torch", "plain PyTorch"}

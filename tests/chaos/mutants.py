@@ -47,6 +47,7 @@ def noises_again() -> int:
             Ledger.charge = charge
 
     DeviceStore.outbox, DeviceStore.commit_round = forgetful, overwrite
+    DeviceStore.is_charged = lambda *_: False
     _trust_itself()
     return client(sys.argv[2:])
 
@@ -65,6 +66,7 @@ def noises_again_in_vain() -> int:
         return entry
 
     DeviceStore.outbox, DeviceStore.commit_round = forgetful, commit
+    DeviceStore.is_charged = lambda *_: False
     _trust_itself()
     return client(sys.argv[2:])
 

@@ -170,8 +170,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "forecast", "methods", "plan", "privacy",
-    "reproduce", "simulate",
+    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "flash", "fleet", "forecast", "methods",
+    "plan", "privacy", "push", "reproduce", "simulate",
 ]  # fmt: skip
 
 
