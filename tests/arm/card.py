@@ -86,7 +86,7 @@ def _add_kernel(root: Path, image: Path) -> None:
     shutil.copy(next((kernel / "boot").glob("vmlinuz-*")), image.with_suffix(".kernel"))
     with tempfile.TemporaryDirectory() as name:
         ram = Path(name)
-        for folder in ("bin", "proc", "sys", "dev", "root", "modules"):
+        for folder in ("bin", "proc", "sys", "dev", "sysroot", "modules"):
             (ram / folder).mkdir()
         shutil.copy(kernel / "usr/bin/busybox", ram / "bin/busybox")
         (ram / "bin/sh").symlink_to("busybox")
@@ -99,9 +99,9 @@ def _add_kernel(root: Path, image: Path) -> None:
             lines.append(f"/bin/busybox insmod /modules/{plain}")
         lines += [
             "for t in 1 2 3 4 5 6 7 8 9; do [ -b /dev/vda2 ] && break; /bin/busybox sleep 1; done",
-            "/bin/busybox mount -t ext4 /dev/vda2 /root",
-            "/bin/busybox mount -t vfat /dev/vda1 /root/boot/firmware",
-            "exec /bin/busybox switch_root /root /usr/lib/systemd/systemd",
+            "/bin/busybox mount -t ext4 /dev/vda2 /sysroot",
+            "/bin/busybox mount -t vfat /dev/vda1 /sysroot/boot/firmware",
+            "exec /bin/busybox switch_root /sysroot /usr/lib/systemd/systemd",
         ]
         (ram / "init").write_text("\n".join(lines) + "\n")
         (ram / "init").chmod(0o755)
