@@ -1,6 +1,6 @@
 """A card's software on aarch64, without a kernel of its own: installed, enrolled, trained, updated, locked out.
 
-`make test-arm`; ten minutes and more on two busy cores, and never measured on quiet ones. Needs root, Linux 6.7 or
+`make test-arm`; ten minutes on two cores beside other work, half of it unpacking one release. Needs root, Linux 6.7 or
 newer, qemu-user-static, mmdebstrap, mtools and Mosquitto. systemd does not run there: `support.systemd` does what the
 units say.
 """
