@@ -50,7 +50,7 @@ def _push(
         release = next(filter(None, (release_for(registry, target) for target in targets)), None)
         if release is None:
             if not targets:
-                raise BadInput(f"{destination} has no Python; install 3.11 or newer there")
+                raise BadInput(f"{destination} has no Python; install 3.10 or newer there")
             print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
             release = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
         target = next(target for target in targets if release_for(registry, target) == release)

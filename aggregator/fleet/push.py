@@ -21,7 +21,7 @@ from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, stage
 
 _LOOK = (
     "uname -m; id -u; "
-    "for p in python3.13 python3.12 python3.11 python3; do command -v $p > /dev/null 2>&1 && "
+    "for p in python3.13 python3.12 python3.11 python3.10 python3; do command -v $p > /dev/null 2>&1 && "
     "$p -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])' 2> /dev/null; done"
 )
 _RECEIVE = 'umask 077; d=$(mktemp -d) && tar -x -C "$d" && echo "$d"'
