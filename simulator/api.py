@@ -1,11 +1,11 @@
 """What `import hushfleet as hf` offers a script or a notebook: the commands' own code, as functions.
 
-    import hushfleet as hf
+import hushfleet as hf
 
-    task = hf.task("tasks/digits-hush.toml", {"privacy.epsilon": 2})
-    run = hf.simulate(task)
-    run.devices.plot.scatter("accuracy_alone", "accuracy_own")
-    run.report()
+task = hf.task("tasks/digits-hush.toml", {"privacy.epsilon": 2})
+run = hf.simulate(task)
+run.devices.plot.scatter("accuracy_alone", "accuracy_own")
+run.report()
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def task(source: Path | str | Mapping[str, Any], changes: Mapping[str, Any] | No
     """
     overrides = tuple(f"{key}={_toml(value)}" for key, value in (changes or {}).items())
     if isinstance(source, Mapping):
-        return parse_task({name: value for name, value in source.items()}, overrides)
+        return parse_task(dict(source), overrides)
     return load_task(Path(source), overrides)
 
 
@@ -156,7 +156,8 @@ def _run(
 
 def _last(rows: list[list[Any]]) -> list[Any]:
     """Each column's newest value that was measured."""
-    return [next((value for value in reversed(column) if value is not None), None) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    return [next((value for value in reversed(column) if value is not None), None) for column in columns]
 
 
 def _toml(value: Any) -> str:
