@@ -60,7 +60,6 @@ def record(
     began_at = closed[0].opened_at if closed else 0.0
     delta, accountant = spec.privacy.delta, spec.privacy.accountant
     privacy = privacy_table(store, delta=delta, accountant=accountant)
-    names = [row.device for row in privacy]
     rows_by_device = [store.updates(row.round) for row in closed]
     accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
     uplink, accepted = Counter[str](), Counter[str]()
@@ -73,9 +72,12 @@ def record(
     ]
     declines: dict[str, Counter[str]] = {}
     declined_in: dict[int, set[str]] = {}
-    for round, device, code, _ in store.declines():
+    reasons: dict[str, str] = {}
+    for round, device, code, reason in store.declines():
         declined_in.setdefault(round, set()).add(device)
         declines.setdefault(device, Counter())[code] += 1
+        reasons[code] = reason
+    names = sorted({row.device for row in (*privacy, *store.devices())} | declines.keys() | set(fleet))
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
@@ -112,6 +114,7 @@ def record(
             uplink_bytes=[uplink[name] for name in names],
             refusals=store.refusals(),
             declines={device: dict(counts) for device, counts in declines.items()},
+            decline_reasons=reasons,
             faults=store.faults(),
             timeline=[
                 TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)

@@ -319,6 +319,7 @@ class Details(_Record):
     uplink_bytes: list[Count] = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
+    decline_reasons: dict[str, str] = {}
     faults: dict[str, Count] = {}
     timeline: list[TimelineRow] = []
     fleet_timeline: FleetTimeline | None = None

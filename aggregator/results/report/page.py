@@ -48,7 +48,7 @@ class Plot:
 
 
 class Cell(str):
-    """A table's cell in a class of the style sheet: `open`, `better`, `worse`."""
+    """A cell of a table or a tile's number in a class of the style sheet: `open`, or a `Verdict`."""
 
     css: str
 
@@ -129,7 +129,7 @@ def page(
 
     :param under: one line below the title.
     :param answer: sentences that come first, the first of them in bold.
-    :param tiles: large numbers, each with what it is.
+    :param tiles: large numbers, which may be a `Cell`, each with what it is.
     """
     scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
     html = _templates().get_template("page.html")

@@ -363,10 +363,10 @@ def fleet(result: Result) -> Section:
                 device,
                 result.boards.get(device, DASH),
                 str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
-                str(row.rounds_charged) if row else DASH,
+                str(row.rounds_charged if row else 0) if ledger else DASH,
                 size(detail.uplink_bytes[n]) if detail.uplink_bytes else DASH,
-                number(row.epsilon_server) if row else DASH,
-                number(row.epsilon_release) if row else DASH,
+                number(row.epsilon_server if row else 0) if ledger else DASH,
+                number(row.epsilon_release if row else 0) if ledger else DASH,
                 _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),
                 _codes(detail.declines.get(device)),
             )
@@ -375,6 +375,9 @@ def fleet(result: Result) -> Section:
     parts: list[PagePart] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
+    if detail.decline_reasons:
+        said = [f"{code}: {reason or DASH}" for code, reason in sorted(detail.decline_reasons.items())]
+        parts.append(Prose(["Why devices declined, in the words of the last one:", *said], css="note"))
     others = sorted(detail.refusals.items())
     strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
