@@ -42,20 +42,22 @@ def render_report(result: Result) -> str:
     parts = [
         sections.accuracy(result, headline),
         sections.devices_against_alone(result, headline),
+        sections.privacy(result, headline),
+        sections.privacy_sweep(result, headline),
         sections.traffic(result),
         sections.wire_sweep(result, headline),
         timeline_section(result),
-        sections.privacy(result, headline),
-        sections.privacy_sweep(result, headline),
+        sections.fleet(result),
+        # folded: for authors of methods, and to look something up
+        sections.course(result),
         sections.layers(result),
         sections.labels(result),
-        sections.fleet(result),
         sections.run_facts(result),
         sections.meaning(),
     ]
     return page.page(
         f"{result.method} on {result.dataset}",
-        [part for part in parts if part],
+        [section for part in parts if (section := page.present(part)) is not None],
         under=f"{result.devices} devices, {len(result.rounds)} rounds, {result.partition}, engine {result.engine}, "
         f"seed {'none' if result.seed is None else result.seed}",
         answer=[sentence for sentence in sentences if sentence],
