@@ -56,7 +56,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
         wire_points = _shown(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points)
+    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points, runtime=runtime)
     if points:  # the run itself is one of them
         own = own_point(result)
         others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
