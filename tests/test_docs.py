@@ -19,7 +19,7 @@ import typer.main
 
 from hushfleet import methods
 from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
-from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.commands.main import build_app, load_command
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
@@ -118,7 +118,7 @@ def check_hushfleet(arguments: list[str]) -> None:
     if name == "client":
         check_edge_client(rest)
         return
-    command = group.commands[name]
+    command = load_command(name)
     command.make_context(name, list(rest), resilient_parsing=not rest)
 
 

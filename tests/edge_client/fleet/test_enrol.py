@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 from collections import deque
@@ -152,3 +153,44 @@ def test_a_board_that_enrols_says_what_it_waits_for(talk: Talk) -> None:
         ("certificate", "a certificate of the fleet: asked, and not answered yet"),
         ("certificate", "a certificate of the fleet: no certificate yet (pending): ask Ada"),
     ]
+
+
+def test_what_twenty_thousand_rounds_have_cost_comes_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds here and there that cost the same, and rounds that cost something else each time."""
+    spent = {("often-00000000", 2 * number): 4.0 for number in range(10_000)}
+    spent |= {("varied-00000000", number): 1.0 + number / 7 for number in range(10_000)}
+    packed = {key: pack(Charge("device", "one device's update", "gaussian", cost)) for key, cost in spent.items()}
+    with talk.desk.register.transaction():
+        rows = [(DEVICE, task, number, charge) for (task, number), charge in packed.items()]
+        talk.desk.register.write_all("INSERT INTO charges VALUES (?, ?, ?, ?)", rows)
+    spent["small-00000000", 3] = 2.0
+    store, asking = talk.board.store, talk.board.asking()
+    asked = 0
+
+    def full(*_: object) -> None:
+        assert len(store.ledger.entries()) == 0
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "note_enrolled", full)
+        with contextlib.suppress(StoreError):
+            while asked < 100:
+                asked += 1
+                answer = talk.answer(asking.frame())
+                asking.take(answer)
+                asking.take(answer)  # it came twice
+    assert 50 < asked < 100
+    assert not store.is_enrolled
+    for _ in range(asked):  # all of it again
+        assert not asking.granted
+        asking.take(talk.answer(asking.frame()))
+    assert asking.granted
+    assert {(entry.task, entry.round): entry.charge.noise_multiplier for entry in store.ledger.entries()} == spent
+
+
+def test_parts_that_go_round_in_circles_are_refused(talk: Talk) -> None:
+    asking = talk.board.asking()
+    asking.take(talk.answer(asking.frame(), up_to=("small-00000000", 3)))
+    with pytest.raises(Malformed, match="came after"):
+        asking.take(talk.answer(asking.frame(), up_to=("small-00000000", 3)))
+    assert not talk.board.store.is_enrolled
