@@ -19,6 +19,7 @@ from pathlib import Path
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
+from hushfleet.edge_client.board.waiting import Kind
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.net.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -56,7 +57,7 @@ class Enrolment:
         self._carried: list[CarriedRounds] = []
         self._after: SpentRound | None = None
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=clock())
-        self._said = ""
+        self.standing = "asked, and not answered yet"  # for people
         self.granted = False
 
     @property
@@ -138,8 +139,8 @@ class Enrolment:
 
     def _say(self, text: str) -> None:
         """The same text is logged once."""
-        if text != self._said:
-            self._said = text
+        if text != self.standing:
+            self.standing = text
             _log.warning("%s", text)
 
 
@@ -151,6 +152,7 @@ def enrol(
     stop: threading.Event,
     *,
     alive: Callable[[], None] = lambda: None,
+    waits_for: Callable[[Kind, str], None] = lambda kind, words: None,
     patience_s: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
@@ -158,21 +160,24 @@ def enrol(
 
     :param connect: makes a link to where boards without a certificate are answered.
     :param alive: called again and again: the loop lives.
+    :param waits_for: called again and again with whom the board waits for, and why.
     """
     rejected, link, up = RejectedMessages(clock), connect(), False
+    down = "no connection yet"
     give_up = clock() + patience_s
     link.subscribe(topics.answer(device))
     link.open()
     try:
         while not (stop.is_set() or enrolment.granted or clock() > give_up):
             alive()
+            waits_for("certificate", f"a certificate of the fleet: {enrolment.standing if up else down}")
             event = link.receive(max(0.0, min(LONGEST_SLEEP_S, enrolment.due_at - clock()) if up else LONGEST_SLEEP_S))
             if isinstance(event, LinkUp):
                 up = True
                 enrolment.connected()
             elif isinstance(event, LinkDown):
-                up = False
-                _log.warning("where certificates are given cannot be reached: %s", event.reason)
+                up, down = False, f"where certificates are given cannot be reached: {event.reason}"
+                _log.warning("%s", down)
             try:
                 if isinstance(event, Delivery):
                     enrolment.take(event.payload)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hushfleet.aggregator.fleet.authority import make_key
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import pack
-from hushfleet.edge_client.fleet.enrol import Enrolment
+from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp
 from support.desk import FEDERATION, Board
+from support.edge import Clock
 from support.enroller import Desk
 
 DEVICE = "greenhouse-01"
@@ -108,6 +113,46 @@ def test_a_board_waits_as_long_as_it_is_told(talk: Talk) -> None:
     assert asking.due_at == 3600.0
     asking.connected()
     assert asking.due_at == 0.0
+
+
+class _Service:
+    """A link that fails once, then is up, to a service that gives these verdicts."""
+
+    def __init__(self, talk: Talk, *verdicts: str) -> None:
+        self.talk, self.verdicts, self.events = talk, list(verdicts), deque[LinkEvent]([LinkDown("refused"), LinkUp()])
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if self.verdicts:
+            answer = self.talk.answer(payload, verdict=self.verdicts.pop(), certificate=b"", reason="ask Ada")
+            self.events.append(Delivery(topic, answer, False))
+
+    def receive(self, timeout_s: float) -> LinkEvent | None:
+        return self.events.popleft() if self.events else None
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def subscribe(self, topic_filter: str) -> None: ...
+
+
+def test_a_board_that_enrols_says_what_it_waits_for(talk: Talk) -> None:
+    board, said, clock = talk.board, list[tuple[str, str]](), Clock()
+
+    def waits_for(kind: str, words: str) -> None:
+        clock.now += 1
+        if (kind, words) not in said:
+            said.append((kind, words))
+
+    link = cast(Link, _Service(talk, "pending"))
+    topics, stop = Topics(FEDERATION), threading.Event()
+    asking = Enrolment(board.config, board.store, board.tls, clock=clock)
+    given = enrol(asking, lambda: link, topics, DEVICE, stop, waits_for=waits_for, patience_s=30, clock=clock)
+    assert not given
+    assert said == [
+        ("certificate", "a certificate of the fleet: no connection yet"),
+        ("certificate", "a certificate of the fleet: where certificates are given cannot be reached: refused"),
+        ("certificate", "a certificate of the fleet: asked, and not answered yet"),
+        ("certificate", "a certificate of the fleet: no certificate yet (pending): ask Ada"),
+    ]
 
 
 def test_what_twenty_thousand_rounds_have_cost_comes_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
