@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
@@ -20,11 +20,9 @@ from hushfleet.training.own_samples import OwnSamples, Teacher
 class MeanGradient:
     """The batch's mean gradient. The base of all other rules.
 
-    :param record_clips: with the unit `record`, what is clipped: each record's gradient, or the batch's.
     :param record_bound: with the unit `record`, the most that a record's gradient is clipped to, beside the task's.
     """
 
-    record_clips: Literal["record", "batch"] = "record"
     record_bound: float = math.inf
 
     samples: ClassVar[bool] = False  # whether it takes each sample's gradient

@@ -244,7 +244,6 @@ class TaskMethod:
             gradients_per_batch=self.training.gradients_per_batch,
             batch_size=self.config.batch_size,
             noise_split=setting.noise_split if self.privacy.secure is not None else 0,
-            clips=rule.record_clips,
         )
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
