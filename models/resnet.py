@@ -26,8 +26,8 @@ def resnet18_gn(classes: int = 10) -> Model:
 
 
 def resnet8_gn(classes: int = 10) -> Model:
-    """The depth and widths of He et al.'s networks for CIFAR-10 at n = 1, for processor cores."""
-    return _ResNet((16, 32, 64), blocks=1, groups=8).model("resnet8-gn", classes)
+    """The depth of He et al.'s networks for CIFAR-10 at n = 1 and half their widths, for processor cores."""
+    return _ResNet((8, 16, 32), blocks=1, groups=4).model("resnet8-gn", classes)
 
 
 @dataclass(frozen=True)
