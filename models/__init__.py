@@ -9,7 +9,7 @@ from hushfleet.errors import BadInput
 from hushfleet.models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
 from hushfleet.models.linear import linear
 from hushfleet.models.model import Model
-from hushfleet.models.resnet import resnet18_gn
+from hushfleet.models.resnet import resnet8_gn, resnet18_gn
 
 __all__ = ["Model", "get_model", "model_names"]
 
@@ -20,6 +20,7 @@ _MODELS: dict[str, Callable[..., Model]] = {
     "fashion-mnist-cnn": fashion_mnist_cnn,
     "linear": linear,
     "mnist-cnn": mnist_cnn,
+    "resnet8-gn": resnet8_gn,
     "resnet18-gn": resnet18_gn,
     "svhn-cnn": svhn_cnn,
 }
