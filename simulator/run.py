@@ -52,7 +52,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             points = list(sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime))
             wire_points = list(sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime))
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points)
+    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points, runtime=runtime)
     if points:  # the run itself is one of them
         own = own_point(result)
         others = [point for point in points if point.noise_multiplier != own.noise_multiplier]

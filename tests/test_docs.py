@@ -286,13 +286,6 @@ def test_the_list_of_devices_can_be_read() -> None:
     assert [row.device for row in read_devices(EXAMPLES / "devices.toml")] == ["greenhouse-01", "greenhouse-02"]
 
 
-def test_the_service_runs_the_device() -> None:
-    lines = (EXAMPLES / "hushfleet-client.service").read_text().splitlines()
-    (start,) = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
-    check(start)
-    assert {"Type=notify", "Restart=always", "RestartPreventExitStatus=2"} <= set(lines)
-
-
 def test_the_method_that_is_shown_is_the_file() -> None:
     shown = [b.text for b in BLOCKS if b.document == "docs/methods.md" and "class FedBABUConfig" in b.text]
     assert shown == [(EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip()]
