@@ -29,7 +29,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.studies.sweep import own_point, sweep_noise, sweep_wire
+from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_sweeps
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
@@ -89,12 +89,8 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
         wire_points = _shown(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points, runtime=runtime)
-    if points:  # the run itself is one of them
-        own = own_point(result)
-        others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
-        sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
-        result = result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
+    result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
+    result = with_sweeps(result, points, wire_points)
     result.save(simulation.folder.result)
     write_report(result, simulation.folder.report)
     return result
