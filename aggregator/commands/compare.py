@@ -7,15 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from hushfleet.aggregator.observe.events import to_json
-from hushfleet.aggregator.results.report.comparison import (
-    comparison_json,
-    comparison_table,
-    load_runs,
-    write_comparison,
-)
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +22,16 @@ def register(app: typer.Typer) -> None:
 
         Example:  hushfleet compare runs/a runs/b --out both.html
         """
+        from rich.console import Console
+
+        from hushfleet.aggregator.observe.events import to_json
+        from hushfleet.aggregator.results.report.comparison import (
+            comparison_json,
+            comparison_table,
+            load_runs,
+            write_comparison,
+        )
+
         results = load_runs(runs)
         if out is not None:
             reports = {name: str(folder / "report.html") for name, folder in zip(results, runs, strict=True)}

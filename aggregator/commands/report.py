@@ -6,13 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from hushfleet.aggregator.observe.display import summary_table
-from hushfleet.aggregator.results.report import write_report
-from hushfleet.aggregator.results.report.comparison import load_runs, write_comparison
-from hushfleet.aggregator.results.result import Result
-from hushfleet.errors import BadInput
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +20,14 @@ def register(app: typer.Typer) -> None:
 
         Example:  hushfleet report runs/demo
         """
+        from rich.console import Console
+
+        from hushfleet.aggregator.observe.display import summary_table
+        from hushfleet.aggregator.results.report import write_report
+        from hushfleet.aggregator.results.report.comparison import load_runs, write_comparison
+        from hushfleet.aggregator.results.result import Result
+        from hushfleet.errors import BadInput
+
         console, path = Console(), out or run / "report.html"
         if (run / "result.json").exists():
             result = Result.load(run / "result.json")
