@@ -14,6 +14,7 @@ from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -55,8 +56,9 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         points = _shown(at_noise, "the same run at other noise", len(options.sweep), console)
         with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
         wire_points = _shown(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
+        result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
+        result = with_answers(result, simulation, workers, alone, runtime=runtime)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
     result = with_sweeps(result, points, wire_points)
     result.save(simulation.folder.result)
     write_report(result, simulation.folder.report)

@@ -204,8 +204,8 @@ def summary_table(result: Result) -> RenderableType:
     sweeps = [
         terminal_table(table, title=title)
         for table, title in (
-            (noise_table(result), "the same run at other noise"),
-            (wire_table(result), "the same run in other forms on the wire"),
+            (noise_table(result), "the same run at other noise (*: this run)"),
+            (wire_table(result), "the same run in other forms on the wire (*: this run)"),
         )
         if table.rows
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page, sections
+from hushfleet.aggregator.results.report.answers import answers_section
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -43,6 +44,7 @@ def render_report(result: Result) -> str:
     parts = [
         sections.accuracy(result, headline),
         sections.devices_against_alone(result, headline),
+        answers_section(result),
         sections.privacy(result, headline),
         sections.privacy_sweep(result, headline),
         sections.traffic(result),

@@ -162,14 +162,17 @@ def wire_sweep(result: Result, headline: Headline) -> Section | None:
         "differences of a point or two may be chance.",
         **_log_x(list(bits.values()), next((bits.get(id(run)) for run in runs if run.wire == result.wire), None)),
     )
-    lead = "The same run, with the same noise, in other forms on the wire. The run's own is marked."
+    lead = "The same run, with the same noise, in other forms on the wire. * is the run itself."
     return Section("wire-sweep", "Accuracy against bytes", lead, [chart, wire_table(result)])
 
 
 def privacy_sweep(result: Result, headline: Headline) -> Section | None:
     """None where no other noise was tried."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
-    title, lead = "Accuracy against privacy", "The same run at other noise levels: what privacy costs here."
+    title, lead = (
+        "Accuracy against privacy",
+        "The same run at other noise levels: what privacy costs here. * is the run itself.",
+    )
     if not runs:
         return None
     drawn = [run for run in runs if 0 < run.epsilon_server < math.inf]
@@ -339,6 +342,9 @@ def fleet(result: Result) -> Section:
     strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
+    if result.engine == "field":
+        words = "Images and what models say of them stay with their owners: a run in the field has none to show."
+        parts.append(Prose([words], css="note"))
     lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."
     return Section("fleet", "Devices", lead, parts)
 

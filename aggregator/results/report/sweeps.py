@@ -14,12 +14,12 @@ ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
 
 def noise_table(result: Result) -> Table:
-    """From the strongest protection to none; the run itself is one of the rows."""
+    """From the strongest protection to none; the run itself is one of the rows, with an asterisk."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
     rows = [
         (
-            number(run.noise_multiplier) + (" (this run)" if run.noise_multiplier == result.noise_multiplier else ""),
+            number(run.noise_multiplier) + (" *" if run.noise_multiplier == result.noise_multiplier else ""),
             number(run.epsilon_server),
             number(run.epsilon_release),
             *_ends(result, run),
@@ -30,12 +30,12 @@ def noise_table(result: Result) -> Table:
 
 
 def wire_table(result: Result) -> Table:
-    """From few bytes to many; the run's own form is marked."""
+    """From few bytes to many; the run itself is one of the rows, with an asterisk."""
     runs = sorted(result.details.wire_sweep, key=lambda run: run.uplink_bytes)
     head = ("on the wire", "bits per parameter", "sent up", "cost, dB", "common test", "own data", "global", "gain")
     rows = [
         (
-            codec(run.wire, whole=False) + (" (this run)" if run.wire == result.wire else ""),
+            codec(run.wire, whole=False) + (" *" if run.wire == result.wire else ""),
             number(run.bits_per_value),
             size(run.uplink_bytes),
             cost_db(run.wire),

@@ -14,7 +14,7 @@ def terminal_table(table: Table, *, title: str) -> TerminalTable:
     """The same cells; a verdict has its colour."""
     shown = TerminalTable(title=title)
     for n, name in enumerate(table.head):
-        shown.add_column(name, justify="left" if n < table.names else "right")
+        shown.add_column(name.replace("_", "_\n"), justify="left" if n < table.names else "right")
     for row in table.rows:
         shown.add_row(*(Text(cell, _STYLES.get(cell.css, "") if isinstance(cell, Cell) else "") for cell in row))
     return shown
