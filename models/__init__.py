@@ -9,9 +9,11 @@ from hushfleet.errors import BadInput
 from hushfleet.models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
 from hushfleet.models.linear import linear
 from hushfleet.models.model import Model
+from hushfleet.models.module import is_offered, offer, own_model, with_group_norm
 from hushfleet.models.resnet import resnet18_gn
+from hushfleet.user_files import in_file
 
-__all__ = ["Model", "get_model", "model_names"]
+__all__ = ["Model", "get_model", "is_own", "model_names", "offer", "with_group_norm"]
 
 _MODELS: dict[str, Callable[..., Model]] = {
     "cifar10-cnn": cifar10_cnn,
@@ -30,13 +32,24 @@ def model_names() -> list[str]:
     return sorted(_MODELS)
 
 
+def is_own(name: str) -> bool:
+    """Whether this is the name of a network that does not come with Hushfleet."""
+    return in_file(name) or is_offered(name)
+
+
 def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, int, int] | None = None) -> Model:
     """The network called `name`, with the outputs of its own data set unless `classes` says. Raises `BadInput`.
 
-    :param input_shape: of `linear`, which takes any; the other networks have theirs.
+    :param input_shape: of `linear`, which takes any, and of your own; the other networks have theirs.
     """
+    if is_own(name):
+        if classes is None or input_shape is None:
+            raise BadInput(f"model.name = {name!r}: your own network goes with model.share = 'all'")
+        return own_model(name, classes=classes, input_shape=input_shape)
     if name not in _MODELS:
-        raise BadInput(f"there is no model {name!r}; choose one of {', '.join(model_names())}")
+        raise BadInput(
+            f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"
+        )
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2")
     given: dict[str, Any] = {} if classes is None else {"classes": classes}

@@ -46,8 +46,8 @@ def check_against_torch(
     run_gradient = GradientGraph(gradient, model.layout)
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
-    if model.starts_at_zero:  # where a wrong gradient may look right
-        params = 0.1 * rng.standard_normal(model.layout.size, np.float32)
+    if model.starts_at_zero or model.start is not None:  # where a wrong gradient may look right
+        params = params + 0.1 * rng.standard_normal(model.layout.size, np.float32)
     for size in CHECKED_BATCHES:
         x, y, masks = stable_batch(reference, params, size, rng)
         ones = tuple(np.ones_like(mask) for mask in masks)

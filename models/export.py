@@ -20,6 +20,7 @@ import onnxruntime
 import torch
 from onnx import numpy_helper
 
+from hushfleet.errors import GraphRefused
 from hushfleet.graphs import session
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
@@ -51,7 +52,15 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
         return Graphs(gradient, inference)
     from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
 
-    graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
+    try:
+        graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
+    except Exception as error:  # of somebody's own network anything may be raised, in many classes
+        cause = error.__cause__ or error
+        reason = (str(cause).splitlines() or [""])[0]
+        raise GraphRefused(
+            f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
+            f"{type(cause).__name__}: {reason}"
+        ) from error
     check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)
     with contextlib.suppress(OSError):  # where nothing can be written, exports take longer
         for name, path in paths.items():
