@@ -36,7 +36,7 @@ _PYTHON = "python:"
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _PROBED = 3  # samples
 _TOLERANCE = 1e-4
-_GROUPS = 8
+_GROUPS, _GROUP_CHANNELS = 8, 4  # as many groups at most, and channels in each at least
 _GIVEN: dict[str, nn.Module | Make] = {}
 
 
@@ -134,7 +134,9 @@ def with_group_norm(module: nn.Module) -> nn.Module:
         for name, child in parent.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
                 channels = child.num_features
-                norm = nn.GroupNorm(math.gcd(channels, _GROUPS), channels, eps=child.eps, affine=child.affine)
+                # Of one channel a group it would take away the mean of each, and the bias before it.
+                groups = math.gcd(channels, channels // _GROUP_CHANNELS or 1, _GROUPS)
+                norm = nn.GroupNorm(groups, channels, eps=child.eps, affine=child.affine)
                 if child.affine:
                     norm.load_state_dict({"weight": child.weight, "bias": child.bias})
                 setattr(parent, name, norm)

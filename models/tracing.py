@@ -119,7 +119,7 @@ def _with_open_batch(args: Sequence[Tensor], inputs: Sequence[str]) -> tuple[Ten
     Left to itself, the tracer makes every size of every parameter symbolic, and spends two minutes on proving
     relations between them for a ResNet-18 that takes three seconds like this.
     """
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # constants
     fakes = []
     for name, arg in zip(inputs, args, strict=True):
         sizes = [DimDynamic.STATIC] * arg.ndim
