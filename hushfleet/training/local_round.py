@@ -82,10 +82,14 @@ def train_vector(training: Sgd, context: RoundContext, params: Array, executor: 
     optimizers = [executor.optimizer() for _ in entries]
     moved = entries[0] if len(entries) == 1 else ALL  # several parts are the whole vector, together
     memory: tuple[Array, ...] = ()
+    epoch = 0
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
         batch.moved = moved
         now, memory = _first(context, step.rows), tuple(array[step.rows] for array in memory)
+        if training.order.resets and step.epoch > epoch:
+            training.order.reset(now, at)
+        epoch = step.epoch
         active = training.order.active(step.epoch, len(entries))
         for number in active:
             batch.entries = entries[number]
