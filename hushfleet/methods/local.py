@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.training.batch import Batch
 from hushfleet.training.own_samples import OwnSamples, Teacher
@@ -28,16 +28,21 @@ class MeanGradient:
     samples: ClassVar[bool] = False  # whether it takes each sample's gradient
 
     @property
+    def lasting(self) -> tuple[str, ...]:
+        """Names of what it remembers from round to round, in the device's private arrays."""
+        return ()
+
+    @property
     def gradients(self) -> int:
         """How many gradients it takes of a batch, at most; with the unit `record` they are charged together."""
         return 1
 
     def __call__(
-        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
-    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
+    ) -> tuple[Any, Array, PrivateArrays]:
         """Mean loss `[...]`, the gradient `[..., d]` to step along, and what it remembers until the next batch.
 
-        :param memory: empty before the first batch; arrays `[..., n]`.
+        :param memory: arrays `[..., n]` by name; before the first batch, what has lasted from earlier rounds.
         """
         return (*batch.mean(params), memory)
 

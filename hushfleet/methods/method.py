@@ -310,7 +310,7 @@ class TaskMethod:
         """
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
-        private: PrivateArrays = {}
+        private = dict(context.remembered)
         for part in (self.parts.personal, *parts):
             private |= part.remember(context, update=update, trained=trained, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)

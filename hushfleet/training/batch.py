@@ -45,11 +45,13 @@ class Batch:
     """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
 
     :param out: float32 `[..., d]`, where a gradient is written; the next one overwrites it.
-    :param entries: what the part of the training that asks will move. Gradients elsewhere may be left out, as zeros.
+    :param part: the number of the part of the training that asks.
+    :param entries: what that part will move. Gradients elsewhere may be left out, as zeros.
     :param moved: what all parts of the training move.
     """
 
     out: Array
+    part: int = 0
     entries: Entries = ALL
     moved: Entries = ALL
 
