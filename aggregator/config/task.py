@@ -328,6 +328,8 @@ def parse_task(
         set_here = tuple(override.partition("=")[0].strip() for override in overrides)
         not_here = [error for error in errors if set_here and error.startswith(set_here)]
         errors = [*with_lines(file, sorted(set(errors) - set(not_here))), *not_here]
+    else:
+        errors = sorted(errors)
     raise BadInput(f"{where}: {'; '.join(errors)}")
 
 
