@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
+from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
@@ -38,7 +39,7 @@ def run_and_show(
     resume: bool,
 ) -> Result:
     """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130."""
-    with console.status("loading data, exporting and checking the model's graphs"):
+    with shown(console):
         simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
     _warn(simulation, console)
     try:

@@ -76,6 +76,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.devices.register import DeviceRegister
         from hushfleet.aggregator.devices.roster_file import RosterFile
         from hushfleet.aggregator.fleet.folder import FleetFolder
+        from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.planning.advice import worth_it
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
@@ -116,7 +117,7 @@ def register(app: typer.Typer) -> None:
             policy = enrolment_of(
                 store, known, listed, closed=closed, may_be_empty=of_fleet is not None, console=console
             )
-            with console.status("loading data, exporting and checking the model's graphs"):
+            with shown(console):
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
             advice = worth_it(task, classes=len(prepared.spec.model.class_names))
             if advice is not None and advice.warning is not None:

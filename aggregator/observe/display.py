@@ -21,10 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
+<<<<<<< HEAD
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.sweeps import noise_table, wire_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
+=======
+from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
+>>>>>>> main
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     VERDICTS,
@@ -66,17 +70,22 @@ class FleetDisplay:
         self._rounds = self._progress.add_task("rounds", total=None)
         self._lock = threading.Lock()
         self._live: Live | None = None
+        self._heartbeat = Heartbeat(self.console, self._under_way)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
             self._live = Live(self, console=self.console, refresh_per_second=4)
             self._live.start()
+        else:
+            self._heartbeat.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
             self._live = None
+        else:
+            self._heartbeat.__exit__(None, None, None)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Takes in one event of the run's log."""
@@ -93,6 +102,7 @@ class FleetDisplay:
                 line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._heartbeat.said()
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself."""
@@ -122,9 +132,28 @@ class FleetDisplay:
         ]
         return " | ".join(parts)
 
-    def _panel(self) -> Panel:
+    def _under_way(self) -> str:
+        """A line for a pipe in which nothing was said for long."""
+        with self._lock:
+            left, counts = self._left_s(), Counter(self.state.states().values())
+            if not self.state.rounds:
+                return "waiting for the run's first event"
+            parts = [
+                f"round {self.state.round}/{self.state.rounds} goes on",
+                ", ".join(f"{count} {name}" for name, count in counts.most_common()),
+                *([] if not left else [f"about {time_in_words(left)} left"]),
+            ]
+        return " | ".join(parts)
+
+    def _left_s(self) -> float | None:
+        """Seconds until the last round ends, at the speed so far."""
         state = self.state
         self._progress.update(self._rounds, total=state.rounds or None, completed=state.progress)
+        return self._progress.tasks[0].time_remaining
+
+    def _panel(self) -> Panel:
+        state = self.state
+        self._left_s()
         rows = Table.grid(padding=(0, 2), expand=True)
         rows.add_column(style=SOFT, width=8, no_wrap=True)
         rows.add_column(ratio=1, overflow="fold")

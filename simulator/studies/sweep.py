@@ -16,6 +16,7 @@ from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
+from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -33,7 +34,8 @@ def sweep_noise(
     runtime: str = "onnx",
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
-    for multiplier in sorted(set(multipliers)):
+    chosen = sorted(set(multipliers))
+    for multiplier in counted(chosen, "the same run at other noise", total=len(chosen)):
         privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
         task = replace(simulation.task, privacy=privacy)
         yield noise_point(with_baseline(_run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime), alone))
@@ -49,7 +51,8 @@ def sweep_wire(
 ) -> Iterator[WirePoint]:
     """One point for each choice of `with_wire`, in the order given. Noise, order and partition are the run's own, so
     points differ by the codec alone."""
-    for choice in dict.fromkeys(choices):
+    chosen = dict.fromkeys(choices)
+    for choice in counted(chosen, "the same run with other codecs", total=len(chosen)):
         result = _run_with(simulation, workers, with_wire(simulation.task, choice), f"wire-{choice}", runtime)
         yield wire_point(with_baseline(result, alone))
 

@@ -19,14 +19,21 @@ from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import is_linear
+<<<<<<< HEAD
 from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, Said, accuracies, best_way, said_alone
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
+=======
+from hushfleet.progress import counted
+from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, best_way, reached_alone
+>>>>>>> main
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
+
+ALONE = "each device alone, for comparison"
 
 
 class Alone(NamedTuple):
@@ -58,8 +65,9 @@ def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "
     path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
     jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices]
     if is_linear(simulation.prepared.spec.model.layout):
-        return _best_alone(list(workers.map(_test_one, jobs)), [job.device for job in jobs])
-    return workers.map(_train_one, jobs)
+        found = list(counted(workers.map(_test_one, jobs), ALONE, total=len(jobs)))
+        return _best_alone(found, [job.device for job in jobs])
+    return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
 
 
 def _best_alone(found: list[tuple[Accuracies, Accuracies, Said]], devices: list[str]) -> Iterator[Alone]:
