@@ -21,14 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
-<<<<<<< HEAD
+from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.sweeps import noise_table, wire_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
-=======
-from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
->>>>>>> main
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     VERDICTS,

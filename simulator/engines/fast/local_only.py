@@ -19,13 +19,9 @@ from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import is_linear
-<<<<<<< HEAD
+from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, Said, accuracies, best_way, said_alone
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-=======
-from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, best_way, reached_alone
->>>>>>> main
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
