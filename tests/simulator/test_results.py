@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import math
@@ -165,7 +166,8 @@ def test_the_last_line_of_a_round_counts_and_a_torn_one_does_not(copy: Simulatio
 
 def test_a_device_that_declined_every_round_has_its_row(copy: Simulation) -> None:
     last = NAMES[-1]
-    with sqlite3.connect(copy.folder.aggregator / "aggregator.sqlite") as database:
+    database = sqlite3.connect(copy.folder.aggregator / "aggregator.sqlite")
+    with contextlib.closing(database), database:
         for table in ("privacy", "updates", "devices"):
             column = "id" if table == "devices" else "device"
             database.execute(f"DELETE FROM {table} WHERE {column} = ?", (last,))

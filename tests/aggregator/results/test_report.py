@@ -57,7 +57,7 @@ class Page(HTMLParser):
         if tag == "section":
             self._here = values["id"]
         self.missing += values.get("class") == "missing"
-        if tag != "meta":
+        if tag not in ("meta", "img"):
             self.open.append(f"{tag} {values.get('type', '')}".strip())
 
     def handle_endtag(self, tag: str) -> None:

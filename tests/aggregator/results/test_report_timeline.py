@@ -256,7 +256,7 @@ def test_in_words() -> None:
 
 def test_the_worst_round_is_named_and_why() -> None:
     timeline = plain(["aala", "ax-a", "d..r", "----"], timed=True)
-    assert worst_in_words(timeline, {}) == "Round 2 went worst: of 2 that were asked, 1 lost."
+    assert worst_in_words(timeline, {}) == "Round 1 went worst: of 3 that were asked, 1 declined."
     declined = plain(["adaa", "ada."])
     told = worst_in_words(declined, {"budget": "8.1 of 8"})
     assert told == "Round 2 went worst: of 2 that were asked, 2 declined (reasons in this run: budget)."
