@@ -72,8 +72,8 @@ def figures_of(run: Path, *, follow: bool = False) -> Iterator[Figures]:
 
 
 def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]) -> Figures:
-    values = {name: event.get(key) for key, name in _OF_ROUND.items()} | own
-    values |= {"privacy/epsilon_server": state.epsilon_server, "privacy/epsilon_release": state.epsilon_release}
+    values = {name: event.get(key) for key, name in _OF_ROUND.items()}
+    values |= {**own, "privacy/epsilon_server": state.epsilon_server, "privacy/epsilon_release": state.epsilon_release}
     known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
     return Figures(state.rounds_closed, float(event["at"]), known)
 
