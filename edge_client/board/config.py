@@ -19,12 +19,11 @@ from hushfleet.config.schema import (
     PositiveOrInf,
     Probability,
     Share,
-    from_plain,
-    read_file,
     require,
 )
 from hushfleet.config.spec import Accounting
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.config.written import read_written
+from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
@@ -236,11 +235,7 @@ def load_config(path: Path) -> DeviceConfig:
     """Reads DEVICE.toml; relative paths in it are relative to the file. Raises `BadInput`."""
     if not path.exists():
         raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example")
-    plain = read_file(path)
-    try:
-        config = from_plain(DeviceConfig, plain)
-    except Malformed as error:
-        raise BadInput(f"{path}: {str(error).removeprefix('DeviceConfig: ').removeprefix('DeviceConfig.')}") from error
+    config = read_written(DeviceConfig, path)
     load_board(config.device.board)
     base = path.resolve().parent
     sections: dict[str, Any] = {}
