@@ -14,6 +14,7 @@ from hushfleet.aggregator.observe.round_events import open_fields, run_fields, u
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
+from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
 from hushfleet.simulator.engines.fast.runtimes import VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
@@ -45,7 +46,8 @@ def run_rounds(
         earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
-    with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
+    rounds = doing("rounds", total=simulation.task.round.rounds)
+    with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         prepared = tested_on_cuda(simulation) if runtime == VMAP else simulation.prepared
         engine = RoundEngine(store, prepared, masked=False)
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
@@ -63,6 +65,7 @@ def run_rounds(
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
+            work.done = plan.round
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and all_have_spent(store, names)

@@ -103,7 +103,7 @@ class RowGroup(Axis):
 
 
 class Special(Change):
-    """A change of some cells only; a name that is left out stands for all."""
+    """A change of some cells only; names may have `*`, and one that is left out stands for all."""
 
     group: str | None = None
     row: str | None = None
