@@ -23,12 +23,14 @@ from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_
 from hushfleet.simulator.studies.reproduce.estimate import Estimator
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, find_recipe, load_paper, load_recipes, paper_names
+from hushfleet.simulator.studies.reproduce.report import write_report
 from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
 from hushfleet.simulator.studies.reproduce.show import listed, print_table, render_page
 from hushfleet.simulator.units import shown_time
 
 FAILED = 1
-RUNS = Path("runs/reproduce-cells")
+OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
+PAGE = Path("docs/reproduction.md")
 _REASON_LENGTH = 100
 
 HELP = """Reproduce a paper's table: its cells are run here, and stand beside the paper's own numbers.
@@ -43,6 +45,8 @@ Examples:
 `hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1 --data-dir DIR`
 
 `hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick --data-dir DIR`
+
+`hushfleet reproduce --report`
 """
 
 
@@ -62,7 +66,8 @@ def register(app: typer.Typer) -> None:
         seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
         quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the others.")] = False,
         data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are; default: download.")] = None,
-        out: Annotated[Path, typer.Option(help="Where cells and reports go.")] = Path("runs/reproduce"),
+        report: Annotated[bool, typer.Option("--report", help="Write the page of all published cells: --out, by default docs/reproduction.md.")] = False,
+        out: Annotated[Path | None, typer.Option(help="Where cells and reports go; default: runs/reproduce.")] = None,
         results: Annotated[Path, typer.Option(help="Published cells, which count as finished.")] = Path("docs/results"),
         runs: Annotated[Path, typer.Option(help="Where cells are while they run.")] = RUNS,
         jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: by cores and free memory.")] = 0,
@@ -70,7 +75,12 @@ def register(app: typer.Typer) -> None:
         runtime: Annotated[str, typer.Option(help="Instead of the quickest here.")] = "",
         show_task: Annotated[bool, typer.Option("--show-task", help="Print the first cell's task file and stop.")] = False,
     ) -> None:  # fmt: skip
-        console, kept = Console(), Kept(out, results)
+        console = Console()
+        if report:
+            _write_page(Kept(results), out or PAGE, console)
+            return
+        out = out or OUT
+        kept = Kept(out, results)
         if list_all or paper is None:
             console.print(listed(_listed([paper] if paper else paper_names(), kept, seeds, quick, data_dir, console)))
             return
@@ -159,6 +169,12 @@ class _Shown:
     def ended(self, cell: Cell, words: str) -> None:
         self._done += self._expected[cell.key]
         self._console.print(words, highlight=False)
+
+
+def _write_page(kept: Kept, page: Path, console: Console) -> None:
+    for sentence, reason in write_report(kept, page).left_out:
+        console.print(f"[yellow]left out[/], since {escape(reason)}: {escape(sentence)}", highlight=False)
+    console.print(f"page    {page}", highlight=False)
 
 
 def _report(table: tables.PaperTable, out: Path, console: Console) -> None:
