@@ -26,10 +26,12 @@ def assemble(
     alone: Sequence[Alone] = (),
     sweep: Sequence[SweepPoint] = (),
     wire_sweep: Sequence[WirePoint] = (),
+    runtime: str = "",
 ) -> Result:
     """The result of the rounds that are closed.
 
     :param alone: the local-only baseline, in the fleet's order; may be empty.
+    :param runtime: what computed the gradients.
     """
     with AggregatorStore(simulation.folder.aggregator) as store:
         base = record(
@@ -39,6 +41,7 @@ def assemble(
             seed=simulation.seed,
             fleet=[device.name for device in simulation.fleet.devices],
             scenario=simulation.folder.scenario,
+            runtime=runtime,
         )
     fleet = simulation.fleet.devices
     by_name = {device.name: device for device in fleet}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.report import write_report
@@ -25,6 +23,7 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
@@ -33,41 +32,9 @@ from hushfleet.simulator.studies.sweep import own_point, sweep_noise, sweep_wire
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
-Engine = Literal["fast", "live", "ray"]
 AUTO = "auto"
 Point = TypeVar("Point")
 LIVE_RESTARTS = 3
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How to run, as opposed to what.
-
-    :param own_processes: of the live engine: so many devices have a process of their own, and the others share one for
-        each core; 0: all have their own.
-    :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
-    :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
-    :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
-    :param ray_address: of a Ray cluster; empty for one on this machine.
-    :param runtime: what computes gradients in the fast engine, or `auto`, see `choose_runtime`.
-    :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
-    :param local_only: also train each device alone, for comparison.
-    :param sweep: noise multipliers at which the run is repeated by the fast engine.
-    :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
-    """
-
-    engine: Engine = "fast"
-    broker: BrokerKind = "auto"
-    own_processes: int = 0
-    emulate: bool = False
-    clocked: bool = False
-    workers: int = 0
-    ray_address: str = ""
-    runtime: str = ON_DEVICES
-    evaluate_every: int = 1
-    local_only: bool = True
-    sweep: Sequence[float] = ()
-    sweep_wire: Sequence[str] = ()
 
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
@@ -89,7 +56,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
         wire_points = _shown(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points)
+    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points, runtime=runtime)
     if points:  # the run itself is one of them
         own = own_point(result)
         others = [point for point in points if point.noise_multiplier != own.noise_multiplier]

@@ -80,7 +80,12 @@ class FleetDisplay:
             if self.console.is_terminal:
                 return
             kind = event.get("event")
-            line = self._start_line() if kind == "run" else self._round_line(event) if kind == "round_close" else ""
+            if kind == "run":
+                line = self._start_line()
+            elif kind == "round_close":
+                line = self._round_line(event)
+            else:  # a round in which all decline never closes
+                line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 

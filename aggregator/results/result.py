@@ -288,6 +288,23 @@ class FleetTimeline(_Record):
         return self
 
 
+class Rerun(_Record):
+    """What it takes to run it again.
+
+    :param command: what was typed.
+    :param task: the task as a TOML file, with all that options changed of it.
+    :param digests: SHA-256 as hex by what it is of: the task package, the images and labels of the simulation.
+    :param commit: of Hushfleet's source tree; null where it was installed from a package.
+    :param runtime: what computed the gradients; empty in the field.
+    """
+
+    command: str
+    task: str
+    digests: dict[str, str]
+    commit: str | None = None
+    runtime: str = ""
+
+
 PerRound = list[Measured]
 Grid = list[list[Measured]]
 
@@ -319,6 +336,7 @@ class Details(_Record):
     uplink_bytes: list[Count] = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
+    decline_reasons: dict[str, str] = {}
     faults: dict[str, Count] = {}
     timeline: list[TimelineRow] = []
     fleet_timeline: FleetTimeline | None = None
@@ -350,6 +368,7 @@ class Result(_Record):
     privacy: list[PrivacyRow]
     details: Details = Details()
     versions: dict[str, str]
+    rerun: Rerun | None = None  # files of earlier versions do not say it
 
     @property
     def uplink_bytes(self) -> int:

@@ -64,10 +64,10 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
             trade_answer(result, headline),
             f"All of it: {reports[name]}",
         )
-        accuracy = sections.accuracy(result, headline).parts[:1]
-        gains = sections.devices_against_alone(result, headline).parts[:1]
+        charts = (sections.accuracy(result, headline), sections.devices_against_alone(result, headline))
+        shown = [section.parts[0] for chart in charts if (section := page.present(chart)) is not None]
         prose = page.Prose([words for words in told if words])
-        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*accuracy, *gains, prose]))
+        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*shown, prose]))
     write_whole(path, page.page(title, parts, answer=answers))
 
 

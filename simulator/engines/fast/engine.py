@@ -33,6 +33,7 @@ def run_rounds(
     runtime: str = "onnx",
     evaluate_every: int = 1,
     evaluate_last: int = 1,
+    on_closed: Callable[[int], None] = lambda round: None,
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
 
@@ -40,6 +41,8 @@ def run_rounds(
     its end. Raises `HushfleetError` where a whole cohort declines for another reason.
 
     :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
+    :param on_closed: called after each round, before any device trains again; at first with the last round of an
+        earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
     with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
@@ -50,6 +53,7 @@ def run_rounds(
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
         spent = all_have_spent(store, names)
+        on_closed(store.last_closed_round)
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, roster=roster)
             cohort = sorted(engine.cohort)
@@ -60,6 +64,7 @@ def run_rounds(
             check_participation(engine, plan)
             summary = engine.close()
             events.write("round_close", **summary.to_dict())
+            on_closed(plan.round)
             spent = summary.participants == 0 and all_have_spent(store, names)
     events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
 

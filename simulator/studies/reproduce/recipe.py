@@ -19,11 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hushfleet.errors import BadInput
 
-Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_global"]
+Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global"]
 Window = Literal["last", "mean-last-10", "best"]
 METRICS: dict[str, str] = {
     "accuracy_own_common": "mean over devices of each one's own model on the common test set",
     "accuracy_own_local": "mean over devices of each one's own model on test images with its own mix of labels",
+    "accuracy_next_local": "mean over all devices of what each one's next round begins with, its own part in the new "
+    "global model, on test images with its own mix of labels",
     "accuracy_global": "the global model on the common test set",
 }
 WINDOWS: dict[str, str] = {
@@ -277,7 +279,8 @@ def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:
 
 def _table_order(path: Path) -> tuple[int, int, str]:
     kind, _, number = path.stem.partition("-")
-    return {"table": 0, "figure": 1}.get(kind, 2), int(number) if number.isdigit() else 0, path.stem
+    digits = re.match(r"\d*", number)
+    return {"table": 0, "figure": 1}.get(kind, 2), int(digits[0]) if digits and digits[0] else 0, path.stem
 
 
 _ROMAN = {"i": 1, "ii": 2, "iii": 3, "iv": 4, "v": 5, "vi": 6}

@@ -53,7 +53,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: object) -> Any:
-    outcome = CliRunner().invoke(build_app("push"), ["push", *map(str, words)])
+    outcome = CliRunner().invoke(build_app(), ["push", *map(str, words)])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome

@@ -260,7 +260,7 @@ def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
     assert bars["y"] == sorted(0.75 - n / 50 for n in range(50))
     assert bars["hovertext"][0] == "board-049"
     assert [page.plots[name][0]["data"][0]["type"] for name in ("labels", "layers")] == ["heatmap", "heatmap"]
-    assert page.plots["labels"][0]["data"][0]["z"][49] == [10, 20, 49]
+    assert page.plots["labels"][0]["data"][0]["z"][49] == [10, 10, 59]
 
 
 @pytest.mark.parametrize(
