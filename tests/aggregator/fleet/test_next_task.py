@@ -28,7 +28,7 @@ def begin(folder: FleetFolder, *, rounds: int = 2, finished: bool = False) -> No
 
 
 def fleet_task(folder: FleetFolder, file: Path, *words: str) -> str:
-    outcome = CliRunner().invoke(build_app("fleet"), ["fleet", "task", str(folder.path), str(file), *words])
+    outcome = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), *words])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome.output

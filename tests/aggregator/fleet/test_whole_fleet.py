@@ -154,7 +154,7 @@ def test_the_brokers_take_a_new_certificate_while_boards_stay_connected(fleet: F
 
 
 def renew(fleet: FleetFolder, *words: str) -> str:
-    outcome = CliRunner().invoke(build_app("fleet"), ["fleet", "renew", str(fleet.path), "--broker", *words])
+    outcome = CliRunner().invoke(build_app(), ["fleet", "renew", str(fleet.path), "--broker", *words])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome.output
