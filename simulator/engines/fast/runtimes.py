@@ -23,20 +23,21 @@ from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
 
 ON_DEVICES = "onnx"
+NATIVE = "native"
 VMAP = "vmap"
-RUNTIMES = (ON_DEVICES, "native", "torch", VMAP)
+RUNTIMES = (ON_DEVICES, NATIVE, "torch", VMAP)
 LONG = 2e10
 """Samples times parameters of a run that takes `onnx` about twenty seconds on two cores."""
 
 
 def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
-    return native.unavailable(get_model(model)) if runtime == "native" else None
+    return native.unavailable(get_model(model)) if runtime == NATIVE else None
 
 
 def quickest(model: str) -> str:
     """The quickest runtime on this machine's processor: compiled kernels where the network has them."""
-    return ON_DEVICES if unavailable("native", model) else "native"
+    return ON_DEVICES if unavailable(NATIVE, model) else NATIVE
 
 
 def choose_runtime(simulation: Simulation) -> str:
@@ -79,7 +80,7 @@ def make_gradient(
     if runtime == ON_DEVICES:
         return GradientGraph(graph, layout)
     network = get_model(model, classes=classes, input_shape=input_shape)
-    if runtime == "native":
+    if runtime == NATIVE:
         return native.NativeGradient(network, objective=objective)
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # float32 is meant
