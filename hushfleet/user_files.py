@@ -1,4 +1,4 @@
-"""The user's own folders for data and for copies that can be made again, by the XDG specification."""
+"""The user's own files: folders for data and for copies that can be made again (XDG), and names of things in code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+
+from hushfleet.errors import BadInput
 
 _DIGEST_BYTES = 32
 
@@ -24,6 +26,21 @@ def _xdg(variable: str, fallback: str) -> Path:
     base = os.environ.get(variable, "")
     # The XDG specification says to ignore a relative path.
     return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "hushfleet"
+
+
+def in_file(name: str) -> bool:
+    """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
+    return ".py:" in name
+
+
+def checked_folder(folder: Path, option: str = "--out") -> Path:
+    """The folder, which need not be there yet. Raises `BadInput` where nothing could be written into it."""
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise BadInput(f"{option} {folder}: {existing} is a file, not a folder; choose another place")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {folder}: {existing} may not be written to; choose another place")
+    return folder
 
 
 def read_cached(path: Path) -> bytes | None:

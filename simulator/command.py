@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.observe.display import summary_table
+from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
@@ -23,6 +24,7 @@ from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.studies.sweep import with_wire
+from hushfleet.user_files import checked_folder
 
 INTERRUPTED = 130
 
@@ -38,7 +40,7 @@ def run_and_show(
     resume: bool,
 ) -> Result:
     """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130."""
-    with console.status("loading data, exporting and checking the model's graphs"):
+    with shown(console):
         simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
     _warn(simulation, console)
     try:
@@ -84,8 +86,8 @@ def open_simulation(
 
 
 def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or a new one of this name and time."""
-    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""
+    return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str, int | None] | None = None) -> Task:

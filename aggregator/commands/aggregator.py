@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
+_OF_A_FLEET = ("federation", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
 _FILE = {"exists": True, "dir_okay": False}
 
 
@@ -76,18 +77,22 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.devices.register import DeviceRegister
         from hushfleet.aggregator.devices.roster_file import RosterFile
         from hushfleet.aggregator.fleet.folder import FleetFolder
+        from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.planning.advice import worth_it
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
         from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+        from hushfleet.user_files import checked_folder
         from hushfleet.wire.format.topics import check_name
         from hushfleet.wire.link.address import BrokerAddress
         from hushfleet.wire.link.mqtt import MqttLink
 
         of_fleet = None if fleet is None else FleetFolder(fleet)
         if of_fleet is not None:
-            if task_file or broker:
-                raise BadInput("--fleet DIR has its own task and broker; leave TASK.toml and --broker away")
+            for name in ("task_file", "broker", *_OF_A_FLEET):
+                if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+                    word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
+                    raise BadInput(f"--fleet DIR says that itself: leave {word} away")
             task_file, broker, federation = of_fleet.task, of_fleet.local_broker, of_fleet.config.federation
             out, resume, identity = of_fleet.run, True, of_fleet.aggregator / "identity.key"
             ca_file = of_fleet.ca / "ca.pem"
@@ -95,7 +100,9 @@ def register(app: typer.Typer) -> None:
         if task_file is None or broker is None:
             raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
         task = load_task(task_file, tuple(settings or ()))
-        folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if roster is not None and task.privacy.accounting != "secure":
+            raise BadInput(f"--roster belongs to secure sums, and the task's accounting is {task.privacy.accounting!r}")
+        folder = checked_folder(out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         check_name(federation, "the federation's name")
         address = BrokerAddress.parse(
             broker, username=username, password_file=password_file,
@@ -116,7 +123,7 @@ def register(app: typer.Typer) -> None:
             policy = enrolment_of(
                 store, known, listed, closed=closed, may_be_empty=of_fleet is not None, console=console
             )
-            with console.status("loading data, exporting and checking the model's graphs"):
+            with shown(console):
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
             advice = worth_it(task, classes=len(prepared.spec.model.class_names))
             if advice is not None and advice.warning is not None:

@@ -22,10 +22,12 @@ from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
-from hushfleet.models import Model, get_model
+from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.features import FeatureExtractor, get_features, hidden_features
 from hushfleet.models.features.hidden import read_weights
+from hushfleet.models.model import Model
+from hushfleet.progress import doing
 
 FOLDER_MEAN = 0.5
 FOLDER_STD = 0.25
@@ -137,7 +139,8 @@ def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | Non
     """What makes features of images, or None where the model is given images. Raises `BadInput`."""
     section = task.model
     if section.features is not None:
-        return get_features(section.features, shape)
+        with doing(f"making the graph of the features {section.features}"):
+            return get_features(section.features, shape)
     if section.share == "all":
         return None
     network = get_model(section.name)
@@ -157,6 +160,12 @@ def _check_shape(task: Task, taken: tuple[int, ...], found: tuple[int, ...]) -> 
 
 def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
     """The task's data, normalised as its devices do it."""
+    section = task.data
+    with doing(f"reading the data set {section.name}"):
+        return _read_data(task, data_dir)
+
+
+def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     section = task.data
     if section.name == "folder":
         if section.path is None or section.input_shape is None:

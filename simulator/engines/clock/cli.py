@@ -72,7 +72,9 @@ def register(app: typer.Typer) -> None:
 
         from rich.console import Console
 
+        from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.publish.prepare import prepare
+        from hushfleet.progress import doing
         from hushfleet.simulator.boards import read_boards
         from hushfleet.simulator.command import overridden
         from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
@@ -90,14 +92,14 @@ def register(app: typer.Typer) -> None:
         task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds})
         policies = read_policies(policy or [], task.round)
         mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
-        with console.status("loading data, exporting the graphs, measuring what a round costs"):
+        with shown(console):
             prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")
             counts = [samples] if samples else sample_counts(written, prepared)
             costs = costs_of(prepared, step_ms)
         sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
         forecasts = []
         for text, rules in policies.items():
-            with console.status(f"{rules.rounds} rounds of {len(mix)} devices: {text}"):
+            with shown(console), doing(f"{rules.rounds} rounds of {len(mix)} devices, {text}"):
                 forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
         if as_json:
             plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}

@@ -19,6 +19,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.model.evaluation import evaluate
+from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
@@ -51,7 +52,8 @@ def run_rounds(
         earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
-    with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
+    rounds = doing("rounds", total=simulation.task.round.rounds)
+    with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         engine = RoundEngine(store, tested_by(simulation, runtime), masked=False)
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
@@ -68,6 +70,7 @@ def run_rounds(
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
+            work.done = plan.round
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and all_have_spent(store, names)

@@ -8,19 +8,20 @@ machines and networks, and sum in another order, so a run with them is the same 
 from __future__ import annotations
 
 from functools import cache
-
-import torch
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING
 
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.models import get_model, native
-from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.models import get_model, is_offered, is_own, native
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.run_folder import Simulation
 
 ON_DEVICES = "onnx"
 NATIVE = "native"
@@ -32,7 +33,9 @@ LONG = 2e10
 
 def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
-    return native.unavailable(get_model(model)) if runtime == NATIVE else None
+    if runtime != NATIVE:
+        return None
+    return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
 def quickest(model: str) -> str:
@@ -51,6 +54,8 @@ def choose_runtime(simulation: Simulation) -> str:
     spec = simulation.prepared.spec
     runtime = ON_DEVICES
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
+        import torch
+
         runtime = VMAP if torch.cuda.is_available() else quickest(spec.model.name)
     path.write_text(runtime)
     return runtime
@@ -77,11 +82,17 @@ def make_gradient(
     """:param graph: the model's gradient graph under `objective`, ONNX bytes.
     :param input_shape: of a model that takes any, as `get_model`.
     """
-    if runtime == ON_DEVICES:
+    if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # known to the parent alone
         return GradientGraph(graph, layout)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == NATIVE:
-        return native.NativeGradient(network, objective=objective)
+        from hushfleet.models.native.gradient import NativeGradient
+
+        return NativeGradient(network, objective=objective)
+    import torch  # the other workers start without it
+
+    from hushfleet.models.torch_gradient import TorchGradient
+
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # float32 is meant
     device = "cuda" if runtime == VMAP and torch.cuda.is_available() else "cpu"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.result import write_whole
+from hushfleet.progress import doing
 from hushfleet.simulator.studies.reproduce import table as tables
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.estimate import Estimator
@@ -22,6 +23,7 @@ from hushfleet.simulator.studies.reproduce.show import print_table, render_page
 from hushfleet.simulator.units import shown_time
 
 _REASON_LENGTH = 100
+SPEED = "how quick is this machine?"
 
 
 def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> list[Cell]:
@@ -33,40 +35,36 @@ def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> lis
     return list(waiting.values())
 
 
-class Shown:
-    """The bar, with the time that is left, and a line for each cell that has ended.
+class Shown(AbstractContextManager["Shown"]):
+    """What is being run, with the time that is left, and a line for each cell that has ended.
 
     :param waiting: all cells that will be run, `jobs` at a time.
     """
 
     def __init__(self, waiting: Sequence[Cell], kept: Kept, jobs: int, console: Console) -> None:
         self._console, self._jobs = console, jobs
-        with console.status("how quick is this machine?"):
-            estimator = Estimator(kept)
-            self._expected = {cell.key: estimator.seconds(cell) or 0.0 for cell in waiting}
+        self._expected = _expected(waiting, kept, console)
         self._total, self._done = max(sum(self._expected.values()), 1e-9), 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not waiting)
-        self._task = self._bar.add_task("", total=self._total)
-        self._began = time.monotonic()
+        self._open = ExitStack()
         if waiting:
             about = shown_time(self._total / jobs)
             console.print(f"{len(waiting)} cells to run, {jobs} at a time: about {about}", highlight=False)
 
     def __enter__(self) -> Shown:
-        self._bar.start()
+        self._open.enter_context(shown(self._console))
+        self._work = self._open.enter_context(doing("cells"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._open.close()
 
     def watch(self, under_way: Sequence[tuple[Cell, int]]) -> None:
         done = self._done + sum(self._expected[cell.key] * min(1.0, at / cell.rounds) for cell, at in under_way)
-        gone, share = time.monotonic() - self._began, done / self._total
+        gone, share = self._work.elapsed_s, done / self._total
         # The estimate until there is something to judge it by.
         left = gone * (1 - share) / share if share > 0.02 else self._total * (1 - share) / self._jobs
-        names = "; ".join(f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:2])
-        self._bar.update(self._task, completed=done, description=f"{names}; {shown_time(left)} left")
+        self._work.about_s = gone + left
+        self._work.what = "; ".join(f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:2])
 
     def ended(self, cell: Cell, words: str) -> None:
         self._done += self._expected[cell.key]
@@ -110,8 +108,15 @@ def what_there_is(
         done, time_left = f"{len(cells) - len(left)}/{len(cells)}", shown_time(seconds) if seconds else ""
         return [recipe.label, recipe.title, done, time_left, "; ".join(dict.fromkeys(lacking))]
 
-    with console.status("how quick is this machine?"):
+    with shown(console), doing(SPEED):
         return [(f"{name}: {load_paper(name).source}", [line(each) for each in load_recipes(name)]) for name in papers]
+
+
+def _expected(cells: Sequence[Cell], kept: Kept, console: Console) -> dict[str, float]:
+    """Seconds of each cell, by its key."""
+    with shown(console), doing(SPEED):
+        estimator = Estimator(kept)
+        return {cell.key: estimator.seconds(cell) or 0.0 for cell in cells}
 
 
 def _short(reason: str) -> str:

@@ -12,6 +12,7 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -105,7 +106,7 @@ class RowGroup(Axis):
 
 
 class Special(Change):
-    """A change of some cells only, or a word on them; a name that is left out stands for all.
+    """A change of some cells only, or a word on them; names may have `*`, and one that is left out stands for all.
 
     :param why: why these cells came out as they did, in one sentence, with references (`evidence.py`).
     """
@@ -119,7 +120,7 @@ class Special(Change):
 
     def applies(self, *, group: str, row: str, column: str, reading: str) -> bool:
         here = {"group": group, "row": row, "column": column, "reading": reading}
-        return all(getattr(self, name) in (None, id) for name, id in here.items())
+        return all(fnmatchcase(id, getattr(self, name) or "*") for name, id in here.items())
 
 
 class Quick(Change):
