@@ -1,4 +1,4 @@
-"""The user's own folders for data and for copies that can be made again, by the XDG specification."""
+"""The user's own files: folders for data and for copies that can be made again (XDG), and names of things in code."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def _xdg(variable: str, fallback: str) -> Path:
     base = os.environ.get(variable, "")
     # The XDG specification says to ignore a relative path.
     return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "hushfleet"
+
+
+def in_file(name: str) -> bool:
+    """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
+    return ".py:" in name
 
 
 def checked_folder(folder: Path, option: str = "--out") -> Path:

@@ -9,11 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hushfleet.errors import BadInput
+from hushfleet.user_files import in_file
 
 if TYPE_CHECKING:
     from hushfleet.models.model import Model
 
-__all__ = ["get_model", "model_names"]
+__all__ = ["OFFERED", "get_model", "is_offered", "is_own", "model_names"]
+
+OFFERED = "python:"
+"""Begins the name of a network that one process alone knows."""
 
 # By the file that it is in.
 _FILES = {
@@ -21,6 +25,7 @@ _FILES = {
         ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
     ),
     "linear": "linear",
+    "resnet8-gn": "resnet",
     "resnet18-gn": "resnet",
 }
 
@@ -30,13 +35,31 @@ def model_names() -> list[str]:
     return sorted(_FILES)
 
 
+def is_offered(name: str) -> bool:
+    """Whether this is a name that `models.module.offer` gave, in whichever process."""
+    return name.startswith(OFFERED)
+
+
+def is_own(name: str) -> bool:
+    """Whether this is the name of a network that does not come with Hushfleet."""
+    return in_file(name) or is_offered(name)
+
+
 def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, int, int] | None = None) -> Model:
     """The network called `name`, with the outputs of its own data set unless `classes` says. Raises `BadInput`.
 
-    :param input_shape: of `linear`, which takes any; the other networks have theirs.
+    :param input_shape: of `linear`, which takes any, and of your own; the other networks have theirs.
     """
+    if is_own(name):
+        if classes is None or input_shape is None:
+            raise BadInput(f"model.name = {name!r}: your own network goes with model.share = 'all'")
+        from hushfleet.models.module import own_model
+
+        return own_model(name, classes=classes, input_shape=input_shape)
     if name not in _FILES:
-        raise BadInput(f"there is no model {name!r}; choose one of {', '.join(model_names())}")
+        raise BadInput(
+            f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"
+        )
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2")
     given: dict[str, Any] = {} if classes is None else {"classes": classes}

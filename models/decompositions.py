@@ -1,12 +1,12 @@
 """Backward operators as forward ones, so that a gradient becomes a graph that plain ONNX can express.
 
 ONNX has no gradient operators. PyTorch's core decompositions cover most; these cover the rest, or do it with
-fewer or better conditioned steps. Convolutions are written for two dimensions and one group, what the
-networks here use.
+fewer or better conditioned steps. Convolutions are written for two dimensions, and those over one are made such.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +24,9 @@ def gradient_decompositions() -> dict[Any, Callable[..., Any]]:
     """The decomposition table under which a traced gradient exports to ONNX."""
     table = dict(core_aten_decompositions())
     table[aten.convolution_backward.default] = convolution_backward
+    table[aten.avg_pool2d_backward.default] = avg_pool2d_backward
+    table[aten._adaptive_avg_pool2d_backward.default] = adaptive_avg_pool2d_backward
+    table[aten.empty_permuted.default] = lambda size, order, **_: torch.zeros(size)
     table[aten.native_group_norm.default] = group_norm
     table[aten.native_group_norm_backward.default] = group_norm_backward
     for operator in onnx_translations():
@@ -45,8 +48,14 @@ def convolution_backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of a convolution by its input, weight and bias, as convolutions, or matrix products, and a sum."""
-    if groups != 1 or transposed:
-        raise ValueError("only plain convolutions with one group can be exported")
+    if transposed or weight.ndim > 4:
+        raise ValueError("of convolutions only those over one or two dimensions, not transposed, can be exported")
+    if weight.ndim == 3:  # over one dimension: an image of one row
+        images = [each.unsqueeze(2) for each in (grad, x, weight)]
+        sizes = ([1, *stride], [0, *padding], [1, *dilation], False, [0, 0], groups, mask)
+        *wide, grad_bias = convolution_backward(*images, bias_sizes, *sizes)
+        grad_x, grad_weight = (None if each is None else each.squeeze(2) for each in wide)
+        return grad_x, grad_weight, grad_bias
     kernel = weight.shape[2:]
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
@@ -55,13 +64,17 @@ def convolution_backward(
             x.shape[2 + i] - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1)
             for i in (0, 1)
         ]
-        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, True, extra, 1)
-    if mask[1] and x.shape[1] > 1 and grad.shape[2] * grad.shape[3] >= _MANY_PIXELS:
+        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, True, extra, groups)
+    if mask[1] and groups == 1 and x.shape[1] > 1 and grad.shape[2] * grad.shape[3] >= _MANY_PIXELS:
         grad_weight = _weight_gradient(grad, x, kernel, stride, padding, dilation)
     elif mask[1]:
-        # The batch takes the place of the channels; stride and dilation change roles.
+        # The batch takes the place of the channels, in each group; stride and dilation change roles.
+        swapped = x.transpose(0, 1)
+        if groups > 1:
+            by_group = x.reshape(-1, groups, x.shape[1] // groups, *x.shape[2:]).permute(2, 1, 0, 3, 4)
+            swapped = by_group.reshape(by_group.shape[0], -1, *x.shape[2:])
         grad_weight = aten.convolution(
-            x.transpose(0, 1), grad.transpose(0, 1), None, dilation, padding, stride, False, [0, 0], 1
+            swapped, grad.transpose(0, 1), None, dilation, padding, stride, False, [0, 0], groups
         ).transpose(0, 1)[:, :, : kernel[0], : kernel[1]]
     if mask[2]:
         grad_bias = grad.sum((0, 2, 3))
@@ -94,6 +107,34 @@ def _weight_gradient(
         product = flat @ torch.stack(met, 1).reshape(x.shape[1] * kernel[1], -1).transpose(0, 1)
         rows.append(product.reshape(-1, x.shape[1], kernel[1]))
     return torch.stack(rows, 2)
+
+
+def avg_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """The gradient of average pooling by its input: a transposed convolution with a kernel of equal weights."""
+    if ceil_mode or (any(padding) and not count_include_pad):
+        raise ValueError("average pooling with ceil_mode, or with padding that is not counted, cannot be exported")
+    channels, stride = x.shape[1], stride or kernel
+    weight = torch.full((channels, 1, *kernel), 1 / (divisor or math.prod(kernel)))
+    sizes = zip(x.shape[2:], grad.shape[2:], kernel, stride, padding, strict=True)
+    extra = [size - ((count - 1) * step - 2 * pad + width) for size, count, width, step, pad in sizes]
+    return aten.convolution(grad, weight, None, stride, padding, [1, 1], True, extra, channels)
+
+
+def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """Where all windows are of one size, it is average pooling."""
+    if x.shape[2] % grad.shape[2] or x.shape[3] % grad.shape[3]:
+        raise ValueError(f"adaptive pooling of {list(x.shape[2:])} to {list(grad.shape[2:])}: must divide evenly")
+    kernel = [x.shape[2] // grad.shape[2], x.shape[3] // grad.shape[3]]
+    return avg_pool2d_backward(grad, x, kernel, kernel, [0, 0], False, True, None)
 
 
 def group_norm(

@@ -20,6 +20,7 @@ import onnxruntime
 import torch
 from onnx import numpy_helper
 
+from hushfleet.errors import GraphRefused
 from hushfleet.graphs import session
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
@@ -53,8 +54,17 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
     with doing(f"exporting and checking the graphs of {model.name}, once"):
         from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
 
-        graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
-        check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)
+        try:
+            gradient, inference = tracing.export_gradient(model, objective), tracing.export_inference(model)
+        except Exception as error:  # of somebody's own network anything may be raised, in many classes
+            cause = error.__cause__ or error
+            reason = (str(cause).splitlines() or [""])[0]
+            raise GraphRefused(
+                f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
+                f"{type(cause).__name__}: {reason}"
+            ) from error
+        graphs = Graphs(gradient, inference)
+        check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
     with contextlib.suppress(OSError):  # where nothing can be written, exports take longer
         for name, path in paths.items():
             write_cached(path, getattr(graphs, name))

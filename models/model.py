@@ -29,6 +29,7 @@ class Model:
     :param dropout: the masks that `forward` takes in training, in order; each mask is `[B, *shape]`.
     :param function: `(tensors, x, dropout) -> logits`; called through `forward`.
     :param starts_at_zero: of a convex network, which needs no chance to begin with.
+    :param start: gives the starting vector of a seed, where the network has its own.
     :param hidden: as `function`, up to what the last layer is given, `[B, F]`; None where that is no layer.
     """
 
@@ -41,6 +42,7 @@ class Model:
     function: Forward
     starts_at_zero: bool = False
     hidden: Forward | None = None
+    start: Callable[[int], np.ndarray] | None = None
 
     def forward(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, dropout: Sequence[torch.Tensor] = ()
@@ -62,6 +64,8 @@ class Model:
         a = sqrt(5), which is PyTorch's default). Normalisation layers: weight 1, bias 0. The generator is
         NumPy's, so that a seed gives the same vector under every PyTorch version.
         """
+        if self.start is not None:
+            return self.start(seed)
         rng = np.random.default_rng(seed)
         if self.starts_at_zero:
             return np.zeros(self.layout.size, np.float32)

@@ -119,7 +119,7 @@ def _with_open_batch(args: Sequence[Tensor], inputs: Sequence[str]) -> tuple[Ten
     Left to itself, the tracer makes every size of every parameter symbolic, and spends two minutes on proving
     relations between them for a ResNet-18 that takes three seconds like this.
     """
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # constants
     fakes = []
     for name, arg in zip(inputs, args, strict=True):
         sizes = [DimDynamic.STATIC] * arg.ndim
@@ -144,10 +144,9 @@ def _stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporter's progress and warnings from stdout, stderr and the log; errors still raise."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keeps PyTorch's progress and warnings from stdout, stderr and the log; errors still raise."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with (
             warnings.catch_warnings(),
@@ -157,4 +156,4 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)

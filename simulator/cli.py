@@ -46,6 +46,7 @@ def register(app: typer.Typer) -> None:
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
+        model: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module, instead of model.name.")] = "",
         method: MethodFile = "",
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
@@ -66,7 +67,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.command import numbers, overridden, run_and_show, run_path, wire_choices
 
         console = Console()
-        changed = {"data.devices": devices, "round.rounds": rounds, "seed": seed}
+        changed = {"data.devices": devices, "round.rounds": rounds, "seed": seed, "model.name": model or None}
         task = overridden(task_file, settings, changed, method=method)
         folder = run_path(out, task.name)
         options = RunOptions(

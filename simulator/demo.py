@@ -68,9 +68,8 @@ def register(app: typer.Typer) -> None:
         `hushfleet demo secure` the second half alone
         """
         from rich.console import Console
-        from rich.table import Table
 
-        from hushfleet.aggregator.results.report.comparison import comparison_rows, write_comparison
+        from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
         from hushfleet.simulator.command import run_path
 
         console, folder = Console(), run_path(out, "demo")
@@ -82,11 +81,7 @@ def register(app: typer.Typer) -> None:
             return
         reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
         write_comparison("Two fleets", results, reports, folder / "report.html")
-        head, *rows = comparison_rows(results)
-        table = Table(*head, title="what a board gained, and what it gave away")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(comparison_table(results, title="what a board gained, and what it gave away"))
         console.print(f"report  {folder / 'report.html'}", highlight=False)
 
 

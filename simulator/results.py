@@ -11,7 +11,7 @@ import numpy as np
 
 from hushfleet.aggregator.observe.events import read_lines
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.run_folder import Simulation
@@ -24,8 +24,6 @@ def assemble(
     *,
     engine: str,
     alone: Sequence[Alone] = (),
-    sweep: Sequence[SweepPoint] = (),
-    wire_sweep: Sequence[WirePoint] = (),
     runtime: str = "",
 ) -> Result:
     """The result of the rounds that are closed.
@@ -63,8 +61,6 @@ def assemble(
             "own_heads": _own_heads(metrics, names, rounds[-1] if rounds else 0),
             "common_test_images": len(simulation.fleet.common_test),
             "local_test_images": [len(by_name[name].local_test) for name in names],
-            "privacy_sweep": list(sweep),
-            "wire_sweep": list(wire_sweep),
         }
     )
     rows = [

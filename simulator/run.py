@@ -12,6 +12,7 @@ from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -26,7 +27,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.studies.sweep import own_point, sweep_noise, sweep_wire
+from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_sweeps
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
@@ -51,13 +52,10 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
             points = list(sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime))
             wire_points = list(sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime))
+            result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
+            result = with_answers(result, simulation, workers, alone, runtime=runtime)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points, runtime=runtime)
-    if points:  # the run itself is one of them
-        own = own_point(result)
-        others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
-        sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
-        result = result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
+    result = with_sweeps(result, points, wire_points)
     result.save(simulation.folder.result)
     write_report(result, simulation.folder.report)
     return result

@@ -21,6 +21,8 @@ from typing import Any
 import hushfleet
 from hushfleet.errors import HushfleetError
 
+if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
+    sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
 try:
     import typer
     from typer.core import TyperGroup

@@ -15,15 +15,23 @@ from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.user_files import in_file
 
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
 
 
+def is_path(key: str, value: str) -> bool:
+    """Whether this value of the key `key` names a file, and not something that comes with Hushfleet."""
+    return {"features": value.endswith(".onnx"), "name": in_file(value)}.get(key, True)
+
+
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images.
+    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images; or your own
+    network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that gives one, see
+    `hushfleet.models.module`.
 
     `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
     or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
@@ -47,8 +55,8 @@ class ModelSection(Checked):
             raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
         if self.weights is not None and self.share != "head":
             raise ValueError("weights are those of the fixed layers, and belong to share = 'head'")
-        for key, path in (("features", self.features), ("weights", self.weights)):
-            if path is not None and (key == "weights" or path.endswith(".onnx")):  # absolute, as DataSection.path
+        for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
+            if path is not None and is_path(key, path):  # absolute, as DataSection.path
                 object.__setattr__(self, key, str(Path(path).expanduser().absolute()))
 
     @property

@@ -20,6 +20,7 @@ from hushfleet.aggregator.config.sections import (
     PrivacySection,
     RoundSection,
     WireSection,
+    is_path,
 )
 from hushfleet.config.schema import Checked, Count, from_plain, read_file, to_plain, unknown
 from hushfleet.config.spec import PrivacySpec, SecureSpec
@@ -291,10 +292,10 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
     folder = path.absolute().parent
-    for section, key in (("data", "path"), ("model", "features"), ("model", "weights")):
+    for section, key in (("data", "path"), ("model", "features"), ("model", "weights"), ("model", "name")):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(named, str) and (key != "features" or named.endswith(".onnx")):
+        if isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
             table[key] = str(folder / Path(named).expanduser())
     return parse_task(plain, overrides, file=path)
 

@@ -22,8 +22,13 @@ from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
 from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
+from hushfleet.aggregator.results.gains import Comparison
+from hushfleet.aggregator.results.report import page
+from hushfleet.aggregator.results.report.sweeps import noise_table, wire_table
+from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
+    VERDICTS,
     answer,
     judge,
     own_head_answer,
@@ -203,13 +208,12 @@ class FleetDisplay:
 def summary_table(result: Result) -> RenderableType:
     """The end of a run on a terminal: federated against alone, the two epsilons, and what they mean."""
     headline = judge(result)
-    table = Table(title=f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds")
-    table.add_column("accuracy")
-    for name in ("federated", "alone", "difference"):
-        table.add_column(name, justify="right")
-    for name, row in headline.rows:
-        alone, difference = ("", "") if row.alone is None else (percent(row.alone), gained(row.gain))
-        table.add_row(name, percent(row.federated), alone, difference)
+    rows = [
+        (name, percent(row.federated), "" if row.alone is None else percent(row.alone), _difference(row))
+        for name, row in headline.rows
+    ]
+    title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
+    table = terminal_table(page.Table(("accuracy", "federated", "alone", "difference"), rows), title=title)
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
@@ -223,7 +227,23 @@ def summary_table(result: Result) -> RenderableType:
         trust_answer(result),
         trade_answer(result, headline),
     )
-    return Group(table, Text(facts), Text(answer(result, headline), "bold"), *(Text(words) for words in told if words))
+    sweeps = [
+        terminal_table(table, title=title)
+        for table, title in (
+            (noise_table(result), "the same run at other noise (*: this run)"),
+            (wire_table(result), "the same run in other forms on the wire (*: this run)"),
+        )
+        if table.rows
+    ]
+    return Group(
+        table, *sweeps, Text(facts), Text(answer(result, headline), "bold"), *(Text(words) for words in told if words)
+    )
+
+
+def _difference(row: Comparison) -> page.Cell:
+    if row.verdict == "nothing":
+        return page.Cell(VERDICTS[row.verdict], row.verdict)
+    return page.Cell("" if row.gain is None else gained(row.gain), row.verdict or "")
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

@@ -40,6 +40,8 @@ class DeviceSection(Checked):
     :param state_dir: holds the store; one folder for each device, never shared or copied.
     :param roster_key: the operator's public key, 64 hex digits: a secure sum is joined only where this key has signed
         who may be in it; without it the aggregator's word is taken.
+    :param accelerator: `auto`: training is on a GPU where ONNX Runtime has CUDA and that is the faster one here;
+        `cuda`: wherever it computes what the processor does; `cpu`: never.
     """
 
     id: Name
@@ -47,6 +49,7 @@ class DeviceSection(Checked):
     federation: Name = "default"
     board: str = "generic-x86"
     roster_key: PublicKeyText | None = None
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
 from hushfleet.methods.sums import check_sums
 from hushfleet.model.params import ParamLayout
+from hushfleet.user_files import in_file
 
 GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
@@ -65,7 +66,7 @@ def find_method(name: str) -> Published:
     """Raises `BadInput` for a name that nobody has here, or a file that may not be run."""
     if name in METHODS:
         return METHODS[name]
-    if ".py:" in name:
+    if in_file(name):
         return _from_file(name)
     for entry in entry_points(group=GROUP, name=name):
         return _published(entry.load(), f"the entry point {entry.value}")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page, sections
+from hushfleet.aggregator.results.report.answers import answers_section
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
+    VERDICTS,
     answer,
     judge,
     own_head_answer,
@@ -42,6 +44,7 @@ def render_report(result: Result) -> str:
     parts = [
         sections.accuracy(result, headline),
         sections.devices_against_alone(result, headline),
+        answers_section(result),
         sections.privacy(result, headline),
         sections.privacy_sweep(result, headline),
         sections.traffic(result),
@@ -74,6 +77,6 @@ def _tile(name: str, tested: Comparison) -> tuple[page.Cell, str]:
     """The gain in the colour of its verdict; of a model that has learned nothing, that."""
     reached = f"{name}: {percent(tested.federated)}, alone {percent(tested.alone)}"
     if tested.verdict == "nothing":
-        return page.Cell("learned nothing", "nothing"), f"{reached}, chance {percent(tested.chance)}"
-    close = "too close to call; " if tested.verdict == "close" else ""
+        return page.Cell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
+    close = f"{VERDICTS['close']}; " if tested.verdict == "close" else ""
     return page.Cell(gained(tested.gain), tested.verdict or ""), f"{close}{reached}"

@@ -101,7 +101,28 @@ class Code:
     text: str
 
 
-PagePart = Plot | Table | Facts | Prose | Code
+@dataclass(frozen=True)
+class Picture:
+    """An image with words below it.
+
+    :param png: base64.
+    :param lines: may be cells of the class `right` or `wrong`.
+    """
+
+    png: str
+    title: str
+    lines: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images beside each other."""
+
+    kind: ClassVar = "pictures"
+    pictures: Sequence[Picture]
+
+
+PagePart = Plot | Table | Facts | Prose | Code | Pictures
 
 
 @dataclass(frozen=True)

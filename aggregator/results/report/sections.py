@@ -26,22 +26,21 @@ from hushfleet.aggregator.results.report.page import (
     missing,
     template,
 )
+from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, wire_table
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     MODERATE_EPSILON,
     STRONG_EPSILON,
     Headline,
-    gain_of,
 )
-from hushfleet.aggregator.results.report.words import codec, from_to, gained, number, percent, points, size
-from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WireInfo, WirePoint
+from hushfleet.aggregator.results.report.words import codec, from_to, number, points, size
+from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
 from hushfleet.config.spec import TRUST
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
 MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
-ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
 
 def rounds_of(result: Result) -> list[int]:
@@ -134,21 +133,12 @@ def traffic(result: Result) -> Section:
     facts = [
         ("codec", codec(wire) if wire else "not recorded"),
         ("sent up per parameter", "not recorded" if bits is None else f"{number(bits)} bits, header and signature in"),
-        ("cost in signal to noise, dB", _cost_db(wire) if wire else "not recorded"),
+        ("cost in signal to noise, dB", cost_db(wire) if wire else "not recorded"),
         ("received", size(down) + received),
     ]
     note = "Payload of updates with their headers, without MQTT and TCP framing."
     lead = "Fewer bytes are shorter radio time and a smaller bill."
     return Section("bytes", title, lead, [Plot(figure, "Sent up per round", note), Prose(words), Facts(facts)])
-
-
-def _cost_db(wire: WireInfo) -> str:
-    """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
-    if wire.codec == "one-bit":
-        return number(ONE_BIT_DB)
-    if wire.step is None:
-        return "0"
-    return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
 
 
 def _times(count: int, reference: float) -> str:
@@ -172,25 +162,17 @@ def wire_sweep(result: Result, headline: Headline) -> Section | None:
         "differences of a point or two may be chance.",
         **_log_x(list(bits.values()), next((bits.get(id(run)) for run in runs if run.wire == result.wire), None)),
     )
-    head = ("on the wire", "bits per parameter", "sent up", "cost, dB", "common test", "own data", "global", "gain")
-    rows = [
-        (
-            codec(run.wire, whole=False) + (" (this run)" if run.wire == result.wire else ""),
-            number(run.bits_per_value),
-            size(run.uplink_bytes),
-            _cost_db(run.wire),
-            *_ends(run),
-        )
-        for run in runs
-    ]
-    lead = "The same run, with the same noise, in other forms on the wire. The run's own is marked."
-    return Section("wire-sweep", "Accuracy against bytes", lead, [chart, Table(head, rows)])
+    lead = "The same run, with the same noise, in other forms on the wire. * is the run itself."
+    return Section("wire-sweep", "Accuracy against bytes", lead, [chart, wire_table(result)])
 
 
 def privacy_sweep(result: Result, headline: Headline) -> Section | None:
     """None where no other noise was tried."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
-    title, lead = "Accuracy against privacy", "The same run at other noise levels: what privacy costs here."
+    title, lead = (
+        "Accuracy against privacy",
+        "The same run at other noise levels: what privacy costs here. * is the run itself.",
+    )
     if not runs:
         return None
     drawn = [run for run in runs if 0 < run.epsilon_server < math.inf]
@@ -204,26 +186,7 @@ def privacy_sweep(result: Result, headline: Headline) -> Section | None:
         "without noise is in the table only.",
         **_log_x(xs, MEANINGLESS_EPSILON),
     )
-    head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
-    rows = [
-        (
-            number(run.noise_multiplier) + (" (this run)" if run.noise_multiplier == result.noise_multiplier else ""),
-            number(run.epsilon_server),
-            number(run.epsilon_release),
-            *_ends(run),
-        )
-        for run in runs
-    ]
-    return Section("sweep", title, lead, [chart, Table(head, rows)])
-
-
-def _ends(run: SweepPoint | WirePoint) -> tuple[str, ...]:
-    accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
-    return (*map(percent, accuracies), _gain(run))
-
-
-def _gain(run: SweepPoint | WirePoint) -> str:
-    return number(None) if run.gain_over_local_only is None else gained(gain_of(run), "")
+    return Section("sweep", title, lead, [chart, noise_table(result)])
 
 
 def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
@@ -379,6 +342,9 @@ def fleet(result: Result) -> Section:
     strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
+    if result.engine == "field":
+        words = "Images and what models say of them stay with their owners: a run in the field has none to show."
+        parts.append(Prose([words], css="note"))
     lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."
     return Section("fleet", "Devices", lead, parts)
 

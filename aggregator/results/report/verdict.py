@@ -39,6 +39,14 @@ _VERBS: dict[Verdict, str] = {
     "close": "is too close to training alone to call",
     "nothing": "has learned nothing",
 }
+VERDICTS: dict[Verdict | None, str] = {
+    "better": "better than alone",
+    "worse": "worse than alone",
+    "close": "too close to call",
+    "nothing": "learned nothing",
+    None: "not measured",
+}
+"""In a cell of a table."""
 _TRUSTS: dict[Trust, str] = {
     "local": "nobody is trusted, since each device adds all of its noise itself",
     "secure-sum": "enough of the other devices are trusted to be honest, the server is not: it sees nothing but sums",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hushfleet.simulator.engines.fast.runtimes import make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.training.batch import GradientFunction
+from hushfleet.user_files import in_file
 from hushfleet.wire.format.messages import RoundPlan
 
 KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew when their turn comes
@@ -51,10 +53,16 @@ class LoadedRun:
         return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
 
     @cached_property
+    def network(self) -> str:
+        """As `get_model` knows it: of a network in a file, devices are told the file's name and not where it lies."""
+        name = self.spec.model.name
+        return json.loads(self.folder.task.read_text())["model"]["name"] if in_file(name) else name
+
+    @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
         graph, objective = self._graph(model.gradient), self.method.objective
-        names, shape = (model.name, len(model.class_names)), model.input_shape
+        names, shape = (self.network, len(model.class_names)), model.input_shape
         return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
 
     @cached_property

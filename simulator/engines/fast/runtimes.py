@@ -8,12 +8,13 @@ machines and networks, and sum in another order, so a run with them is the same 
 from __future__ import annotations
 
 from functools import cache
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.models import get_model, native
+from hushfleet.models import get_model, is_offered, is_own, native
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
@@ -31,7 +32,9 @@ LONG = 2e10
 
 def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
-    return native.unavailable(get_model(model)) if runtime == "native" else None
+    if runtime != "native":
+        return None
+    return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
 def quickest(model: str) -> str:
@@ -78,7 +81,7 @@ def make_gradient(
     """:param graph: the model's gradient graph under `objective`, ONNX bytes.
     :param input_shape: of a model that takes any, as `get_model`.
     """
-    if runtime == ON_DEVICES:
+    if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # known to the parent alone
         return GradientGraph(graph, layout)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == "native":

@@ -52,7 +52,7 @@ def cohort_trainer(path: Path) -> CohortTrainer:
     """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
     files = loaded_run(path, "onnx")
     spec = files.spec.model
-    model = get_model(spec.name, classes=len(spec.class_names), input_shape=spec.input_shape)
+    model = get_model(files.network, classes=len(spec.class_names), input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
 

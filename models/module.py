@@ -1,0 +1,281 @@
+"""Your own network: any `torch.nn.Module`, as a pure function over its named parameters.
+
+Its input has the data's own shape: `[B, C, H, W]` of images, `[B, C, T]` of series, `[B, F]` of vectors. Parameters
+that require a gradient are trained and sent; others, and buffers, are constants of the graphs. Dropout modules are
+replaced by masks that the caller draws. What mixes samples, keeps averages or draws random numbers is refused in words.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hushfleet.config.spec import DropoutSpec
+from hushfleet.errors import BadInput
+from hushfleet.model.params import ParamLayout
+from hushfleet.models import OFFERED, is_offered
+from hushfleet.models.model import Model
+
+Shape = tuple[int, int, int]
+Make = Callable[..., Any]
+
+_CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_PROBED = 3  # samples
+_TOLERANCE = 1e-4
+_GROUPS, _GROUP_CHANNELS = 8, 4  # as many groups at most, and channels in each at least
+_GIVEN: dict[str, nn.Module | Make] = {}
+
+
+def offer(made: nn.Module | Make) -> str:
+    """A name for `model.name` by which this process, and no other, knows a network of a Python program.
+
+    :param made: as `model_of` takes it.
+    """
+    name = f"{OFFERED}{getattr(made, '__name__', type(made).__name__)}"
+    _GIVEN[name] = made
+    return name
+
+
+def own_model(name: str, *, classes: int, input_shape: Shape) -> Model:
+    """Of a file, or as this process has offered it. Raises `BadInput`."""
+    if not is_offered(name):
+        return from_file(name, classes=classes, input_shape=input_shape)
+    if name not in _GIVEN:
+        raise BadInput(
+            f"model.name = {name!r} is a network of a Python program; go on from there, with "
+            "hushfleet.simulate(task, model=network, out=..., resume=True)"
+        )
+    return model_of(_GIVEN[name], name=name, classes=classes, input_shape=input_shape)
+
+
+def from_file(name: str, *, classes: int, input_shape: Shape) -> Model:
+    """:param name: `path/to/file.py:NAME`, of a module, or a class or function that gives one; it is called with
+        `classes` and `input_shape` where it takes them. The file is run.
+
+    :raises BadInput: there is none, or `model_of` refuses it.
+    """
+    path, _, attribute = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location(f"hushfleet_model_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(loaded)
+    except OSError as error:
+        raise BadInput(f"model.name = {name!r}: cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # whatever its author's code may raise
+        raise BadInput(f"model.name = {name!r}: running the file fails: {_told(error)}") from error
+    found = getattr(loaded, attribute, None)
+    if found is None:
+        raise BadInput(f"model.name = {name!r}: {path} has no {attribute!r}")
+    return model_of(found, name=f"{Path(path).name}:{attribute}", classes=classes, input_shape=input_shape)
+
+
+def model_of(made: nn.Module | Make, *, name: str, classes: int, input_shape: Shape) -> Model:
+    """The network as a `Model`.
+
+    :param made: a module, which starts from the values that it has, or a class or function that gives one, which starts
+        as PyTorch draws it from the task's seed; called with `classes` and `input_shape` where it takes them.
+    :param input_shape: (C, H, W); of a series (C, 1, T), of a vector (F, 1, 1).
+    :raises BadInput: it is no such thing, or cannot be trained here; the text says why, and what to do.
+    """
+    given = {"classes": classes, "input_shape": own_shape(input_shape)}
+
+    def build(seed: int) -> nn.Module:
+        return copy.deepcopy(made) if isinstance(made, nn.Module) else _made(made, name, given, seed)
+
+    network = _network(build(0), name, classes, input_shape)
+    layout = network.layout
+
+    def start(seed: int) -> np.ndarray:
+        module = build(seed)
+        with torch.no_grad():
+            module(torch.zeros(1, *own_shape(input_shape)))  # lazy modules learn their shapes
+        values = [value.detach().float().flatten() for value in module.parameters() if value.requires_grad]
+        return torch.cat(values).numpy()
+
+    return Model(
+        name, "own network", input_shape, classes, layout, network.masks.specs, network, start=start
+    )  # fmt: skip
+
+
+def own_shape(input_shape: Shape) -> tuple[int, ...]:
+    """A sample's shape as a network of its kind has it: (F,) of a vector, (C, T) of a series, else (C, H, W)."""
+    channels, height, width = input_shape
+    if height > 1:
+        return input_shape
+    return (channels,) if width == 1 else (channels, width)
+
+
+def with_group_norm(module: nn.Module) -> nn.Module:
+    """A copy with GroupNorm for each BatchNorm; weights and biases are kept."""
+    module = copy.deepcopy(module)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                channels = child.num_features
+                # Of one channel a group it would take away the mean of each, and the bias before it.
+                groups = math.gcd(channels, channels // _GROUP_CHANNELS or 1, _GROUPS)
+                norm = nn.GroupNorm(groups, channels, eps=child.eps, affine=child.affine)
+                if child.affine:
+                    norm.load_state_dict({"weight": child.weight, "bias": child.bias})
+                setattr(parent, name, norm)
+    return module
+
+
+@dataclass
+class _Masks:
+    """The dropout of one network: what masks it takes, and those of the call that is being made."""
+
+    specs: tuple[DropoutSpec, ...] = ()
+    given: list[Tensor] = field(default_factory=list)
+    recording: bool = False
+
+    def applied(self, x: Tensor, rate: float, channelwise: bool) -> Tensor:
+        if self.recording:
+            shape = tuple(x.shape[1:])
+            self.specs += (DropoutSpec((shape[0], *(1 for _ in shape[1:])) if channelwise else shape, rate),)
+        return x * self.given.pop(0) if self.given else x
+
+
+class _Masked(nn.Module):
+    """In the place of a dropout module."""
+
+    def __init__(self, replaced: Any, masks: _Masks) -> None:
+        super().__init__()
+        self.rate, self.channelwise, self.masks = float(replaced.p), isinstance(replaced, _CHANNELWISE), masks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.masks.applied(x, self.rate, self.channelwise)
+
+
+@dataclass(eq=False)
+class _Network:
+    """`(tensors, x, dropout) -> logits`."""
+
+    module: nn.Module
+    input_shape: Shape
+    masks: _Masks
+
+    def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+        self.masks.given = list(dropout)
+        logits: Tensor = functional_call(self.module, dict(tensors), (x.reshape(-1, *own_shape(self.input_shape)),))
+        return logits
+
+    @cached_property
+    def layout(self) -> ParamLayout:
+        found = {name: tuple(value.shape) for name, value in self.module.named_parameters() if value.requires_grad}
+        return ParamLayout(tuple(found), tuple(found.values()))
+
+    @cached_property
+    def layers(self) -> str:
+        """Digest of all that it computes, as PyTorch's own operators and constants say it."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # takes long to import
+
+        tensors = {name: torch.zeros(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
+        masks = [torch.ones(2, *each.shape) for each in self.masks.specs]
+        traced = make_fx(self)(tensors, torch.zeros(2, *self.input_shape), masks)
+        digest = hashlib.sha256(traced.code.encode())
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                digest.update(getattr(traced, node.target).detach().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
+    if not callable(make):
+        raise BadInput(f"model.name = {name!r}: must be a torch.nn.Module, or a class or function that gives one")
+    taken = {key: value for key, value in given.items() if key in inspect.signature(make).parameters}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = make(**taken)
+    except Exception as error:
+        raise BadInput(
+            f"model.name = {name!r}: calling it with {taken or 'nothing'} fails: {_told(error)}. It may take "
+            f"classes and input_shape, and nothing else without a default"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"model.name = {name!r} gives a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _network(module: nn.Module, name: str, classes: int, input_shape: Shape) -> _Network:
+    """Checked by running it on random samples."""
+    for where, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise BadInput(
+                f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which mixes the samples of a "
+                "batch and keeps averages of private data. Use GroupNorm: "
+                "hushfleet.models.module.with_group_norm(network) gives a copy that has it"
+            )
+    masks = _Masks()
+    for parent in list(module.modules()):
+        for child_name, child in parent.named_children():
+            if isinstance(child, (nn.Dropout, *_CHANNELWISE)) and child.p > 0:
+                setattr(parent, child_name, _Masked(child, masks))
+    x = torch.randn(_PROBED, *own_shape(input_shape), generator=torch.Generator().manual_seed(0))
+    _check_outputs(module, name, classes, x, masks)
+    for where, value in module.named_parameters():
+        if value.dtype != torch.float32:
+            raise BadInput(f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32")
+    network = _Network(module, input_shape, masks)
+    if not any(value.requires_grad for value in module.parameters()):
+        raise BadInput(f"model.name = {name!r} has no parameter that requires a gradient: there is nothing to train")
+    return network
+
+
+@torch.no_grad()
+def _check_outputs(module: nn.Module, name: str, classes: int, x: Tensor, masks: _Masks) -> None:
+    """Logits of the right shape, the same each time, in training and test, and of each sample alone."""
+    module.eval()
+    logits = _run(module, name, x)
+    shown = list(x.shape[1:])
+    if not isinstance(logits, Tensor) or logits.shape != (len(x), classes) or logits.dtype != torch.float32:
+        found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise BadInput(
+            f"model.name = {name!r}: must give logits float32 [B, {classes}] for [B, {', '.join(map(str, shown))}], "
+            f"one for each class, and gives {found} for B = {len(x)}"
+        )
+    kept = {key: value.clone() for key, value in module.named_buffers()}
+    module.train()
+    masks.recording = True
+    first = _run(module, name, x)
+    masks.recording = False
+    if any(not torch.equal(value, kept[key]) for key, value in module.named_buffers()):
+        raise BadInput(f"model.name = {name!r} changes its buffers in training, and no update carries them")
+    alone = torch.cat([_run(module, name, one) for one in x.split(1)])
+    scale = float(logits.abs().max()) + 1e-12
+    for found, why in (
+        (first, "computes something else in training than in a test, or draws random numbers: use torch.nn.Dropout"),
+        (alone, "gives a sample other logits when other samples are beside it"),
+    ):
+        if not torch.isfinite(found).all() or float((found - logits).abs().max()) > _TOLERANCE * scale:
+            raise BadInput(f"model.name = {name!r} {why}")
+
+
+def _run(module: nn.Module, name: str, x: Tensor) -> Any:
+    try:
+        return module(x)
+    except Exception as error:
+        raise BadInput(f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,210 @@
+"""Own networks: any `torch.nn.Module` becomes a `Model`: its own values, masks for dropout, a checked export."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hushfleet.errors import BadInput
+from hushfleet.models import get_model
+from hushfleet.models.export import content_key, export_graphs
+from hushfleet.models.module import model_of, offer, with_group_norm
+from hushfleet.models.torch_gradient import TorchGradient
+
+SERIES, IMAGE, VECTOR = (3, 1, 16), (3, 8, 8), (7, 1, 1)
+
+
+class Tied(nn.Module):
+    """One weight used twice, a frozen layer, and a constant buffer."""
+
+    def __init__(self, classes=4):
+        super().__init__()
+        self.mixed = nn.Linear(7, 7)
+        self.again = self.mixed
+        self.fixed = nn.Linear(7, 7).requires_grad_(False)
+        self.register_buffer("moved", torch.arange(7.0))
+        self.head = nn.Linear(7, classes)
+
+    def forward(self, x):
+        return self.head(self.fixed(torch.tanh(self.again(torch.tanh(self.mixed(x + self.moved))))))
+
+
+class Separable(nn.Module):
+    """What small networks on series are made of: strides, depthwise convolutions, normalisation, pooling, dropout."""
+
+    def __init__(self, classes, input_shape):
+        super().__init__()
+        channels, _ = input_shape
+        self.body = nn.Sequential(
+            *(nn.Conv1d(channels, 8, 5, padding=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool1d(2), nn.Dropout(0.3)),
+            *(nn.Conv1d(8, 8, 3, stride=2, padding=1, groups=8), nn.SiLU(), nn.AvgPool1d(2), nn.Dropout1d(0.5)),
+        )
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x).flatten(1))
+
+
+def normalised_mobile():
+    return with_group_norm(
+        nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 16, 3, groups=4, stride=2)),
+            *(nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4)),
+        )
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("made", "shape"), [(Tied, VECTOR), (Separable, SERIES), (normalised_mobile, IMAGE)])
+def test_exports_to_graphs_that_agree_with_it(tmp_path, made, shape):
+    """`export_graphs` compares them, with and without masks, and a device's limits are held."""
+    export_graphs(model_of(made, name="own", classes=4, input_shape=shape), cache_dir=tmp_path)
+
+
+def test_gradient_is_that_of_the_module_itself():
+    module = Separable(4, (3, 16)).eval()
+    model = model_of(module, name="own", classes=4, input_shape=SERIES)
+    x, y = torch.randn(5, *SERIES), torch.tensor([0, 1, 2, 3, 0])
+    loss = nn.functional.cross_entropy(module(x[:, :, 0]), y)
+    loss.backward()
+    expected = torch.cat([value.grad.flatten() for value in module.parameters()]).numpy()
+    found = TorchGradient(model)(model.init(0), x.numpy(), y.numpy())
+    assert found[0] == pytest.approx(loss.item(), rel=1e-6)
+    np.testing.assert_allclose(found[1], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_many_clients_at_once_as_one_after_the_other():
+    model = model_of(Separable, name="own", classes=4, input_shape=SERIES)
+    rng = np.random.default_rng(0)
+    params = np.stack([model.init(seed) for seed in (1, 2)])
+    x, y = rng.standard_normal((2, 6, *SERIES), np.float32), rng.integers(0, 4, (2, 6))
+    masks = [
+        ((rng.random((2, 6, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout
+    ]
+    gradient = TorchGradient(model)
+    _, together = gradient.clients(params, x, y, masks)
+    for client in (0, 1):
+        _, alone = gradient(params[client], x[client], y[client], [mask[client] for mask in masks])
+        np.testing.assert_allclose(together[client], alone, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_a_mask_of_its_shape_in_the_order_of_its_use():
+    model = model_of(Separable, name="own", classes=4, input_shape=SERIES)
+    assert [(drop.shape, drop.rate) for drop in model.dropout] == [((8, 8), 0.3), ((8, 1), 0.5)]
+    tensors = model.layout.unflatten(torch.from_numpy(model.init(0)))
+    dropped = model.forward(tensors, torch.randn(2, *SERIES), [torch.ones(2, 8, 8), torch.zeros(2, 8, 1)])
+    torch.testing.assert_close(dropped, tensors["head.bias"].expand(2, 4))
+
+
+def test_layout_is_what_is_trained_and_a_shared_weight_is_there_once():
+    model = model_of(Tied, name="own", classes=4, input_shape=VECTOR)
+    assert model.layout.names == ("mixed.weight", "mixed.bias", "head.weight", "head.bias")
+
+
+def test_an_instance_begins_with_its_values_and_a_class_as_the_seed_draws_it():
+    module = Tied()
+    assert np.array_equal(
+        model_of(module, name="own", classes=4, input_shape=VECTOR).init(3)[:49],
+        module.mixed.weight.detach().numpy().ravel(),
+    )
+    model = model_of(Tied, name="own", classes=4, input_shape=VECTOR)
+    before = torch.random.get_rng_state()
+    assert np.array_equal(model.init(3), model.init(3))
+    assert not np.array_equal(model.init(3), model.init(4))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_module_that_was_given_stays_as_it_was():
+    module = nn.Sequential(nn.Dropout(0.5), nn.Linear(7, 4)).train()
+    model_of(module, name="own", classes=4, input_shape=VECTOR)
+    assert isinstance(module[0], nn.Dropout)
+    assert module.training
+
+
+def test_graphs_are_kept_by_what_a_network_computes():
+    def key(made):
+        return content_key(model_of(made, name="own", classes=4, input_shape=VECTOR))
+
+    plain = nn.Sequential(nn.Linear(7, 4))
+    assert key(plain) == key(nn.Sequential(nn.Linear(7, 4)))
+    assert key(plain) != key(nn.Sequential(nn.Linear(7, 4), nn.Tanh()))
+    tied = Tied()
+    first = key(tied)
+    tied.moved += 1
+    assert key(tied) != first
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x):
+        return self.head(x - x.mean(0))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(7, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1 if self.training else 0
+        return self.head(x)
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.head(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (nn.Sequential(nn.Linear(7, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), "1 is a BatchNorm1d.*with_group_norm"),
+        (nn.Linear(7, 5), r"logits float32 \[B, 4\] for \[B, 7\].*gives \[3, 5\]"),
+        (nn.Linear(6, 4), r"fails on a batch of shape \[3, 7\]: RuntimeError"),
+        (Mixing, "other logits when other samples are beside it"),
+        (Counting, "changes its buffers in training"),
+        (Hidden, "draws random numbers: use torch.nn.Dropout"),
+        (nn.Linear(7, 4).double(), "fails on a batch.*dtype"),
+        (nn.Linear(7, 4).requires_grad_(False), "nothing to train"),
+        (lambda size: nn.Linear(size, 4), "calling it with nothing fails.*size"),
+        (lambda: 3, "gives a int, not a torch.nn.Module"),
+        (3, "must be a torch.nn.Module"),
+    ],
+)
+def test_refuses_in_words(made, said):
+    with pytest.raises(BadInput, match=said):
+        model_of(made, name="own", classes=4, input_shape=VECTOR)
+
+
+def test_a_file_is_run_and_tells_devices_its_name_alone(tmp_path):
+    file = tmp_path / "nets.py"
+    file.write_text(
+        "from torch import nn\ndef net(classes, input_shape):\n    return nn.Linear(*input_shape, classes)\n"
+    )
+    model = get_model(f"{file}:net", classes=4, input_shape=VECTOR)
+    assert (model.name, model.layout.size) == ("nets.py:net", 32)
+    for name, said in (("other", "has no 'other'"), ("net.no", "has no 'net.no'")):
+        with pytest.raises(BadInput, match=said):
+            get_model(f"{file}:{name}", classes=4, input_shape=VECTOR)
+    with pytest.raises(BadInput, match="cannot read"):
+        get_model(f"{tmp_path}/none.py:net", classes=4, input_shape=VECTOR)
+    file.write_text("1 / 0")
+    with pytest.raises(BadInput, match="running the file fails: ZeroDivisionError"):
+        get_model(f"{file}:net", classes=4, input_shape=VECTOR)
+
+
+def test_an_offered_network_is_known_to_this_process_alone():
+    name = offer(nn.Linear(7, 4))
+    assert get_model(name, classes=4, input_shape=VECTOR).layout.size == 32
+    with pytest.raises(BadInput, match="of a Python program"):
+        get_model("python:Never", classes=4, input_shape=VECTOR)
