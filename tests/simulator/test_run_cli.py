@@ -173,8 +173,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "flash", "fleet", "forecast", "methods",
-    "plan", "privacy", "push", "reproduce", "simulate",
+    "aggregator", "audit", "boards", "broker", "client", "compare", "demo", "devices", "flash", "fleet", "forecast",
+    "log", "methods", "plan", "privacy", "push", "report", "reproduce", "simulate",
 ]  # fmt: skip
 
 
