@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -59,7 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(message)s")
     logging.getLogger().setLevel(logging.DEBUG if options.verbose else logging.INFO)
     try:
-        return _COMMANDS[options.command](options)
+        code = _COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who read our output, such as `head`, has seen enough; nothing may be left to be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except HushfleetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

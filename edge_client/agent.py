@@ -385,10 +385,12 @@ class Agent:
         server, plan, upload = self._server, self.rounds.plan, self.rounds.upload
         if not self._up:
             return "broker", f"the broker {self.config.broker.url.rpartition('@')[2]}: {self._down_because}"
+        if self.rounds.finished and self.blobs.fetch is None:
+            return "round", "the next task; the last one has ended"
         if server is None:
             return "aggregator", f"an aggregator: none was heard of in the federation {self.topics.federation}"
         if server.state != "ready":
-            return "aggregator", "the aggregator, which is away"
+            return "away", "the aggregator, which is away"
         if self._enrolment.reason is not None and not self.store_check.confirmed:
             return "operator", self._enrolment.reason
         if not self.store_check.confirmed:
@@ -398,7 +400,7 @@ class Agent:
         if self.blobs.fetch is not None:
             return "nothing", "fetching the task or its model"
         if plan is None or plan.phase == "finished":
-            return "round", "the task has ended" if plan is not None else "a round"
+            return "round", "a round"
         return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
 
     def _note_error(self, code: ErrorCode) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.edge_client.__main__ import main
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command `client`; all that follows is read by the device's own command."""
@@ -16,4 +14,6 @@ def register(app: typer.Typer) -> None:
         help="Run a device: `hushfleet client DEVICE.toml`, or `status` and `predict`; see `--help`.",
     )
     def client(context: typer.Context) -> None:
+        from hushfleet.edge_client.__main__ import main
+
         raise typer.Exit(main(context.args))

@@ -7,7 +7,6 @@ than it is, so each number is a `Quantity`: with a public source, or marked as a
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -15,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Positive, from_plain
+from hushfleet.config.schema import Checked, Positive, from_plain, parse_toml
 from hushfleet.errors import BadInput, Malformed
 
 _BOARDS = resources.files("hushfleet.firmware_profiles") / "boards"
@@ -110,8 +109,8 @@ def load_board(name: str) -> Board:
 def parse_board(name: str, text: str) -> Board:
     """Reads a profile's TOML text; refuses missing, unknown and unsourced entries with `BadInput`."""
     try:
-        return from_plain(Board, {"name": name, **tomllib.loads(text)}, where=f"the board {name}")
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"the profile of board {name} is not valid TOML: {error}") from error
+        return from_plain(Board, {"name": name, **parse_toml(text)}, where=f"the board {name}")
     except Malformed as error:
         raise BadInput(str(error)) from error
+    except ValueError as error:
+        raise BadInput(f"the profile of board {name} is not valid TOML: {error}") from error

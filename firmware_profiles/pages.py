@@ -39,11 +39,6 @@ hushfleet fleet add greenhouse --count 1 --board {board}
 hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-01
 ```
 """
-_OLD_PYTHON = """\
-JetPack 6 has Python 3.10, and the client needs 3.11: install that of Ubuntu 22.04 beside it first (`sudo apt install
-python3.11`, from `universe`). The release is the one for Python 3.11; nothing else on the system changes. The GPU is
-not used: training runs on the processor.
-"""
 _CONTAINER = """\
 JetPack 4 has Python 3.6 and glibc 2.27, where no current wheel loads. Run a Debian 12 system in a container, with ssh,
 and push into it. The GPU is not used.
@@ -83,7 +78,7 @@ def page(title: str, boards: tuple[Board, ...]) -> str:
     if card:
         lines.append(_WITH_CARD.format(board=first.name))
     else:
-        lines += [_CONTAINER if "container" in first.os else _OLD_PYTHON, _WITH_PUSH.format(board=first.name)]
+        lines += [*([_CONTAINER] if "container" in first.os else []), _WITH_PUSH.format(board=first.name)]
     lines += ["## What to expect", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in _expected(first)]
     notes = [f"- {note}" for note in dict.fromkeys(note for board in boards for note in board.notes)]

@@ -6,9 +6,12 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from hushfleet.errors import StoreError, StoreFull
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Row = tuple[Any, ...]
 

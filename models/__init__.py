@@ -1,35 +1,42 @@
-"""Compact networks, their gradients in PyTorch, and their export to graphs that ONNX Runtime executes."""
+"""Compact networks, their gradients in PyTorch, and their export to graphs that ONNX Runtime executes.
+
+A network's file, and PyTorch with it, is imported when the network is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from hushfleet.errors import BadInput
-from hushfleet.models.compact import cifar10_cnn, digits_cnn, emnist_cnn, fashion_mnist_cnn, mnist_cnn, svhn_cnn
-from hushfleet.models.linear import linear
-from hushfleet.models.model import Model
-from hushfleet.models.module import is_offered, offer, own_model, with_group_norm
-from hushfleet.models.resnet import resnet18_gn
 from hushfleet.user_files import in_file
 
-__all__ = ["Model", "get_model", "is_own", "model_names", "offer", "with_group_norm"]
+if TYPE_CHECKING:
+    from hushfleet.models.model import Model
 
-_MODELS: dict[str, Callable[..., Model]] = {
-    "cifar10-cnn": cifar10_cnn,
-    "digits-cnn": digits_cnn,
-    "emnist-cnn": emnist_cnn,
-    "fashion-mnist-cnn": fashion_mnist_cnn,
-    "linear": linear,
-    "mnist-cnn": mnist_cnn,
-    "resnet18-gn": resnet18_gn,
-    "svhn-cnn": svhn_cnn,
+__all__ = ["get_model", "is_offered", "is_own", "model_names"]
+
+OFFERED = "python:"  # begins the names of networks that a Python program has given, see `hushfleet.models.module.offer`
+
+# By the file that it is in.
+_FILES = {
+    **dict.fromkeys(
+        ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
+    ),
+    "linear": "linear",
+    "resnet8-gn": "resnet",
+    "resnet18-gn": "resnet",
 }
 
 
 def model_names() -> list[str]:
     """All names that `get_model` knows, sorted."""
-    return sorted(_MODELS)
+    return sorted(_FILES)
+
+
+def is_offered(name: str) -> bool:
+    """Whether this names a network that one process knows, and no other."""
+    return name.startswith(OFFERED)
 
 
 def is_own(name: str) -> bool:
@@ -45,14 +52,17 @@ def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, 
     if is_own(name):
         if classes is None or input_shape is None:
             raise BadInput(f"model.name = {name!r}: your own network goes with model.share = 'all'")
+        from hushfleet.models.module import own_model
+
         return own_model(name, classes=classes, input_shape=input_shape)
-    if name not in _MODELS:
-        raise BadInput(
-            f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"
-        )
+    if name not in _FILES:
+        names = ", ".join(model_names())
+        raise BadInput(f"there is no model {name!r}; choose one of {names}, or your own, path/to/file.py:NAME")
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2")
     given: dict[str, Any] = {} if classes is None else {"classes": classes}
     if name == "linear" and input_shape is not None:
         given["input_shape"] = input_shape
-    return _MODELS[name](**given)
+    make = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name.replace("-", "_"))
+    model: Model = make(**given)
+    return model

@@ -27,6 +27,7 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.models import checks, losses, model, torch_gradient
 from hushfleet.models.checks import check_against_torch
 from hushfleet.models.model import Model
+from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 
@@ -50,18 +51,20 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
     gradient, inference = (read_cached(path) for path in paths.values())
     if gradient is not None and inference is not None:
         return Graphs(gradient, inference)
-    from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
+    with doing(f"exporting and checking the graphs of {model.name}, once"):
+        from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
 
-    try:
-        graphs = Graphs(gradient=tracing.export_gradient(model, objective), inference=tracing.export_inference(model))
-    except Exception as error:  # of somebody's own network anything may be raised, in many classes
-        cause = error.__cause__ or error
-        reason = (str(cause).splitlines() or [""])[0]
-        raise GraphRefused(
-            f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
-            f"{type(cause).__name__}: {reason}"
-        ) from error
-    check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)
+        try:
+            gradient, inference = tracing.export_gradient(model, objective), tracing.export_inference(model)
+        except Exception as error:  # of somebody's own network anything may be raised, in many classes
+            cause = error.__cause__ or error
+            reason = (str(cause).splitlines() or [""])[0]
+            raise GraphRefused(
+                f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
+                f"{type(cause).__name__}: {reason}"
+            ) from error
+        graphs = Graphs(gradient, inference)
+        check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
     with contextlib.suppress(OSError):  # where nothing can be written, exports take longer
         for name, path in paths.items():
             write_cached(path, getattr(graphs, name))

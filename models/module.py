@@ -27,11 +27,11 @@ from torch.func import functional_call
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
+from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
 
 Shape = tuple[int, int, int]
 Make = Callable[..., Any]
-_PYTHON = "python:"
 
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _PROBED = 3  # samples
@@ -45,14 +45,9 @@ def offer(made: nn.Module | Make) -> str:
 
     :param made: as `model_of` takes it.
     """
-    name = f"{_PYTHON}{getattr(made, '__name__', type(made).__name__)}"
+    name = f"{OFFERED}{getattr(made, '__name__', type(made).__name__)}"
     _GIVEN[name] = made
     return name
-
-
-def is_offered(name: str) -> bool:
-    """Whether this is a name of `offer`, in whichever process."""
-    return name.startswith(_PYTHON)
 
 
 def own_model(name: str, *, classes: int, input_shape: Shape) -> Model:
@@ -226,8 +221,8 @@ def _network(module: nn.Module, name: str, classes: int, input_shape: Shape) -> 
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise BadInput(
                 f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which mixes the samples of a "
-                "batch and keeps averages of private data. Use GroupNorm: hushfleet.models.with_group_norm(network) "
-                "gives a copy that has it"
+                "batch and keeps averages of private data. Use GroupNorm: with_group_norm(network) of "
+                "hushfleet.models.module gives a copy that has it"
             )
     masks = _Masks()
     for parent in list(module.modules()):

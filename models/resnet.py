@@ -1,13 +1,14 @@
-"""ResNet-18 (He et al., CVPR 2016) for 32x32 images, with GroupNorm (Wu & He, ECCV 2018) for BatchNorm.
+"""ResNets (He et al., CVPR 2016) for 32x32 images, with GroupNorm (Wu & He, ECCV 2018) for BatchNorm.
 
 Batch statistics neither survive averaging over clients with different data (Hsieh et al., ICML 2020) nor
-allow per-sample gradients, so every normalisation is GroupNorm with 32 groups. The first convolution is 3x3
-with stride 1 and no pooling follows it, as usual for images of this size.
+allow per-sample gradients, so every normalisation is GroupNorm. The first convolution is 3x3 with stride 1 and no
+pooling follows it, as usual for images of this size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,62 +16,73 @@ from torch.nn import functional as F
 from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import Model
 
-WIDTHS = (64, 128, 256, 512)
-BLOCKS_PER_STAGE = 2
-GROUPS = 32
+SOURCE = "He et al., Deep Residual Learning, CVPR 2016; Wu & He, Group Normalization, ECCV 2018"
 
 Tensors = Mapping[str, Tensor]
 
 
 def resnet18_gn(classes: int = 10) -> Model:
-    source = "He et al., Deep Residual Learning, CVPR 2016; Wu & He, Group Normalization, ECCV 2018"
-    return Model("resnet18-gn", source, (3, 32, 32), classes, _layout(classes), (), _forward, hidden=_hidden)
+    return _ResNet((64, 128, 256, 512), blocks=2, groups=32).model("resnet18-gn", classes)
 
 
-def _blocks() -> list[tuple[str, int, int, int]]:
-    """Name, channels in, channels out and stride of each residual block."""
-    blocks, channels = [], WIDTHS[0]
-    for stage, width in enumerate(WIDTHS, start=1):
-        for index in range(BLOCKS_PER_STAGE):
-            stride = 2 if index == 0 and stage > 1 else 1
-            blocks.append((f"stage{stage}.block{index + 1}", channels, width, stride))
-            channels = width
-    return blocks
+def resnet8_gn(classes: int = 10) -> Model:
+    """The depth of He et al.'s networks for CIFAR-10 at n = 1 and half their widths, for processor cores."""
+    return _ResNet((8, 16, 32), blocks=1, groups=4).model("resnet8-gn", classes)
 
 
-def _layout(classes: int) -> ParamLayout:
-    tensors: dict[str, tuple[int, ...]] = {}
+@dataclass(frozen=True)
+class _ResNet:
+    """:param widths: channels of each stage; every one but the first halves the image.
+    :param blocks: residual blocks of a stage, of two convolutions each.
+    :param groups: of every GroupNorm.
+    """
 
-    def add_conv(name: str, channels: int, width: int, kernel: int) -> None:
-        tensors[f"{name}.weight"] = (width, channels, kernel, kernel)
-        tensors[f"{name}_norm.weight"] = (width,)
-        tensors[f"{name}_norm.bias"] = (width,)
+    widths: tuple[int, ...]
+    blocks: int
+    groups: int
 
-    add_conv("stem", 3, WIDTHS[0], 3)
-    for block, channels, width, stride in _blocks():
-        add_conv(f"{block}.conv1", channels, width, 3)
-        add_conv(f"{block}.conv2", width, width, 3)
-        if stride > 1:
-            add_conv(f"{block}.shortcut", channels, width, 1)
-    tensors["fc.weight"] = (classes, WIDTHS[-1])
-    tensors["fc.bias"] = (classes,)
-    return ParamLayout(tuple(tensors), tuple(tensors.values()))
+    def model(self, name: str, classes: int) -> Model:
+        layout = self._layout(classes)
+        return Model(name, SOURCE, (3, 32, 32), classes, layout, (), self._forward, hidden=self._hidden)
 
+    def _each_block(self) -> Iterator[tuple[str, int, int, int]]:
+        """Name, channels in, channels out and stride of each residual block."""
+        channels = self.widths[0]
+        for stage, width in enumerate(self.widths, start=1):
+            for index in range(self.blocks):
+                yield f"stage{stage}.block{index + 1}", channels, width, 2 if index == 0 and stage > 1 else 1
+                channels = width
 
-def _forward(t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
-    return F.linear(_hidden(t, x, dropout), t["fc.weight"], t["fc.bias"])
+    def _layout(self, classes: int) -> ParamLayout:
+        tensors: dict[str, tuple[int, ...]] = {}
 
+        def add_conv(name: str, channels: int, width: int, kernel: int) -> None:
+            tensors[f"{name}.weight"] = (width, channels, kernel, kernel)
+            tensors[f"{name}_norm.weight"] = (width,)
+            tensors[f"{name}_norm.bias"] = (width,)
 
-def _hidden(t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
-    x = F.relu(_normed_conv(t, "stem", x))
-    for block, _, _, stride in _blocks():
-        y = F.relu(_normed_conv(t, f"{block}.conv1", x, stride))
-        y = _normed_conv(t, f"{block}.conv2", y)
-        x = F.relu(y + (_normed_conv(t, f"{block}.shortcut", x, stride) if stride > 1 else x))
-    return x.mean((2, 3))
+        add_conv("stem", 3, self.widths[0], 3)
+        for block, channels, width, stride in self._each_block():
+            add_conv(f"{block}.conv1", channels, width, 3)
+            add_conv(f"{block}.conv2", width, width, 3)
+            if stride > 1:
+                add_conv(f"{block}.shortcut", channels, width, 1)
+        tensors["fc.weight"] = (classes, self.widths[-1])
+        tensors["fc.bias"] = (classes,)
+        return ParamLayout(tuple(tensors), tuple(tensors.values()))
 
+    def _forward(self, t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+        return F.linear(self._hidden(t, x, dropout), t["fc.weight"], t["fc.bias"])
 
-def _normed_conv(t: Tensors, name: str, x: Tensor, stride: int = 1) -> Tensor:
-    weight = t[f"{name}.weight"]
-    x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-    return F.group_norm(x, GROUPS, t[f"{name}_norm.weight"], t[f"{name}_norm.bias"])
+    def _hidden(self, t: Tensors, x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+        x = F.relu(self._normed_conv(t, "stem", x))
+        for block, _, _, stride in self._each_block():
+            y = F.relu(self._normed_conv(t, f"{block}.conv1", x, stride))
+            y = self._normed_conv(t, f"{block}.conv2", y)
+            x = F.relu(y + (self._normed_conv(t, f"{block}.shortcut", x, stride) if stride > 1 else x))
+        return x.mean((2, 3))
+
+    def _normed_conv(self, t: Tensors, name: str, x: Tensor, stride: int = 1) -> Tensor:
+        weight = t[f"{name}.weight"]
+        x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+        return F.group_norm(x, self.groups, t[f"{name}_norm.weight"], t[f"{name}_norm.bias"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -23,8 +23,9 @@ from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import read_boards
-from hushfleet.simulator.cli import open_simulation, run_path
-from hushfleet.simulator.run import Engine, RunOptions, run
+from hushfleet.simulator.command import open_simulation, run_path
+from hushfleet.simulator.options import Engine, RunOptions, Runtime
+from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import RunFolder
 
 __all__ = ["Run", "Task", "events", "open_run", "simulate", "task"]
@@ -95,7 +96,7 @@ def simulate(
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
     engine: Engine = "fast",
-    runtime: Literal["auto", "onnx", "native", "torch", "vmap"] = "auto",
+    runtime: Runtime = "auto",
     workers: int = 0,
     boards: str = "",
     alone: bool = True,

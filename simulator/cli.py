@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from hushfleet.aggregator.broker.process import BrokerKind
-from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.observe.display import summary_table
-from hushfleet.aggregator.planning.advice import worth_it
-from hushfleet.aggregator.results.result import Result
-from hushfleet.errors import BadInput
-from hushfleet.methods import allow_file
-from hushfleet.simulator.boards import FleetMix, read_boards
-from hushfleet.simulator.run import Engine, RunOptions, run
-from hushfleet.simulator.run_folder import Simulation, begin, go_on
-from hushfleet.simulator.studies.sweep import with_wire
-
-INTERRUPTED = 130
-
+from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.simulator.options import Engine, RunOptions, Runtime
 
 # What several commands take.
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-TIME.")]
@@ -58,7 +40,7 @@ def register(app: typer.Typer) -> None:
         own_processes: Annotated[int, typer.Option(min=0, help="Live engine: so many devices have a process of their own, the others share one for each core; 0: all have their own.")] = 0,
         workers: Annotated[int, typer.Option(min=0, help="Processes of the fast engine, or jobs at a time on Ray; 0: one a core.")] = 0,
         ray_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster's head, or 'auto'; default: a Ray on this machine.")] = "",
-        runtime: Annotated[Literal["auto", "onnx", "native", "torch", "vmap"], typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto",
+        runtime: Annotated[Runtime, typer.Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto",
         evaluate_every: Annotated[int, typer.Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1,
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
@@ -78,6 +60,12 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet simulate tasks/digits-fedglp-adp.toml --out runs/a --resume` after Ctrl-C
         """
+        from rich.console import Console
+
+        from hushfleet.methods import allow_file
+        from hushfleet.simulator.boards import read_boards
+        from hushfleet.simulator.command import numbers, overridden, run_and_show, run_path, wire_choices
+
         console = Console()
         if model:
             settings = [*(settings or []), f"model.name={model}"]
@@ -96,119 +84,8 @@ def register(app: typer.Typer) -> None:
             runtime=runtime,
             evaluate_every=evaluate_every,
             local_only=local_only,
-            sweep=_numbers(sweep),
-            sweep_wire=_wire_choices(sweep_wire, task),
+            sweep=numbers(sweep),
+            sweep_wire=wire_choices(sweep_wire, task),
         )
         mix = None if boards is None else read_boards(boards, devices=task.data.devices, seed=task.seed)
         run_and_show(task, folder, options, console, data_dir=data_dir, mix=mix, resume=resume)
-
-
-def run_and_show(
-    task: Task,
-    folder: Path,
-    options: RunOptions,
-    console: Console,
-    *,
-    data_dir: Path | None = None,
-    mix: FleetMix | None = None,
-    resume: bool,
-) -> Result:
-    """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130."""
-    with console.status("loading data, exporting and checking the model's graphs"):
-        simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
-    _warn(simulation, console)
-    try:
-        result = run(simulation, options, console=console)
-    except KeyboardInterrupt:
-        raise interrupted(console, again_command(folder)) from None
-    console.print(summary_table(result))
-    console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
-    return result
-
-
-def _warn(simulation: Simulation, console: Console) -> None:
-    """Says so where a run of this size would not pay."""
-    devices = simulation.fleet.devices
-    images = max(1, round(sum(len(each.train) for each in devices) / len(devices)))
-    classes = len(simulation.prepared.spec.model.class_names)
-    advice = worth_it(simulation.task, classes=classes, images=images)
-    if advice is not None and advice.warning is not None:
-        console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
-
-
-def open_simulation(
-    task: Task, folder: Path, *, data_dir: Path | None, mix: FleetMix | None, resume: bool
-) -> Simulation:
-    """A new run, or with `resume` the one in `folder`. Raises `BadInput`, also for a run of another task or fleet."""
-    if not resume:
-        return begin(task, folder, data_dir=data_dir, mix=mix)
-    simulation = go_on(folder, data_dir=data_dir)
-    if simulation.mix != (mix or FleetMix.in_turn((), task.data.devices)):
-        raise BadInput(
-            f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out"
-        )
-    here, there = _flat(task.to_plain()), _flat(simulation.task.to_plain())
-    changed = [
-        f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)
-    ]
-    if changed:
-        raise BadInput(
-            f"the run in {folder} was begun with {'; '.join(changed)}. Give --resume the task and the --set options "
-            "that it was begun with, or choose another --out"
-        )
-    return simulation
-
-
-def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or a new one of this name and time."""
-    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str, int | None] | None = None) -> Task:
-    """The task with what `--set` and other options change of it."""
-    given = [f"{key}={value}" for key, value in (options or {}).items() if value is not None]
-    return load_task(path, (*(settings or ()), *given))
-
-
-def interrupted(console: Console, command: str) -> typer.Exit:
-    """Says by which command an interrupted one goes on."""
-    words = f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(command)}"
-    console.print(words, highlight=False, soft_wrap=True)
-    return typer.Exit(INTERRUPTED)
-
-
-def again_command(folder: Path) -> str:
-    """What was typed, with the words that make it go on."""
-    words = ["hushfleet", *sys.argv[1:]]
-    words += [] if any(word.partition("=")[0] == "--out" for word in words) else ["--out", str(folder)]
-    words += [] if "--resume" in words else ["--resume"]
-    return shlex.join(words)
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"round.rounds": 20, ...}`; keys that are not set are left out."""
-    flat: dict[str, Any] = {}
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise BadInput(f"--sweep {text!r}: give numbers such as 0,0.3,1,3") from error
-
-
-def _wire_choices(text: str, task: Task) -> tuple[str, ...]:
-    """Refused before anything is begun, not after the run."""
-    choices = tuple(part.strip() for part in text.split(",") if part.strip())
-    for choice in choices:
-        try:
-            with_wire(task, choice)
-        except BadInput as error:
-            raise BadInput(f"--sweep-wire: {error}") from error
-    return choices

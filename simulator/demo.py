@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from hushfleet.aggregator.broker.process import BrokerKind
-from hushfleet.aggregator.results.report.comparison import comparison_rows, write_comparison
-from hushfleet.aggregator.results.result import Result
-from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.cli import BrokerOption, Out, Resume, overridden, run_and_show, run_path
-from hushfleet.simulator.run import RunOptions
+from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.simulator.cli import BrokerOption, Out, Resume
+from hushfleet.simulator.options import RunOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hushfleet.aggregator.results.result import Result
 
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb", "jetson-orin-nano")
 
@@ -67,6 +67,11 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet demo secure` the second half alone
         """
+        from rich.console import Console
+
+        from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
+        from hushfleet.simulator.command import run_path
+
         console, folder = Console(), run_path(out, "demo")
         chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
         results = {
@@ -76,16 +81,16 @@ def register(app: typer.Typer) -> None:
             return
         reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
         write_comparison("Two fleets", results, reports, folder / "report.html")
-        head, *rows = comparison_rows(results)
-        table = Table(*head, title="what a board gained, and what it gave away")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(comparison_table(results, title="what a board gained, and what it gave away"))
         console.print(f"report  {folder / 'report.html'}", highlight=False)
 
 
 def _run(half: Half, folder: Path, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:
     """A half that has ended is not run again by `--resume`."""
+    from hushfleet.aggregator.results.result import Result
+    from hushfleet.simulator.boards import FleetMix
+    from hushfleet.simulator.command import overridden, run_and_show
+
     if resume and (folder / "result.json").exists():
         return Result.load(folder / "result.json")
     console.rule(half.title)

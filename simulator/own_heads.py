@@ -17,6 +17,7 @@ from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import is_linear, own_head_of
+from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -39,7 +40,7 @@ def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: st
         closed = store.last_closed_round
     names = [device.name for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
     jobs = [_Job(folder.path.absolute(), runtime, name, closed) for name in names]
-    for _ in workers.map(_choose_one, jobs):
+    for _ in counted(workers.map(_choose_one, jobs), "each device chooses its head", total=len(jobs)):
         pass
 
 

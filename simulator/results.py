@@ -11,7 +11,7 @@ import numpy as np
 
 from hushfleet.aggregator.observe.events import read_lines
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.run_folder import Simulation
@@ -24,12 +24,12 @@ def assemble(
     *,
     engine: str,
     alone: Sequence[Alone] = (),
-    sweep: Sequence[SweepPoint] = (),
-    wire_sweep: Sequence[WirePoint] = (),
+    runtime: str = "",
 ) -> Result:
     """The result of the rounds that are closed.
 
     :param alone: the local-only baseline, in the fleet's order; may be empty.
+    :param runtime: what computed the gradients.
     """
     with AggregatorStore(simulation.folder.aggregator) as store:
         base = record(
@@ -39,6 +39,7 @@ def assemble(
             seed=simulation.seed,
             fleet=[device.name for device in simulation.fleet.devices],
             scenario=simulation.folder.scenario,
+            runtime=runtime,
         )
     fleet = simulation.fleet.devices
     by_name = {device.name: device for device in fleet}
@@ -60,8 +61,6 @@ def assemble(
             "own_heads": _own_heads(metrics, names, rounds[-1] if rounds else 0),
             "common_test_images": len(simulation.fleet.common_test),
             "local_test_images": [len(by_name[name].local_test) for name in names],
-            "privacy_sweep": list(sweep),
-            "wire_sweep": list(wire_sweep),
         }
     )
     rows = [

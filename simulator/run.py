@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hushfleet.aggregator.broker.process import BrokerKind
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -25,49 +22,17 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.studies.sweep import own_point, sweep_noise, sweep_wire
+from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_sweeps
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
-Engine = Literal["fast", "live", "ray"]
 AUTO = "auto"
-Point = TypeVar("Point")
 LIVE_RESTARTS = 3
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How to run, as opposed to what.
-
-    :param own_processes: of the live engine: so many devices have a process of their own, and the others share one for
-        each core; 0: all have their own.
-    :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
-    :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
-    :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
-    :param ray_address: of a Ray cluster; empty for one on this machine.
-    :param runtime: what computes gradients in the fast engine, or `auto`, see `choose_runtime`.
-    :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
-    :param local_only: also train each device alone, for comparison.
-    :param sweep: noise multipliers at which the run is repeated by the fast engine.
-    :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
-    """
-
-    engine: Engine = "fast"
-    broker: BrokerKind = "auto"
-    own_processes: int = 0
-    emulate: bool = False
-    clocked: bool = False
-    workers: int = 0
-    ray_address: str = ""
-    runtime: str = ON_DEVICES
-    evaluate_every: int = 1
-    local_only: bool = True
-    sweep: Sequence[float] = ()
-    sweep_wire: Sequence[str] = ()
 
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
@@ -77,24 +42,20 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         if options.engine == "live":
             _run_live(simulation, options, console)
         else:
-            runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
+            with shown(console):
+                runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
             console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)
-        choose_own_heads(simulation, workers, runtime=runtime)
-        fleet = simulation.fleet.devices if options.local_only else ()
-        training = train_alone(simulation, workers, runtime=runtime) if fleet else iter(())
-        alone = _shown(training, "each device alone, for comparison", len(fleet), console)
-        at_noise = sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime)
-        points = _shown(at_noise, "the same run at other noise", len(options.sweep), console)
-        with_wire = sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime)
-        wire_points = _shown(with_wire, "the same run with other codecs", len(options.sweep_wire), console)
+        with shown(console):
+            choose_own_heads(simulation, workers, runtime=runtime)
+            fleet = simulation.fleet.devices if options.local_only else ()
+            alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
+            points = list(sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime))
+            wire_points = list(sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime))
+            result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
+            result = with_answers(result, simulation, workers, alone, runtime=runtime)
     write_models(simulation)
-    result = assemble(simulation, engine=options.engine, alone=alone, wire_sweep=wire_points)
-    if points:  # the run itself is one of them
-        own = own_point(result)
-        others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
-        sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
-        result = result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
+    result = with_sweeps(result, points, wire_points)
     result.save(simulation.folder.result)
     write_report(result, simulation.folder.report)
     return result
@@ -158,12 +119,3 @@ def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, 
     with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):
         run_clocked_rounds(simulation, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
     console.print(f"on these boards the fleet would have taken {shown_time(clock.now)}", highlight=False)
-
-
-def _shown(points: Iterator[Point], words: str, total: int, console: Console) -> list[Point]:
-    """All of them, with a bar while they come."""
-    if not total:
-        return []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        return list(progress.track(points, total=total, description=words))

@@ -19,14 +19,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import features_folder
+from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.publish.prepare import PreparedTask
 
 
 class DeviceFolder:
@@ -105,7 +109,8 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     for digest, data in prepared.blobs.items():
         if digest != prepared.spec_ref.digest:
             (folder.graphs / f"{digest.hex()}.onnx").write_bytes(data)
-    for device in simulation.fleet.devices:
+    devices = simulation.fleet.devices
+    for device in counted(devices, "writing the devices' data", total=len(devices)):
         files = folder.device(device.name)
         files.path.mkdir(parents=True, exist_ok=True)
         save_device(device, simulation.fleet, train=files.train, local_test=files.local_test)
@@ -128,6 +133,8 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
 
 
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
+    from hushfleet.aggregator.publish.prepare import prepare  # workers need the folder alone, and start without PyTorch
+
     # The seed makes the task's id: dither and signatures cover it, and two engines must agree on them.
     prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}", features_cache=folder.features)
     if prepared.dataset is None or not len(prepared.dataset.train):

@@ -19,7 +19,7 @@ import typer.main
 
 from hushfleet import methods
 from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
-from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.commands.main import build_app, load_command
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
@@ -118,7 +118,7 @@ def check_hushfleet(arguments: list[str]) -> None:
     if name == "client":
         check_edge_client(rest)
         return
-    command = group.commands[name]
+    command = load_command(name)
     command.make_context(name, list(rest), resilient_parsing=not rest)
 
 
@@ -284,13 +284,6 @@ def directives(config: str) -> dict[str, str]:
 
 def test_the_list_of_devices_can_be_read() -> None:
     assert [row.device for row in read_devices(EXAMPLES / "devices.toml")] == ["greenhouse-01", "greenhouse-02"]
-
-
-def test_the_service_runs_the_device() -> None:
-    lines = (EXAMPLES / "hushfleet-client.service").read_text().splitlines()
-    (start,) = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
-    check(start)
-    assert {"Type=notify", "Restart=always", "RestartPreventExitStatus=2"} <= set(lines)
 
 
 def test_the_method_that_is_shown_is_the_file() -> None:

@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.config import BrokerTls, find_mosquitto, mosquitto_acl, mosquitto_config
 from hushfleet.errors import BadInput, HushfleetError
-
-BrokerKind = Literal["auto", "mosquitto", "amqtt"]
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.broker.config import BrokerTls
-from hushfleet.aggregator.broker.process import BrokerKind, start_broker
+from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.errors import BadInput
 
 _FILE = {"exists": True, "dir_okay": False, "resolve_path": True}
@@ -20,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("broker")
     def broker(
-        kind: Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")] = "auto",
+        kind: Annotated[BrokerKind, typer.Option(help="auto: Mosquitto if it is installed.")] = "auto",
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 1883,
         data_dir: Annotated[Path, typer.Option(help="For its configuration and log.")] = Path("runs/broker"),
@@ -39,13 +38,16 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet broker --host 0.0.0.0 --port 8883 --ca-file ca.pem --cert-file broker.pem --key-file broker.key`
         """
+        from hushfleet.aggregator.broker.config import BrokerTls
+        from hushfleet.aggregator.broker.process import start_broker
+
         tls = None
         if ca_file is not None and cert_file is not None and key_file is not None:
             tls = BrokerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
         elif ca_file or cert_file or key_file:
             raise BadInput("TLS needs all of --ca-file, --cert-file and --key-file")
         with start_broker(
-            cast(BrokerKind, kind),  # which is checked there
+            kind,
             host=host,
             port=port,
             data_dir=data_dir.resolve(),

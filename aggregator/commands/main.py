@@ -1,28 +1,32 @@
 """The one command, `hushfleet`. Each part of the kit brings its own sub-commands by entry points.
 
-An entry point of the group `hushfleet.commands` is a function that takes the typer application and adds to it. So the
-ground floor imports nothing above it, and a part whose packages are not installed is named, not an import error.
+An entry point of the group `hushfleet.commands` is a function that takes a typer application and adds a command of the
+entry point's name. So the ground floor imports nothing above it, and a part whose packages are not installed is named,
+not an import error.
 
-Only the sub-command that is called is imported, since PyTorch alone takes seconds. The list of commands takes its texts
-from the first lines of their modules.
+A command is loaded when it is called, or when its options are completed. The list of commands, and the completion of
+their names, take their texts from the first lines of their modules. A command's module declares its options and imports
+what does the work when it is called: PyTorch alone takes seconds.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import logging
-import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 import hushfleet
 from hushfleet.errors import HushfleetError
 
+if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
+    sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
 try:
     import typer
-    from rich.console import Console
+    from typer.core import TyperGroup
+    from typer.main import get_group
 except ModuleNotFoundError as missing:
     sys.exit(
         f"error: the command `hushfleet` needs the package {missing.name!r}, which a device does not have. On a device "
@@ -32,13 +36,32 @@ except ModuleNotFoundError as missing:
 INTERRUPTED = 130
 
 
-def build_app(only: str | None = None) -> typer.Typer:
-    """The application.
+class _LoadedWhenCalled(TyperGroup):
+    """Lists stand-ins of all commands, and loads the one that is called or completed."""
 
-    :param only: a sub-command to load, where there is one of this name; the others are only listed. None: load all.
-    """
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed if name is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """The click command of this name, with its options."""
+    (entry,) = entry_points(group="hushfleet.commands", name=name)
+    app = typer.Typer(rich_markup_mode="markdown")
+    try:
+        register = entry.load()
+    except ModuleNotFoundError as error:
+        _explain_missing(app, name, error)
+    else:
+        register(app)
+    return get_group(app).commands[name]
+
+
+def build_app() -> typer.Typer:
+    """The application."""
     app = typer.Typer(
         name="hushfleet",
+        cls=_LoadedWhenCalled,
         no_args_is_help=True,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
@@ -56,15 +79,7 @@ def build_app(only: str | None = None) -> typer.Typer:
             raise typer.Exit()
 
     for entry in sorted(entry_points(group="hushfleet.commands"), key=lambda e: e.name):
-        if only is not None and entry.name != only:
-            app.command(entry.name, help=_first_line(entry))(_not_loaded)
-            continue
-        try:
-            register = entry.load()
-        except ModuleNotFoundError as error:
-            _explain_missing(app, entry.name, error)
-        else:
-            register(app)
+        app.command(entry.name, help=_first_line(entry))(_not_loaded)
     return app
 
 
@@ -73,8 +88,9 @@ def _first_line(entry: EntryPoint) -> str:
     spec = importlib.util.find_spec(entry.module)
     if spec is None or spec.origin is None:
         return ""
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""
-    said = text.partition("\n")[0].removeprefix(f"`hushfleet {entry.name}`: ")
+    with Path(spec.origin).open(encoding="utf-8") as file:
+        line = file.readline().strip()
+    said = line.strip('"').removeprefix(f"`hushfleet {entry.name}`: ") if line.startswith('"""') else ""
     return said[:1].upper() + said[1:]
 
 
@@ -93,11 +109,11 @@ def _explain_missing(app: typer.Typer, name: str, error: ModuleNotFoundError) ->
 def main() -> None:
     """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    completing = "_HUSHFLEET_COMPLETE" in os.environ  # then the words are elsewhere
     try:
-        build_app(None if completing else called)()
+        build_app()()
     except HushfleetError as error:
+        from rich.console import Console  # most calls that end here had no need of it
+
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escape(str(error))}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

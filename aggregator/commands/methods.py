@@ -7,11 +7,6 @@ import json
 import sys
 
 import typer
-from rich.console import Console
-from rich.table import Table
-
-from hushfleet.methods import METHODS, all_names, allow_file, find_method
-from hushfleet.methods.method import TrainingConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +19,12 @@ def register(app: typer.Typer) -> None:
 
         Example:  hushfleet methods --json
         """
+        from rich.console import Console
+        from rich.table import Table
+
+        from hushfleet.methods import METHODS, all_names, allow_file, find_method
+        from hushfleet.methods.method import TrainingConfig
+
         names = [*METHODS, *sorted(all_names() - set(METHODS)), *([allow_file(file)] if file else [])]
         found = {name: find_method(name) for name in names}
         settings = {

@@ -16,6 +16,7 @@ from hushfleet.aggregator.fleet.push import look_at, push
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
+from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 
 DAY_S = 86400.0
 
@@ -46,11 +47,14 @@ def _push(
         host, wanted = look_at(destination, shlex.split(ssh)), load_board(board.board).architecture
         if host.arch != wanted:
             raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
-        targets = [Target(python, host.arch) for python in host.pythons]
+        targets = [Target(python, host.arch) for python in host.pythons if python in PYTHONS]
+        if not targets:
+            raise BadInput(
+                f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
+                f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
+            )
         release = next(filter(None, (release_for(registry, target) for target in targets)), None)
         if release is None:
-            if not targets:
-                raise BadInput(f"{destination} has no Python; install 3.11 or newer there")
             print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
             release = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
         target = next(target for target in targets if release_for(registry, target) == release)

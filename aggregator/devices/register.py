@@ -207,10 +207,16 @@ class DeviceRegister(SqliteFile):
                 [(device, task, round) for device in devices],
             )
 
-    def charges(self, device: str) -> list[tuple[str, int, bytes]]:
-        """(task, round, packed `Charge`) of each round that was or may have been charged, by task and round."""
-        query = "SELECT task, round, charge FROM charges WHERE id = ? ORDER BY task, round"
-        return [(task, round, charge) for task, round, charge in self.rows(query, (device,))]
+    def charges(
+        self, device: str, *, after: tuple[str, int] | None = None, at_most: int = -1
+    ) -> list[tuple[str, int, bytes]]:
+        """(task, round, packed `Charge`) of each round that was or may have been charged, by task and round.
+
+        :param after: those after this task and round alone; :param at_most: the first so many of them, -1: all.
+        """
+        query = "SELECT task, round, charge FROM charges WHERE id = ? AND (task, round) > (?, ?) ORDER BY task, round"
+        rows = self.rows(f"{query} LIMIT ?", (device, *(after or ("", -1)), at_most))
+        return [(task, round, charge) for task, round, charge in rows]
 
     def charged_rounds(self) -> dict[str, int]:
         """How many entries `charges` has of each id that has some."""

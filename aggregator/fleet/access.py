@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from hushfleet import atomic_file
@@ -37,12 +38,19 @@ BY_FLEET = "by the fleet's operator: "
 
 def apply(folder: FleetFolder, registry: FleetRegistry) -> None:
     """Devices, roster and access list as the registry has them. Raises `StoreError`."""
-    with (folder.path / "apply.lock").open("w") as lock, DeviceRegister(folder.path) as register:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # commands and the service write the same files
+    with locked(folder), DeviceRegister(folder.path) as register:
         _apply_devices(registry, register)
         _apply_roster(folder, register)
         if _write_broker_files(folder, registry):
-            reload_broker(folder)
+            reload_brokers(folder)
+
+
+@contextlib.contextmanager
+def locked(folder: FleetFolder) -> Iterator[None]:
+    """For the length of a block nobody else does so: commands and the service write the same files."""
+    with (folder.path / "apply.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
@@ -75,15 +83,17 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
     return any([*changed, _write_revoked(folder, registry)])
 
 
-def reload_broker(folder: FleetFolder) -> bool:
-    """Asks the running broker to read access list and revoked certificates again; False where none runs here."""
-    with contextlib.suppress(OSError, ValueError):
-        pid = int((folder.broker / PID_FILE).read_text())
-        name = Path(f"/proc/{pid}/comm")
-        if not name.exists() or name.read_text().strip() == "mosquitto":  # another may have the number by now
-            os.kill(pid, signal.SIGHUP)
-            return True
-    return False
+def reload_brokers(folder: FleetFolder) -> int:
+    """Asks those that run here to read access lists, certificates and revoked ones again; how many these are."""
+    asked = 0
+    for file in (PID_FILE, ENROLMENT_PID_FILE):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((folder.broker / file).read_text())
+            name = Path(f"/proc/{pid}/comm")
+            if not name.exists() or name.read_text().strip() == "mosquitto":  # another may have the number by now
+                os.kill(pid, signal.SIGHUP)
+                asked += 1
+    return asked
 
 
 def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hushfleet.aggregator.fleet.view import BoardView, Problem
@@ -47,6 +48,8 @@ FULL_PERCENT = 90
 HOT_C = 80
 DAY_S = 86400.0
 CERTIFICATE_DAYS = 14
+OWN_CERTIFICATE_DAYS = 30
+AUTHORITY_DAYS = 365
 SILENT_S = 600.0
 _HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
 
@@ -58,6 +61,26 @@ def with_problems(board: BoardView, *, now: float, newest_round: int, service_ru
     :param service_runs: whether somebody has listened to the boards' health.
     """
     return replace(board, problems=tuple(_problems(board, now, newest_round, service_runs)))
+
+
+def certificate_problems(own: Mapping[str, float], authority: float | None, *, now: float) -> list[Problem]:
+    """Of the fleet's own processes.
+
+    :param own: when each certificate ends, unix seconds; :param authority: when all end, whatever they say.
+    """
+    found = []
+    for stem, end in own.items():
+        if end - now < OWN_CERTIFICATE_DAYS * DAY_S:
+            advice = "hushfleet fleet renew DIR --broker, then start fleet service and aggregator again."
+            found.append(Problem(f"the certificate {stem}.pem {_ends(end, now)}", advice, urgent=True))
+    if authority is not None and authority - now < AUTHORITY_DAYS * DAY_S:
+        advice = "No board connects after it: make a new fleet (hushfleet fleet init) and new cards before."
+        found.append(Problem(f"the fleet's authority {_ends(authority, now)}", advice, urgent=True))
+    return found
+
+
+def _ends(end: float, now: float) -> str:
+    return "has ended" if end <= now else f"ends in {(end - now) / DAY_S:.0f} days"
 
 
 def _problems(board: BoardView, now: float, newest_round: int, service_runs: bool) -> list[Problem]:
@@ -75,10 +98,8 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         found.append(Problem("is connected, but says nothing of itself", ERRORS["other"]))
     end = board.certificate_end
     if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:
-        words = "its certificate has ended" if end <= now else f"its certificate ends in {(end - now) / DAY_S:.0f} days"
-        found.append(
-            Problem(words, "It renews by itself while the fleet service runs; is its clock right?", end <= now)
-        )
+        advice = "It renews by itself while the fleet service runs; is its clock right?"
+        found.append(Problem(f"its certificate {_ends(end, now)}", advice, end <= now))
     if board.slot == "returned":
         found.append(Problem("has gone back to its former release", "Its log says why the new one failed", urgent=True))
     if (board.disk_percent or 0) >= FULL_PERCENT:

@@ -16,7 +16,6 @@ from typing import Any
 from hushfleet.aggregator.broker.config import password_line
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import (
-    AGGREGATOR_NAME,
     FILE_NAME,
     SERVICE_NAME,
     BrokerPart,
@@ -25,14 +24,13 @@ from hushfleet.aggregator.fleet.folder import (
     FleetFolder,
     PagePart,
 )
+from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.toml_text import to_toml
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import to_plain
 from hushfleet.errors import BadInput
 
-SERVERS_DAYS = 3650
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _COMMENT = """\
 # What a person may change of this fleet; docs/field.md explains every key. Boards are told what stands here when their
 # card is written. After a change: restart the services, or `hushfleet fleet up`.
@@ -84,16 +82,9 @@ def _fill(path: Path, config: FleetConfig, task: str, now: datetime.datetime) ->
         (path / name).mkdir(mode=0o700)
     _write(path / "ca" / "ca.pem", authority.pem)
     _write(path / "ca" / "ca.key", authority.key_pem())
-    names = list(dict.fromkeys([*config.broker.names, config.broker.connect, *_LOCAL_NAMES]))
-    for folder, stem in (("broker", "broker"), ("service", "page")):
-        key = make_key()
-        _write(path / folder / f"{stem}.key", private_pem(key))
-        _write(path / folder / f"{stem}.pem", authority.sign_server(names, key.public_key(), now=now).pem)
-    for folder, name in (("aggregator", AGGREGATOR_NAME), ("service", SERVICE_NAME)):
-        key = make_key()
-        issued = authority.sign_client(name, key.public_key(), days=SERVERS_DAYS, now=now)
-        _write(path / folder / "cert.key", private_pem(key))
-        _write(path / folder / "cert.pem", issued.pem)
+    for stem in STEMS:
+        _write(path / f"{stem}.key", private_pem(make_key()))
+    write_own(path, config, authority, now=now)
     password = secrets.token_urlsafe(24)
     _write(path / "service" / "enrolment.password", f"{password}\n".encode())
     _write(path / "broker" / "enrolment.passwords", password_line(SERVICE_NAME, password).encode())

@@ -25,12 +25,22 @@ from hushfleet.config.schema import unpack
 from hushfleet.errors import Malformed
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.chunks import MAX_RANGES
-from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Verdict, enrolment_proof
+from hushfleet.wire.format.fleet_messages import (
+    MAX_CARRIED_BYTES,
+    CarriedRounds,
+    EnrolAnswer,
+    EnrolRequest,
+    SpentRound,
+    Verdict,
+    enrolment_proof,
+)
 
 PENDING_RETRY_S = 30
 REFUSED_RETRY_S = 600
 KNOCKS_A_SECOND = 1.0  # of those without a token; each is a synced write
 MAX_KNOCKS_BURST = 50
+CHARGES_AT_ONCE = 4096  # what a request costs is bounded, whatever a board has spent
+_RANGE_BYTES, _CARRIED_BYTES = 11, 40  # at most, as msgpack: a range; `CarriedRounds` beside its task and charge
 
 log = logging.getLogger("hushfleet.fleet")
 
@@ -87,8 +97,9 @@ class Enroller:
             self._registry.grant(request.device, request.public_key, grant, token=token, now=now)
             log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
             self._on_granted()
-        carried = carried_rounds(self._register.charges(request.device))
-        return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0, carried)
+        charges = self._register.charges(request.device, after=request.after, at_most=CHARGES_AT_ONCE)
+        carried, up_to = carried_part(charges, CHARGES_AT_ONCE)
+        return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0, carried, up_to)
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
         """SHA-256 of the token that the request proves, if it does."""
@@ -128,6 +139,26 @@ class Enroller:
             self._registry.knock(Knock(request.device, request.public_key, has_token, reason, self._clock()))
         retry_s = PENDING_RETRY_S if verdict == "pending" else REFUSED_RETRY_S
         return EnrolAnswer(request.device, request.nonce, verdict, b"", reason, retry_s)
+
+
+def carried_part(
+    charges: Sequence[tuple[str, int, bytes]], at_once: int
+) -> tuple[tuple[CarriedRounds, ...], SpentRound | None]:
+    """As many of the first charges as one answer has room for; and up to which that is, where more may follow.
+
+    :param charges: what follows in the register, at most `at_once`.
+    """
+    room, count, latest = MAX_CARRIED_BYTES, 0, dict[tuple[str, bytes], int]()
+    for task, round, packed in charges:
+        before = latest.get((task, packed))
+        if before != round - 1:
+            room -= _RANGE_BYTES + (0 if before is not None else _CARRIED_BYTES + len(task) + len(packed))
+        if room < 0 and count:
+            break
+        latest[task, packed] = round
+        count += 1
+    is_all = count == len(charges) < at_once
+    return carried_rounds(charges[:count]), None if is_all else charges[count - 1][:2]
 
 
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:

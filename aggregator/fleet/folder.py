@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from hushfleet.config.schema import Checked, NotNegative, Positive, Share, from_plain, read_file
 from hushfleet.errors import BadInput, Malformed
-from hushfleet.wire.format.topics import Name
+from hushfleet.wire.format.topics import Name, check_name
 
 FILE_NAME = "fleet.toml"
 SERVICE_NAME = "fleet"
@@ -115,6 +115,11 @@ class FleetFolder:
             raise BadInput(
                 f"{file}: {str(error).removeprefix('FleetConfig: ').removeprefix('FleetConfig.')}"
             ) from error
+        if (self.path / "run").exists():
+            raise BadInput(
+                f"each run of a fleet has a folder of its own now: mv {self.path / 'run'} {self.path / 'runs'}/NAME, "
+                "with the name that its task.toml has"
+            )
 
     @property
     def task(self) -> Path:
@@ -166,7 +171,8 @@ class FleetFolder:
 
     @property
     def run(self) -> Path:
-        return self.path / "run"
+        """Of the task in `task.toml`, whose name it has. Raises `BadInput` for a file without one."""
+        return self.path / "runs" / check_name(str(read_file(self.task).get("name")), f"name in {self.task}")
 
     @property
     def local_broker(self) -> str:

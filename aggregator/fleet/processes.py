@@ -71,6 +71,12 @@ class Child:
             self.process.kill()
             self.process.wait()
 
+    def restart(self) -> None:
+        """Also one that has ended."""
+        self.stop()
+        self.failures, self.again_at, self.over = 0, 0.0, False
+        self.start()
+
     def watch(self, now: float) -> None:
         """Starts it again where it has died."""
         if self.process is None or self.over:
@@ -92,10 +98,15 @@ class Child:
 
 def run_fleet(folder: FleetFolder, stop: threading.Event, *, say: Callable[[str], None] = print) -> None:
     """All of them, until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
-    ports = folder.config.broker
+    ports, run = folder.config.broker, folder.run
     with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
         say(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
         while not stop.wait(0.2):
+            with contextlib.suppress(BadInput):  # a task file that is being written by hand
+                if folder.run != run:
+                    run = folder.run
+                    say(f"the aggregator goes on with {run}")
+                    services[-1].restart()
             for child in (*brokers, *services):
                 child.watch(time.monotonic())
 

@@ -1,7 +1,8 @@
 """What a card does, by ssh: for Jetsons, and for boards that run already.
 
 The same folder that stands on a card's boot partition goes to the board, and the same `install.sh` runs there as root.
-ssh asks for passwords and checks the host as it always does; nothing is kept on the board but what is installed.
+ssh asks for passwords and checks the host as it always does; nothing is kept on the board but what is installed. It may
+be cut off anywhere and started again.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, MountedBoot
+from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, stage
 
+_SAYS = "hushfleet looks around:"  # a login may print other things before
 _LOOK = (
-    "uname -m; id -u; "
-    "for p in python3.13 python3.12 python3.11 python3; do command -v $p > /dev/null 2>&1 && "
-    "$p -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])' 2> /dev/null; done"
+    f"echo '{_SAYS}'; uname -m; id -u; for p in {' '.join(f'python{each}' for each in reversed(PYTHONS))} python3; do "
+    "$p -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])' 2> /dev/null; done; :"
 )
-_RECEIVE = 'umask 077; d=$(mktemp -d) && tar -x -C "$d" && echo "$d"'
+_PLACE = ".hushfleet-push"  # in the home of who logs in; one that was left behind is replaced
+_CLEANED = f"trap 'rm -rf {_PLACE}' EXIT; trap 'exit 130' HUP INT TERM; "
+_RECEIVE = f"umask 077; {_CLEANED}rm -rf {_PLACE}; mkdir {_PLACE} && tar -x -C {_PLACE} && trap - EXIT"
+_INSTALL = f"{_CLEANED}%ssh {_PLACE}/{FOLDER}/install.sh"
+_UNREACHED, _INTERRUPTED = 255, 130  # exit codes of ssh
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,10 @@ def look_at(destination: str, options: Sequence[str] = ()) -> Host:
         raise BadInput(f"{destination!r} is no destination for ssh; write user@host")
     if shutil.which("ssh") is None:
         raise BadInput("ssh was not found; install it (Debian: apt install openssh-client)")
-    said = _ssh(destination, options, _LOOK).decode("utf-8", "replace").split()
+    output = _ssh(destination, options, _LOOK, stdout=subprocess.PIPE)
+    said = output.decode("utf-8", "replace").partition(_SAYS)[2].split()
     if len(said) < 2:
-        raise HushfleetError(f"{destination} does not answer as a Linux system does: {' '.join(said)!r}")
+        raise HushfleetError(f"{destination} does not answer as a Linux system does: {output[:200]!r}")
     arch, user, *pythons = said
     return Host(destination, options, arch, user == "0", tuple(dict.fromkeys(pythons)))
 
@@ -66,16 +74,9 @@ def push(host: Host, card: Card) -> None:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(folder / FOLDER, FOLDER, filter=_owned_by_nobody)
         archive.seek(0)
-        place = _ssh(host.destination, host.options, _RECEIVE, stdin=archive).decode().strip()
-    become_root = "" if host.is_root else "sudo "
-    install = (
-        f"{become_root}sh {shlex.quote(f'{place}/{FOLDER}/install.sh')}; s=$?; rm -rf {shlex.quote(place)}; exit $s"
-    )
-    done = subprocess.run(["ssh", "-t", *host.options, host.destination, install], check=False)
-    if done.returncode != 0:
-        raise HushfleetError(
-            f"the installation on {host.destination} failed ({done.returncode}); see what it said above"
-        )
+        _ssh(host.destination, host.options, _RECEIVE, stdin=archive)
+    install = _INSTALL % ("" if host.is_root else "sudo ")
+    _ssh(host.destination, ["-t", *host.options], install, stdin=None)
 
 
 class _NoWriter:
@@ -91,17 +92,33 @@ class _NoWriter:
         return {}
 
 
-def _ssh(destination: str, options: Sequence[str], command: str, *, stdin: object = subprocess.DEVNULL) -> bytes:
-    done = subprocess.run(
-        ["ssh", *options, destination, command],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        check=False,  # type: ignore[call-overload]
-    )
+def _ssh(
+    destination: str,
+    options: Sequence[str],
+    script: str,
+    *,
+    stdin: IO[bytes] | int | None = subprocess.DEVNULL,
+    stdout: int | None = None,
+) -> bytes:
+    """Runs a script of sh, whatever the login's own shell is. What goes wrong is said on this terminal, by ssh.
+
+    Raises `HushfleetError`; `KeyboardInterrupt` where Ctrl-C was pressed on a terminal that ssh had for itself.
+    """
+    command = ["ssh", *options, destination, f"exec sh -c {shlex.quote(script)}"]  # exec: Ctrl-C ends it by a code
+    done = subprocess.run(command, stdin=stdin, stdout=stdout, check=False)
+    if done.returncode == _INTERRUPTED:
+        raise KeyboardInterrupt
+    if done.returncode == _UNREACHED:
+        by_hand = shlex.join(["ssh", *(each for each in options if each != "-t"), destination])
+        raise HushfleetError(
+            f"ssh did not get to {destination}, or lost it; it says why above. Try it by hand: {by_hand}"
+        )
     if done.returncode != 0:
-        raise HushfleetError(f"ssh {destination} failed ({done.returncode}); try it by hand: ssh {destination}")
-    output: bytes = done.stdout
-    return output
+        raise HushfleetError(
+            f"{destination} gave up ({done.returncode}) and says why above; nothing is left of it but what was "
+            "installed, so push again when that is mended"
+        )
+    return done.stdout or b""
 
 
 def _owned_by_nobody(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -173,6 +173,8 @@ class FleetView:
     """The fleet at the moment `at`.
 
     :param aggregator, service: whether these processes run, as the broker and the registry say.
+    :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
+        where they cannot be read.
     :param problems: of the fleet as a whole; those of boards stand with them.
     """
 
@@ -184,6 +186,8 @@ class FleetView:
     service: Process = "unknown"
     strangers: tuple[Stranger, ...] = ()
     rollout: RolloutView | None = None
+    certificates_end: float | None = None
+    authority_end: float | None = None
     problems: tuple[Problem, ...] = ()
 
     @property

@@ -5,6 +5,7 @@ Nothing is written, and nobody is asked: any process that may read the folder se
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter, defaultdict
@@ -12,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.fleet.advice import with_problems
+from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.rollout import rollout_view
 from hushfleet.aggregator.fleet.sightings import (
@@ -39,9 +41,11 @@ from hushfleet.aggregator.fleet.view import (
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.result import Activity
+from hushfleet.errors import BadInput
 
 LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500
+EVENTS = "events.jsonl"
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 
@@ -134,7 +138,7 @@ class FleetWatch:
         self._folder = folder
         self._registry = FleetRegistry(folder.path)
         self._register: DeviceRegister | None = None
-        self._tail = EventTail(folder.run / "events.jsonl")
+        self._tail: EventTail | None = None
         self._course = Course()
         self._spending = Spending(folder.config.device.get("limits", {}))
 
@@ -157,6 +161,7 @@ class FleetWatch:
         refused = [] if self._register is None else self._register.refused_births()
         run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
         service, aggregator = self._processes(now)
+        own, authority = self._certificates()
         rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
         for board in self._registry.boards():
             rows[board.device] = board, rows.get(board.device, (None, None))[1]
@@ -181,10 +186,26 @@ class FleetWatch:
                 if row.device not in rows
             ),
             rollout=rollout_view(self._registry, now=now),
-            problems=tuple(_problems(service, aggregator, run)),
+            certificates_end=min(own.values(), default=None),
+            authority_end=authority,
+            problems=(*_problems(service, aggregator, run), *certificate_problems(own, authority, now=now)),
         )
 
+    def _certificates(self) -> tuple[dict[str, float], float | None]:
+        """When those of the fleet itself end, and when its authority; nothing where they cannot be read."""
+        try:
+            found = ends(self._folder)
+        except BadInput:  # whoever uses them says so
+            return {}, None
+        return found, found.pop(AUTHORITY)
+
     def _read_log(self) -> None:
+        with contextlib.suppress(BadInput):  # a task file that is being written by hand: the run stays what it was
+            file = self._folder.run / EVENTS
+            if self._tail is None or self._tail.path != file:
+                self._tail, self._course = EventTail(file), Course()
+        if self._tail is None:
+            return
         before = self._tail.offset
         events = self._tail.read()
         if self._tail.offset < before:  # a run that was begun anew

@@ -21,8 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
+from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
+from hushfleet.aggregator.results.gains import Comparison
+from hushfleet.aggregator.results.report import page
+from hushfleet.aggregator.results.report.sweeps import noise_table, wire_table
+from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
+    VERDICTS,
     answer,
     judge,
     own_head_answer,
@@ -61,17 +67,22 @@ class FleetDisplay:
         self._rounds = self._progress.add_task("rounds", total=None)
         self._lock = threading.Lock()
         self._live: Live | None = None
+        self._heartbeat = Heartbeat(self.console, self._under_way)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
             self._live = Live(self, console=self.console, refresh_per_second=4)
             self._live.start()
+        else:
+            self._heartbeat.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
             self._live = None
+        else:
+            self._heartbeat.__exit__(None, None, None)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Takes in one event of the run's log."""
@@ -80,9 +91,15 @@ class FleetDisplay:
             if self.console.is_terminal:
                 return
             kind = event.get("event")
-            line = self._start_line() if kind == "run" else self._round_line(event) if kind == "round_close" else ""
+            if kind == "run":
+                line = self._start_line()
+            elif kind == "round_close":
+                line = self._round_line(event)
+            else:  # a round in which all decline never closes
+                line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._heartbeat.said()
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself."""
@@ -112,9 +129,28 @@ class FleetDisplay:
         ]
         return " | ".join(parts)
 
-    def _panel(self) -> Panel:
+    def _under_way(self) -> str:
+        """A line for a pipe in which nothing was said for long."""
+        with self._lock:
+            left, counts = self._left_s(), Counter(self.state.states().values())
+            if not self.state.rounds:
+                return "waiting for the run's first event"
+            parts = [
+                f"round {self.state.round}/{self.state.rounds} goes on",
+                ", ".join(f"{count} {name}" for name, count in counts.most_common()),
+                *([] if not left else [f"about {time_in_words(left)} left"]),
+            ]
+        return " | ".join(parts)
+
+    def _left_s(self) -> float | None:
+        """Seconds until the last round ends, at the speed so far."""
         state = self.state
         self._progress.update(self._rounds, total=state.rounds or None, completed=state.progress)
+        return self._progress.tasks[0].time_remaining
+
+    def _panel(self) -> Panel:
+        state = self.state
+        self._left_s()
         rows = Table.grid(padding=(0, 2), expand=True)
         rows.add_column(style=SOFT, width=8, no_wrap=True)
         rows.add_column(ratio=1, overflow="fold")
@@ -172,13 +208,12 @@ class FleetDisplay:
 def summary_table(result: Result) -> RenderableType:
     """The end of a run on a terminal: federated against alone, the two epsilons, and what they mean."""
     headline = judge(result)
-    table = Table(title=f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds")
-    table.add_column("accuracy")
-    for name in ("federated", "alone", "difference"):
-        table.add_column(name, justify="right")
-    for name, row in headline.rows:
-        alone, difference = ("", "") if row.alone is None else (percent(row.alone), gained(row.gain))
-        table.add_row(name, percent(row.federated), alone, difference)
+    rows = [
+        (name, percent(row.federated), "" if row.alone is None else percent(row.alone), _difference(row))
+        for name, row in headline.rows
+    ]
+    title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
+    table = terminal_table(page.Table(("accuracy", "federated", "alone", "difference"), rows), title=title)
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
@@ -192,7 +227,23 @@ def summary_table(result: Result) -> RenderableType:
         trust_answer(result),
         trade_answer(result, headline),
     )
-    return Group(table, Text(facts), Text(answer(result, headline), "bold"), *(Text(words) for words in told if words))
+    sweeps = [
+        terminal_table(table, title=title)
+        for table, title in (
+            (noise_table(result), "the same run at other noise (*: this run)"),
+            (wire_table(result), "the same run in other forms on the wire (*: this run)"),
+        )
+        if table.rows
+    ]
+    return Group(
+        table, *sweeps, Text(facts), Text(answer(result, headline), "bold"), *(Text(words) for words in told if words)
+    )
+
+
+def _difference(row: Comparison) -> page.Cell:
+    if row.verdict == "nothing":
+        return page.Cell(VERDICTS[row.verdict], row.verdict)
+    return page.Cell("" if row.gain is None else gained(row.gain), row.verdict or "")
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

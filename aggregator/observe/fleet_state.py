@@ -214,6 +214,7 @@ class RunState(Fleet):
         self.counted: Counter[str] = Counter()
         self._release: list[Step] = []
         self._warned: dict[tuple[int, str], tuple[str, int]] = {}
+        self._news = ""
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself in its newest round."""
@@ -235,6 +236,11 @@ class RunState(Fleet):
         """The newest ones; what happens to many devices in a round is one line with their number."""
         told = [f"{words}, and {count - 1:,} more" if count > 1 else words for words, count in self._warned.values()]
         return told[-KEPT_WARNINGS:]
+
+    def take_news(self) -> str:
+        """The warning that the newest event was the first of in its round, once; else empty."""
+        news, self._news = self._news, ""
+        return news
 
     @property
     def progress(self) -> float:
@@ -279,6 +285,9 @@ class RunState(Fleet):
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
+    def _on_round_extended(self, event: Event) -> None:
+        self._warn("extended", f"too few updates ({event.get('accepted', '?')}) at the deadline, which is set anew")
+
     def _on_quarantine(self, event: Event) -> None:
         self._warn("quarantine", f"{event.get('device', '?')} is out of the run{_because(event)}")
 
@@ -318,6 +327,8 @@ class RunState(Fleet):
         key = (self.round, f"{kind} {code}")
         first, count = self._warned.get(key, (f"round {self.round}: {words}" if self.round else words, 0))
         self._warned[key] = (first, count + 1)
+        if not count:
+            self._news = first
         if len(self._warned) > KEPT_WARNINGS:
             del self._warned[next(iter(self._warned))]
 

@@ -1,5 +1,7 @@
 """Gains over training alone beside their spread: what was gained, how sure that is, and what guessing would reach.
 
+`Comparison.verdict` is the one rule by which a sentence, a table and a colour say that federating paid.
+
 The standard error is over devices. It does not cover what another seed would change for all devices alike, the noise in
 the shared model first of all; where there are several seeds, `Gain.of` their means says that.
 """
@@ -15,6 +17,8 @@ from typing import Literal
 from hushfleet.aggregator.results.result import Result, last_measured
 
 Outcome = Literal["better", "worse", "close"]
+Verdict = Literal["better", "worse", "close", "nothing"]
+"""`nothing`: the model has learned nothing, whatever a gain says."""
 SURE = 2.0
 """A gain of fewer standard errors is too close to call."""
 LEAST_GAIN = 0.0005
@@ -52,14 +56,19 @@ class Gain:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Mean accuracies of what devices predict with; None: not measured.
+    """Mean accuracies of what devices predict with, over those that were measured both ways where there are any; None:
+    not measured.
 
     :param gains: of the devices where both were measured.
+    :param chance: what always naming the commonest class reaches; None where the classes are not known.
+    :param images: how many the accuracies were tested on; 0: not known.
     """
 
     federated: float | None
     alone: float | None
     gains: tuple[float, ...] = ()
+    chance: float | None = None
+    images: int = 0
 
     @property
     def gain(self) -> Gain | None:
@@ -70,36 +79,58 @@ class Comparison:
         mean = self.federated - self.alone
         return Gain(mean) if spread is None else Gain(mean, spread.standard_error, spread.count)
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the numbers allow to say; None where there is nothing to compare with."""
+        if self.federated is not None and self.chance is not None:
+            error = _standard_error(self.chance, self.images) if self.images else 0.0
+            if self.federated <= self.chance + SURE * error:
+                return "nothing"
+        return None if self.gain is None else self.gain.outcome
+
 
 def common_test(result: Result) -> Comparison:
     """What the fleet serves images from everywhere with: the devices' own models, or the shared head, where a device
     chooses its own head for its own kind of images beside that."""
+    return shared_model(result, against_alone=True) if result.details.own_heads else own_models(result)
+
+
+def shared_model(result: Result, *, against_alone: bool = False) -> Comparison:
+    """The global model on the common test set."""
     detail = result.details
-    if not detail.own_heads:
-        return own_models(result)
     shared = last_measured(result.rounds, lambda row: row.accuracy_global)
-    return _compared(
-        [shared] * len(detail.devices), detail.local_only_common, shared, result.local_only.accuracy_own_common
-    )
+    alone = detail.local_only_common if against_alone else []
+    mean_alone = result.local_only.accuracy_own_common if against_alone else None
+    return _compared([shared] * len(detail.devices), alone, shared, mean_alone, *_common(result))
 
 
 def own_models(result: Result) -> Comparison:
     """The devices' own models on the common test set."""
     mean = last_measured(result.rounds, lambda row: row.accuracy_own_common)
     final = final_by_device(result.details.accuracy_own_common, len(result.details.devices))
-    return _compared(final, result.details.local_only_common, mean, result.local_only.accuracy_own_common)
+    alone = result.details.local_only_common
+    return _compared(final, alone, mean, result.local_only.accuracy_own_common, *_common(result))
 
 
 def own_data(result: Result) -> Comparison:
     """The devices' own models on their own kind of data."""
     mean = last_measured(result.rounds, lambda row: row.accuracy_own_local)
     final = final_by_device(result.details.accuracy_own_local, len(result.details.devices))
-    return _compared(final, result.details.local_only_local, mean, result.local_only.accuracy_own_local)
+    alone, images = result.details.local_only_local, sum(result.details.local_test_images)
+    return _compared(final, alone, mean, result.local_only.accuracy_own_local, chance(result)[1], images)
 
 
-def _compared(final: Values, alone: Values, mean: float | None, mean_alone: float | None) -> Comparison:
-    gains = [a - b for a, b in zip(final, alone, strict=False) if a is not None and b is not None]
-    return Comparison(mean, mean_alone, tuple(gains))
+def _common(result: Result) -> tuple[float | None, int]:
+    return chance(result)[0], result.details.common_test_images or 0
+
+
+def _compared(
+    final: Values, alone: Values, mean: float | None, mean_alone: float | None, level: float | None, images: int
+) -> Comparison:
+    both = [(f, a) for f, a in zip(final, alone, strict=False) if f is not None and a is not None]
+    if both:
+        mean, mean_alone = (fmean(column) for column in zip(*both, strict=True))
+    return Comparison(mean, mean_alone, tuple(f - a for f, a in both), level, images)
 
 
 def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:

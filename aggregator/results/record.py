@@ -7,19 +7,16 @@ What only a simulation knows (own accuracies, label counts, the local-only basel
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 
-import hushfleet
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
 from hushfleet.aggregator.observe.timeline import read_timeline
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
     Details,
     LocalOnly,
@@ -35,7 +32,6 @@ from hushfleet.config.spec import TRUST, WireSpec
 from hushfleet.methods.state import RoundTerms
 
 EVENTS_NAME = "events.jsonl"
-_PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
 
 
 def record(
@@ -46,6 +42,7 @@ def record(
     seed: int | None,
     fleet: Sequence[str] = (),
     scenario: Path | None = None,
+    runtime: str = "",
 ) -> Result:
     """The result of all rounds that are closed.
 
@@ -53,6 +50,7 @@ def record(
     :param seed: None in the field, where nothing is seeded.
     :param fleet: all devices, where they are known beforehand: some may never have appeared.
     :param scenario: the log of what was done to a simulated fleet.
+    :param runtime: what computed the gradients, in a simulation.
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
@@ -60,7 +58,6 @@ def record(
     began_at = closed[0].opened_at if closed else 0.0
     delta, accountant = spec.privacy.delta, spec.privacy.accountant
     privacy = privacy_table(store, delta=delta, accountant=accountant)
-    names = [row.device for row in privacy]
     rows_by_device = [store.updates(row.round) for row in closed]
     accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
     uplink, accepted = Counter[str](), Counter[str]()
@@ -73,9 +70,12 @@ def record(
     ]
     declines: dict[str, Counter[str]] = {}
     declined_in: dict[int, set[str]] = {}
-    for round, device, code, _ in store.declines():
+    reasons: dict[str, str] = {}
+    for round, device, code, reason in store.declines():
         declined_in.setdefault(round, set()).add(device)
         declines.setdefault(device, Counter())[code] += 1
+        reasons[code] = reason
+    names = sorted({row.device for row in (*privacy, *store.devices())} | declines.keys() | set(fleet))
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
@@ -112,6 +112,7 @@ def record(
             uplink_bytes=[uplink[name] for name in names],
             refusals=store.refusals(),
             declines={device: dict(counts) for device, counts in declines.items()},
+            decline_reasons=reasons,
             faults=store.faults(),
             timeline=[
                 TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
@@ -127,18 +128,8 @@ def record(
             ),
         ),
         versions=versions(),
+        rerun=rerun(prepared, runtime=runtime),
     )
-
-
-def versions() -> dict[str, str]:
-    """What the run was made with."""
-    found = {"hushfleet": hushfleet.__version__, "python": platform.python_version(), "platform": sys.platform}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:

@@ -288,6 +288,39 @@ class FleetTimeline(_Record):
         return self
 
 
+class Rerun(_Record):
+    """What it takes to run it again.
+
+    :param command: what was typed.
+    :param task: the task as a TOML file, with all that options changed of it.
+    :param digests: SHA-256 as hex by what it is of: the task package, the images and labels of the simulation.
+    :param commit: of Hushfleet's source tree; null where it was installed from a package.
+    :param runtime: what computed the gradients; empty in the field.
+    """
+
+    command: str
+    task: str
+    digests: dict[str, str]
+    commit: str | None = None
+    runtime: str = ""
+
+
+class Example(_Record):
+    """An image of the common test set of a simulation, and the classes that models take it for.
+
+    :param png: the image, as base64.
+    :param label: its class, as a place in `class_names`; likewise what models said, null where there is no such model.
+    :param device: whose own model, and whose model trained alone.
+    """
+
+    png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+=*$")]
+    label: Count
+    device: str
+    said_global: Count
+    said_own: Count | None = None
+    said_alone: Count | None = None
+
+
 PerRound = list[Measured]
 Grid = list[list[Measured]]
 
@@ -319,9 +352,14 @@ class Details(_Record):
     uplink_bytes: list[Count] = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
+    decline_reasons: dict[str, str] = {}
     faults: dict[str, Count] = {}
     timeline: list[TimelineRow] = []
     fleet_timeline: FleetTimeline | None = None
+    confusion_global: list[list[Count]] = []
+    confusion_own: list[list[Count]] = []
+    confusion_devices: Count = 0
+    examples: list[Example] = []
     privacy_sweep: list[SweepPoint] = []
     wire_sweep: list[WirePoint] = []
 
@@ -350,6 +388,7 @@ class Result(_Record):
     privacy: list[PrivacyRow]
     details: Details = Details()
     versions: dict[str, str]
+    rerun: Rerun | None = None  # files of earlier versions do not say it
 
     @property
     def uplink_bytes(self) -> int:
@@ -375,6 +414,10 @@ class Result(_Record):
         if detail.label_counts:
             classes = len(detail.class_names) or len(detail.label_counts[0])
             _check_shape("label_counts", detail.label_counts, devices, classes)
+        for name in ("confusion_global", "confusion_own"):
+            _check_shape(name, getattr(detail, name), len(detail.class_names), len(detail.class_names))
+        if any(each.label >= len(detail.class_names) for each in detail.examples):
+            raise ValueError("details.examples has a label that is none of details.class_names")
         if sum(size for _, size in self.model.layers) != self.model.parameters:
             raise ValueError("the sizes of model.layers do not add up to model.parameters")
         return self

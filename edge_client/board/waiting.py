@@ -21,8 +21,9 @@ from hushfleet.errors import StoreError
 FILE_NAME = "waiting.json"
 SILENT_S = 60.0
 
-Kind = Literal["broker", "aggregator", "answer", "operator", "round", "nothing"]
-"""Who is waited for. `answer`: the aggregator is there, and does not answer; `operator`: to let this device in."""
+Kind = Literal["certificate", "broker", "aggregator", "away", "answer", "operator", "round", "nothing"]
+"""Who is waited for. `certificate`: the fleet, to give one; `aggregator`: none was ever heard of; `away`: it has said
+that it goes, or is lost; `answer`: it is there, and does not answer; `operator`: to let this device in."""
 
 _log = logging.getLogger("hushfleet.edge")
 

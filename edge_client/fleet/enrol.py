@@ -1,7 +1,8 @@
 """How a board comes into its fleet: it asks for a certificate until it has one, however long that takes.
 
 The order after an answer is what makes a crash harmless: first what was spent before under this id goes into the
-ledger, then the certificate is kept, then the token is erased. A board without a certificate asks again.
+ledger, then the certificate is kept, then the token is erased. A board without a certificate asks again. What was spent
+may come in several answers; it goes into the ledger when all of it has come, so that a part never passes for the whole.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from pathlib import Path
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
+from hushfleet.edge_client.board.waiting import Kind
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.net.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LinkLost, Malformed, StoreError, WireError
 from hushfleet.wire.format.fields import NONCE_BYTES
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, enrolment_proof
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, SpentRound, enrolment_proof
 from hushfleet.wire.format.messages import decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkUp
@@ -52,8 +54,10 @@ class Enrolment:
         self._federation = config.device.federation
         self._nonce = os.urandom(NONCE_BYTES)
         self._request: bytes | None = None
+        self._carried: list[CarriedRounds] = []
+        self._after: SpentRound | None = None
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=clock())
-        self._said = ""
+        self.standing = "asked, and not answered yet"  # for people
         self.granted = False
 
     @property
@@ -79,6 +83,7 @@ class Enrolment:
             nonce=self._nonce,
             board=self._config.device.board,
             version=hushfleet.__version__,
+            after=self._after,
         )
         return encode_message(request, self._store.identity, federation=self._federation)
 
@@ -93,11 +98,30 @@ class Enrolment:
             self._say(f"no certificate yet ({answer.verdict}): {answer.reason}")
             self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
             return
-        self._store.note_enrolled(answer.carried)
+        if not self._store.is_enrolled:  # else its own ledger knows
+            carried = self._all_carried(answer)
+            if carried is None:
+                return
+            self._store.note_enrolled(carried)
         self._tls.keep(answer.certificate)
         self._erase_token()
         self.granted = True
         _log.info("this board has a certificate of its fleet")
+
+    def _all_carried(self, answer: EnrolAnswer) -> list[CarriedRounds] | None:
+        """What was spent, once its last part has come. Raises `Malformed` where the parts do not follow each other."""
+        if answer.up_to is None and self._after is None:
+            return [*answer.carried]
+        if answer.up_to is not None and answer.up_to <= (self._after or ("", -1)):
+            raise Malformed(f"what was spent up to {answer.up_to} came after {self._after}")
+        carried = [*self._carried, *answer.carried]
+        self._nonce = os.urandom(NONCE_BYTES)  # no part is taken twice
+        if answer.up_to is None:
+            self._carried, self._after = [], None  # should the disk be full, all is asked for again
+            return carried
+        self._carried, self._after = carried, answer.up_to
+        self._backoff.reset(self._clock())
+        return None
 
     def _proof(self, request: bytes, public_key: bytes) -> bytes:
         token = read_token(self._fleet.token_file)
@@ -115,8 +139,8 @@ class Enrolment:
 
     def _say(self, text: str) -> None:
         """The same text is logged once."""
-        if text != self._said:
-            self._said = text
+        if text != self.standing:
+            self.standing = text
             _log.warning("%s", text)
 
 
@@ -128,6 +152,7 @@ def enrol(
     stop: threading.Event,
     *,
     alive: Callable[[], None] = lambda: None,
+    waits_for: Callable[[Kind, str], None] = lambda kind, words: None,
     patience_s: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
@@ -135,21 +160,24 @@ def enrol(
 
     :param connect: makes a link to where boards without a certificate are answered.
     :param alive: called again and again: the loop lives.
+    :param waits_for: called again and again with whom the board waits for, and why.
     """
     rejected, link, up = RejectedMessages(clock), connect(), False
+    down = "no connection yet"
     give_up = clock() + patience_s
     link.subscribe(topics.answer(device))
     link.open()
     try:
         while not (stop.is_set() or enrolment.granted or clock() > give_up):
             alive()
+            waits_for("certificate", f"a certificate of the fleet: {enrolment.standing if up else down}")
             event = link.receive(max(0.0, min(LONGEST_SLEEP_S, enrolment.due_at - clock()) if up else LONGEST_SLEEP_S))
             if isinstance(event, LinkUp):
                 up = True
                 enrolment.connected()
             elif isinstance(event, LinkDown):
-                up = False
-                _log.warning("where certificates are given cannot be reached: %s", event.reason)
+                up, down = False, f"where certificates are given cannot be reached: {event.reason}"
+                _log.warning("%s", down)
             try:
                 if isinstance(event, Delivery):
                     enrolment.take(event.payload)

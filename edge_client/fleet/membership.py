@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.board.waiting import FILE_NAME, WaitingNote
 from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
@@ -48,7 +49,17 @@ def run_in_fleet(
                 _log.info("asking %s for a certificate", config.enrolment_address)
             patience_s = PATIENCE_S if usable else math.inf
             asking = Enrolment(config, store, tls)
-            enrol(asking, connect, topics, config.device.id, stop, alive=supervisor.alive, patience_s=patience_s)
+            note = WaitingNote(config.store_path.with_name(FILE_NAME), {}, clock=time.monotonic)
+            enrol(
+                asking,
+                connect,
+                topics,
+                config.device.id,
+                stop,
+                alive=supervisor.alive,
+                waits_for=note.is_,
+                patience_s=patience_s,
+            )
         updates = Updates(config, store, now=time.monotonic())
         try:
             if not stop.is_set():

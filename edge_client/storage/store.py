@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
 KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card

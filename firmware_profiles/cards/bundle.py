@@ -28,7 +28,7 @@ from hushfleet.firmware_profiles.cards.trimming import is_dropped
 from hushfleet.release import Manifest, Signer, pack
 from hushfleet.user_files import user_cache_dir
 
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ARCHITECTURES = ("aarch64", "x86_64")
 # The oldest system that boards run is Debian 12, glibc 2.36; Ubuntu 22.04 of JetPack 6 has 2.35.
 _GLIBC = ("2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
@@ -37,6 +37,8 @@ _OURS = {  # and what of each stays here; the folders of a checkout are below `h
     "hushfleet.edge_client": ("cli.py",),
     "hushfleet.firmware_profiles": ("cli.py", "cards"),
 }
+# The last versions for a Python that this installation's own are too new for; what these need is here or not imported.
+_LAST = {"3.10": {"numpy": "2.2.6", "onnxruntime": "1.23.2", "pillow": "12.3.0", "tomli": "2.5.0"}}
 _UNUSED = ("flatbuffers", "packaging", "protobuf", "pycparser")  # asked for by parts that `trimming` leaves out
 _DATA = (".py", ".toml", ".typed")
 _HASHES = "wheels.json"
@@ -55,7 +57,7 @@ def build(
 ) -> Manifest:
     """Writes the release `out`; some 40 s, and a minute more where wheels have to be fetched.
 
-    :param python: `3.13`; :param arch: one of `ARCHITECTURES`.
+    :param python: of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
     :param version: what boards will say that they run.
     :param wheels: a folder with the wheels, where no index can be reached.
     Raises `BadInput` where wheels are missing.
@@ -85,7 +87,7 @@ def build(
 
 
 def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[Path]:
-    """The wheels of a board's packages, with the versions that are installed here; kept, with their hashes.
+    """The wheels of a board's packages, with the versions that are installed here, or `_LAST`; kept, with their hashes.
 
     :param source: a folder that has them; None: the cache, or pip's index. Raises `BadInput` where some are missing.
     """
@@ -129,6 +131,7 @@ def _whole(folder: Path) -> list[Path]:
 
 def _requirements(python: str, arch: str) -> list[str]:
     """What `hushfleet[edge]` needs of other packages, and what they need, pinned: `numpy==2.4.6`, ..."""
+    last = _LAST.get(python, {})
     system = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": arch}
     found: dict[str, str] = {}
     todo = [("hushfleet", "edge")]
@@ -138,7 +141,11 @@ def _requirements(python: str, arch: str) -> list[str]:
             need = Requirement(line)
             name = canonicalize_name(need.name)
             wanted = need.marker is None or need.marker.evaluate({**system, "extra": extra})
-            if wanted and name not in found and name not in _UNUSED:
+            if not wanted or name in found or name in _UNUSED:
+                continue
+            if name in last:
+                found[name] = last[name]
+            else:
                 found[name] = distribution(name).version
                 todo.append((name, ""))
     return sorted(f"{name}=={version}" for name, version in found.items())

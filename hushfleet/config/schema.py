@@ -12,7 +12,6 @@ import json
 import math
 import re
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Sequence
@@ -25,7 +24,14 @@ from msgspec import Meta
 
 from hushfleet.errors import BadInput, Malformed
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the same parser, for boards
+    import tomli as tomllib
+
 T = TypeVar("T")
+parse_toml = tomllib.loads
+"""Raises `ValueError` for what is not valid TOML."""
 
 _MAX = sys.float_info.max
 Finite = Annotated[float, Meta(ge=-_MAX, le=_MAX, description="a finite number")]
@@ -124,7 +130,7 @@ def read_file(path: Path) -> Any:
     is_json = path.suffix == ".json"
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if is_json else tomllib.loads(text)
+        return json.loads(text) if is_json else parse_toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits

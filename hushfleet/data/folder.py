@@ -16,13 +16,16 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 MAX_NAMED_FILES = 5
 """How many skipped files the warning names; it gives the count of all."""

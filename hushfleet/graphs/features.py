@@ -20,6 +20,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import ValueFacts, check_graph
 from hushfleet.graphs.session import open_session
 from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
+from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
 
 FEATURES_BATCH = 2
@@ -91,12 +92,14 @@ class FeatureGraph:
             return features
         session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
         self._loaded()
-        for first in range(0, len(samples), FEATURES_BATCH):
-            part = slice(first, first + FEATURES_BATCH)
-            try:
-                features[part, :, 0, 0] = session.run(["features"], {"x": samples.take(part).x})[0]
-            except Exception as error:  # the binding raises a class of its own for every kind of failure
-                raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
+        with doing("features of images", total=len(samples)) as work:
+            for first in range(0, len(samples), FEATURES_BATCH):
+                part = slice(first, first + FEATURES_BATCH)
+                try:
+                    features[part, :, 0, 0] = session.run(["features"], {"x": samples.take(part).x})[0]
+                except Exception as error:  # the binding raises a class of its own for every kind of failure
+                    raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
+                work.done = min(first + FEATURES_BATCH, len(samples))
         if not np.isfinite(features).all():
             raise GraphRefused("the graph makes features that are not finite numbers")
         return features

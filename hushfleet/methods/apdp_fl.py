@@ -11,28 +11,32 @@ one standard device and stops all).
 
 DP-FL of the paper's tables is `decay = 1` without preferences; DP-FedProx is the same with `mu` above 0.
 
-Reading: the score of the step's length is taken as 2 (1 - 2 g_t / g_max), held in [0, 1]: signs and brackets of the
-formula did not survive in the copy at hand, and with this one both limits matter. g_max is the largest step so far, as
-in the formula; the text speaks of a mean once.
+Reading: the score of the step's length is 2 (1 - g_t / g_max), at most 1: "the opposite of the ratio plus 1", "limited
+to no more than 100 %". Signs and brackets of the formula did not survive in the copy at hand. g_max is the largest step
+so far, as in the formula; the text speaks of a mean once.
 Reading: the third weight is 25 in the formula and 35 in the text; only 25 makes the weights add up to 100.
 Reading: the accuracy's condition sums four accuracies and divides by five; the one of round t - 2, which is left out,
 is put back, as the text says "the last five times". Before five rounds that part is 0.
 Reading: without a validation set the parts of loss and accuracy are 0, and noise falls by the other two alone.
 Reading: L is 1, so a preference is R_i / L. "Normal distributions" of R_i are not given further; a simulation draws
 them around 1 (`privacy.preference_std`).
-Reading: r of the noise 2 C / r N(0, sigma_i^2) is "the sample size": `batch_size` here, whatever share of the data
-`privacy.sample_rate` puts into a batch. Algorithm 2 as it is printed makes one step an iteration on all the data:
-sample_rate = 1, local_steps = E, batch_size = the records of a device. Theorem 1 counts q, E steps a round.
+Reading: eta, the server's learning rate, is not printed; 1 is the mean of what was sent.
+
+With privacy unit `record`, Algorithm 2: gradients of subsets of d records are clipped to C (line 7), added up, noised
+by 2 C N(0, sigma_i^2) and divided by r (line 10).
+Reading: d is not printed; a subset is one record, which makes it DP-SGD (`hushfleet.privacy.record`). Subsets of d > 1
+would have the same noise on a sum of d times fewer gradients.
+Proof: adding or removing a record moves the sum by at most C, so noise of 2 C sigma_i is a Gaussian mechanism of
+multiplier 2 sigma_i (replacing one: by 2 C, multiplier sigma_i, as in Theorem 1). A task for the paper's sigma
+therefore says `noise_multiplier` = 2 sigma, and that is charged.
+Reading: r, "the sample size", is `batch_size`, whatever share of the data `privacy.sample_rate` puts into a batch.
+Algorithm 2 as it is printed makes one step an iteration on all the data: sample_rate = 1, local_steps = E, batch_size =
+the records of a device.
 Reading: "q" of section 6 is the noise reduction p of section 4; the sampling parameter q of Theorem 1 and delta are not
 printed. Theorem 1 with q = 0.01, 0.05 or 0.1, delta = 1e-5, 1/600 or 0.01, and 1 or 10 clients gives the six printed
-numbers of rounds (63, 76; 72, 80; 88, 96) for no one setting: with q = 0.01, delta = 1e-5 and one client, noise would
-have to fall in every round after about 45, 54; 45, 42; 12, 0. With q = 1 it does not give them at all.
-
-With privacy unit `record`:
+numbers of rounds (63, 76; 72, 80; 88, 96) for no one setting.
 Deviation: batches are Poisson samples and their number is the same for all devices, so that the charge is known.
-Deviation: `accounting = "as-published"` clips the gradient of a whole batch, as Algorithm 2, line 7. One record can
-turn that gradient round, by 2 C and not 2 C / r: the multiplier is sigma_i / r, and that is what the ledger counts.
-`accounting = "strict"` clips record by record (DP-SGD), with the same schedule and preferences on top.
+
 With privacy unit `device` schedule and preferences are put on DP-FedAvg's noised update, which the paper does not do.
 """
 
@@ -43,8 +47,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods.local import MeanGradient, Pull, Sgd
+from hushfleet.methods.local import Pull, Sgd
 from hushfleet.methods.method import Method, TrainingConfig, published, within
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 from hushfleet.methods.stages import ClipWhole, Gaussian
@@ -59,7 +64,7 @@ class APDPFLConfig(TrainingConfig):
     """Settings of APDP-FL.
 
     :param decay: p, what sigma is multiplied by after a round whose score is above 50; 1 keeps it.
-
+    :param server_learning_rate: eta of Algorithm 1, line 10.
     :param mu: weight of a proximal term, for the paper's DP-FedProx.
     :param max_preference: a device may add up to so many times the standard noise; the aggregator refuses more, since
         the louder the noise that a device names, the farther an update may move the model.
@@ -67,6 +72,7 @@ class APDPFLConfig(TrainingConfig):
 
     max_preference: float = within("[1, 1000]", 5.0)
     decay: float = within("(0, 1]", 0.9)
+    server_learning_rate: float = within("(0, 100]", 1.0)
     mu: float = within("[0, 1000]", 0.0)
 
 
@@ -77,21 +83,24 @@ class APDPFLConfig(TrainingConfig):
     summary="noise that falls as training goes on, and that each device scales by its own preference",
 )
 def apdp_fl(config: APDPFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    gradient = MeanGradient(record_clips="batch" if privacy.accounting == "as-published" else "record")
     return Method(
-        training=Sgd(gradient, (Pull(config.mu),)),
+        training=Sgd(penalties=(Pull(config.mu),)),
         stages=(ClipWhole(), Gaussian(max_preference=config.max_preference)),
-        server=FallingNoise(privacy.noise_multiplier, config.decay, rounds),
+        server=FallingNoise(privacy.noise_multiplier, config.decay, config.server_learning_rate, rounds),
     )
 
 
 @dataclass(frozen=True)
 class FallingNoise(Mean):
-    """The server multiplies sigma by `decay` after each round whose score passes."""
+    """The mean, times a learning rate; sigma is multiplied by `decay` after each round whose score passes."""
 
     noise_multiplier: float
     decay: float
+    learning_rate: float
     rounds: int
+
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        return super().aggregate(state, global_params, self.learning_rate * sums, weights)
 
     def initial(self, seed: int) -> ServerArrays:
         return {
@@ -132,7 +141,7 @@ def score_of(step: float, *, loss_rose: bool, accuracy_fell: bool, progress: flo
     :param progress: t / T.
     """
     return (
-        STEP_WEIGHT * min(max(2 * (1 - 2 * step), 0.0), 1.0)
+        STEP_WEIGHT * min(2 * (1 - step), 1.0)
         + LOSS_WEIGHT * loss_rose
         + ACCURACY_WEIGHT * accuracy_fell
         + ROUND_WEIGHT * min(2 * progress, 1.0)

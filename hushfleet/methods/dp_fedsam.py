@@ -26,7 +26,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import MeanGradient, Sgd, squared_norm
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import KeepLargest
-from hushfleet.methods.state import RoundContext, divided
+from hushfleet.methods.state import PrivateArrays, RoundContext, divided
 from hushfleet.training.batch import Batch
 
 
@@ -53,8 +53,8 @@ class Sharpness(MeanGradient):
         return 2 if self.rho > 0 else 1
 
     def __call__(
-        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
-    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
+    ) -> tuple[Any, Array, PrivateArrays]:
         """With the loss at `params`."""
         loss, uphill = batch.mean(params)
         if self.rho == 0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.training.batch import Batch
 from hushfleet.training.own_samples import OwnSamples, Teacher
@@ -20,14 +20,17 @@ from hushfleet.training.own_samples import OwnSamples, Teacher
 class MeanGradient:
     """The batch's mean gradient. The base of all other rules.
 
-    :param record_clips: with the unit `record`, what is clipped: each record's gradient, or the batch's.
     :param record_bound: with the unit `record`, the most that a record's gradient is clipped to, beside the task's.
     """
 
-    record_clips: Literal["record", "batch"] = "record"
     record_bound: float = math.inf
 
     samples: ClassVar[bool] = False  # whether it takes each sample's gradient
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """Names of what it remembers from round to round, in the device's private arrays."""
+        return ()
 
     @property
     def gradients(self) -> int:
@@ -35,11 +38,11 @@ class MeanGradient:
         return 1
 
     def __call__(
-        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
-    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
+    ) -> tuple[Any, Array, PrivateArrays]:
         """Mean loss `[...]`, the gradient `[..., d]` to step along, and what it remembers until the next batch.
 
-        :param memory: empty before the first batch; arrays `[..., n]`.
+        :param memory: arrays `[..., n]` by name; before the first batch, what has lasted from earlier rounds.
         """
         return (*batch.mean(params), memory)
 

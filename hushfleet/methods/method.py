@@ -244,7 +244,6 @@ class TaskMethod:
             gradients_per_batch=self.training.gradients_per_batch,
             batch_size=self.config.batch_size,
             noise_split=setting.noise_split if self.privacy.secure is not None else 0,
-            clips=rule.record_clips,
         )
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
@@ -311,7 +310,7 @@ class TaskMethod:
         """
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
-        private: PrivateArrays = {}
+        private = dict(context.remembered)
         for part in (self.parts.personal, *parts):
             private |= part.remember(context, update=update, trained=trained, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)

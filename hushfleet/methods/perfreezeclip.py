@@ -4,17 +4,24 @@ Zhang, Liu: "PerFreezeClip: Personalized Federated Learning Based on Adaptive Cl
 Freezing: Eqs. (2)-(4) and (10)-(11), Algorithm 1. adap_clip: Eqs. (5)-(8). Only the backbone is sent, Eq. (12). The
 paper clips for stability and claims no privacy: that is `noise_multiplier = 0` with `clip_norm = inf`.
 
+Privacy: with the unit `device` thresholds follow raw gradients, and so does a history that is kept for life. That is no
+post-processing: it is training, as the data and the own head are. It costs nothing, since whatever training ends with
+is clipped to C and noised as a whole afterwards, and the history itself never leaves the device.
+
 Reading: the head stays on the device from round to round, as in FedRep, on which the paper builds; line 4 of
 Algorithm 2 says that training begins with the global model, of which Eq. (12) makes no head.
-Reading: the backbone is frozen in the epochs e = 0, 1, ... below tau times their number, but never in the last one: the
-paper's Figure 7 has tau = 0.9 with 2 epochs, where it would not train at all.
-Reading: norms are those of the part that trains, as a framework gives no gradient for frozen parameters.
-Reading: the history P_0, P_1, ... begins anew with each local training, where Algorithm 2 has it, and runs on when the
-backbone takes over from the head.
-Reading: the percentile interpolates linearly between the two nearest values, as in AutoClip (Seetharaman et al., 2020),
-from which the paper takes it.
+Reading: epochs count from 1 (Algorithm 2, line 5), and the backbone is frozen in those below tau times their number
+(Algorithm 1, line 1): 8 of 10 at tau = 0.9. So the last epoch always trains the backbone, as Figure 7 needs, which has
+tau = 0.9 with 2 epochs. Counted from 0 it would be 9 of 10: `freeze_ratio = 0.95` here.
+Reading: norms are those of the whole gradient: Eqs. (5) and (8) and line 9 of Algorithm 2 name no part of it, nor does
+AutoClip (Seetharaman et al., 2020), from which the paper takes the percentile. A framework gives no gradient for frozen
+parameters: `norms = "part"` reads it so, with a history for each part, since the head's norms say nothing of the
+backbone's; `"mixed"` has one history for both, the head's steps before the backbone's.
+Reading: the history P_0, P_1, ... begins anew with each local training, as Eq. (5) counts iterations from 0;
+`history = "life"` goes on from round to round, as "historical gradient trends" may mean.
+Reading: the percentile interpolates linearly between the two nearest values, as in AutoClip.
 Deviation: with privacy unit `record` the threshold is fixed, the smaller of `privacy.clip_norm` and psi, since norms of
-raw gradients may not steer what is sent; norms are then those of the whole gradient.
+raw gradients may not steer what is sent; norms are then those of the part that trains.
 """
 
 from __future__ import annotations
@@ -25,13 +32,15 @@ from typing import Any, Literal
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
+from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.heads import HeadFirstConfig
 from hushfleet.methods.local import MeanGradient, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
 from hushfleet.methods.personal import Head
-from hushfleet.methods.state import RoundContext, kept_count
+from hushfleet.methods.state import PrivateArrays, RoundContext, kept_count
 from hushfleet.training.batch import Batch
+from hushfleet.training.entries import ALL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,46 +48,70 @@ class PerFreezeClipConfig(HeadFirstConfig):
     """The method's own settings are those of the paper's Section 5.1.2, for two classes a device; the paper trains with
     SGD of momentum 0.5 in batches of 10.
 
-    :param freeze_ratio: tau, the share of the epochs in which the backbone is frozen.
+    :param freeze_ratio: tau: the backbone is frozen in the epochs 1, 2, ... below tau times their number.
     :param clipping: `adaptive` is adap_clip, `value` clips to psi, `none` not at all.
+    :param norms: what is clipped, and of what P_t of Eq. (5) is the norm: the `whole` gradient; the `part` that trains,
+        with a history for each part; `mixed`: the same with one history for both.
+    :param history: whether P_0, P_1, ... begins anew in each `round`, or is the device's for `life`: 8 bytes a batch.
     :param max_norm: psi, the largest threshold.
     :param percentile: T of Eq. (6).
     """
 
     freeze_ratio: float = within("(0, 1)", 0.9)
     clipping: Literal["adaptive", "value", "none"] = "adaptive"
+    norms: Literal["whole", "part", "mixed"] = "whole"
+    history: Literal["round", "life"] = "round"
     max_norm: float = within("(0, inf)", 35.0)
     percentile: float = within("[0, 100]", 90.0)
     local_epochs: int = within("[2, 1000]", 10)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        accepted = f"above 1/{self.local_epochs} of the local epochs, since the head trains in those before"
+        require(self.head_epochs > 0, "freeze_ratio", self.freeze_ratio, accepted)
+
+    @property
+    def head_epochs(self) -> int:
+        """In how many epochs the backbone is frozen."""
+        return kept_count(self.freeze_ratio, self.local_epochs) - 1
+
 
 @dataclass(frozen=True)
 class ClippedSamples(MeanGradient):
-    """The mean of the samples' clipped gradients, Eq. (8), on the part that trains.
+    """The mean of the samples' clipped gradients, Eq. (8).
 
     :param max_norm: psi.
     :param percentile: T of Eq. (6); None clips to psi.
+    :param norms: and `history`: as in the configuration.
     """
 
     max_norm: float = math.inf
     percentile: float | None = None
+    norms: str = "whole"
+    history: str = "round"
     samples = True
 
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return tuple(f"norm_history_{part}" for part in range(2)) if self.history == "life" else ()
+
     def __call__(
-        self, context: RoundContext, params: Array, batch: Batch, memory: tuple[Array, ...]
-    ) -> tuple[Any, Array, tuple[Array, ...]]:
+        self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
+    ) -> tuple[Any, Array, PrivateArrays]:
         """It remembers P_0, P_1, ..., `[..., t]`."""
-        percent, after = self.percentile, memory
+        percent, after = self.percentile, dict(memory)
+        if self.norms == "whole":
+            batch.entries = ALL
         if percent is None:
             return (*batch.clipped(params, lambda norms: self.max_norm), memory)
+        name = f"norm_history_{batch.part if self.norms == 'part' else 0}"
 
         def threshold(norms: Array) -> Array:
             """C_t, `[..., 1]`: Eqs. (5)-(7)."""
-            nonlocal after
             xp = array_api.array_namespace(norms)
             mean = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
-            after = (xp.concat((*memory, mean), axis=-1),)
-            return xp.clip(percentile(after[0], percent), max=self.max_norm)
+            after[name] = xp.concat((memory[name], mean), axis=-1) if name in memory else mean
+            return xp.clip(percentile(after[name], percent), max=self.max_norm)
 
         loss, gradient = batch.clipped(params, threshold)
         return loss, gradient, after
@@ -98,11 +131,6 @@ def percentile(values: Array, percent: float) -> Array:
     return ordered[..., below : below + 1] * (1 - share) + ordered[..., above : above + 1] * share
 
 
-def head_epochs(config: PerFreezeClipConfig) -> int:
-    """In how many epochs the backbone is frozen."""
-    return min(kept_count(config.freeze_ratio, config.local_epochs), config.local_epochs - 1)
-
-
 @published(
     "perfreezeclip",
     PerFreezeClipConfig,
@@ -110,9 +138,7 @@ def head_epochs(config: PerFreezeClipConfig) -> int:
     summary="head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays",
 )
 def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    gradient = {
-        "adaptive": ClippedSamples(max_norm=config.max_norm, percentile=config.percentile),
-        "value": ClippedSamples(max_norm=config.max_norm),
-        "none": MeanGradient(),
-    }[config.clipping]
-    return Method(Head(config.head_layers), Sgd(gradient, order=PersonalFirst(head_epochs(config))), CLIP_AND_NOISE)
+    percent = config.percentile if config.clipping == "adaptive" else None
+    clipped = ClippedSamples(max_norm=config.max_norm, percentile=percent, norms=config.norms, history=config.history)
+    gradient = MeanGradient() if config.clipping == "none" else clipped
+    return Method(Head(config.head_layers), Sgd(gradient, order=PersonalFirst(config.head_epochs)), CLIP_AND_NOISE)

@@ -140,6 +140,7 @@ class RoundContext:
     :param start: float32 `[..., d]`, what local training begins with.
     :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
     :param measured: accuracy and loss of the own model on the own samples after training, where a stage asks for them.
+    :param remembered: after training, what of it lasts: private arrays for the next round.
     """
 
     setting: RoundSetting
@@ -148,6 +149,7 @@ class RoundContext:
     start: Array
     chosen: Array | None = None
     measured: Evaluation | None = None
+    remembered: PrivateArrays = field(default_factory=dict)
 
     @property
     def layout(self) -> ParamLayout:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +41,6 @@ class RecordMechanism:
     :param batch_size: what sums are divided by.
     :param noise_split: among how many honest devices the noise of a secure sum is divided, which the ring adds, and
         training none; 0: training adds it.
-    :param clips: what is clipped to C: each record's gradient; or the mean gradient of a batch, as APDP-FL has it,
-        which one record can turn round: it then gets noise of 2 C sigma / batch_size, against a sensitivity of 2 C.
     """
 
     clip_norm: float
@@ -52,12 +50,6 @@ class RecordMechanism:
     gradients_per_batch: int
     batch_size: int
     noise_split: int = 0
-    clips: Literal["record", "batch"] = "record"
-
-    @property
-    def multiplier(self) -> float:
-        """Noise over sensitivity of one gradient."""
-        return self.noise_multiplier / (self.batch_size if self.clips == "batch" else 1)
 
     def charge(self) -> Charge:
         """What one round costs, against the server as against anybody else."""
@@ -65,7 +57,7 @@ class RecordMechanism:
             unit="record",
             adjacency=RECORD_ADJACENCY,
             mechanism="gaussian" if self.noise_multiplier > 0 else "none",
-            noise_multiplier=self.multiplier / gradients_factor(self.gradients_per_batch),
+            noise_multiplier=self.noise_multiplier / gradients_factor(self.gradients_per_batch),
             sample_rate=self.sample_rate,
             steps=self.batches,
             noise_split=max(1, self.noise_split),
@@ -81,18 +73,14 @@ class RecordMechanism:
         """The records of one batch among `count`: int64, rising, perhaps none."""
         return np.flatnonzero(rng.random(count) < self.sample_rate)
 
-    def clipped_batch(self, mean: Any) -> Any:
-        """A batch's mean gradient `[..., d]`, clipped, in the place of a sum of `batch_size` gradients."""
-        return (mean if math.isinf(self.clip_norm) else clip(mean, self.clip_norm)) * self.batch_size
-
     def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
         """`(sum + sigma C z) / batch_size`, in place: float32 `[d]`. Raises `PrivacyError` if it is not finite.
 
-        Where batches are clipped, the sum is `clipped_batch`, and the noise twice that. For a secure sum there is none.
+        For a secure sum there is none.
         """
         xp = array_api.array_namespace(clipped_sum)
         if self.noise_multiplier > 0 and not self.noise_split:
-            std = self.clip_norm * self.noise_multiplier * (2 if self.clips == "batch" else 1)
+            std = self.clip_norm * self.noise_multiplier
             drawn = noise.normal(clipped_sum.shape[-1])
             drawn *= std
             noised = add_on_grid(xp.asarray(drawn, device=array_api.device(clipped_sum)), clipped_sum, std)

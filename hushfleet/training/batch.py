@@ -45,11 +45,13 @@ class Batch:
     """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
 
     :param out: float32 `[..., d]`, where a gradient is written; the next one overwrites it.
-    :param entries: what the part of the training that asks will move. Gradients elsewhere may be left out, as zeros.
+    :param part: the number of the part of the training that asks.
+    :param entries: what that part will move. Gradients elsewhere may be left out, as zeros.
     :param moved: what all parts of the training move.
     """
 
     out: Array
+    part: int = 0
     entries: Entries = ALL
     moved: Entries = ALL
 
@@ -81,10 +83,6 @@ class Batch:
     def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries) -> Any:
         """The sum of single gradients on `entries`, each clipped, in `out`; zeros elsewhere. Mean losses `[...]`, 0 for
         an empty batch."""
-        raise NotImplementedError
-
-    def mean_or_zero(self, params: Array) -> tuple[Any, Array]:
-        """As `mean`, and zeros for an empty batch."""
         raise NotImplementedError
 
 
@@ -147,9 +145,6 @@ class ClientBatch(Batch):
         clipped_sum(gradients(), clip_norm, out)
         return float(np.mean(losses)) if losses else 0.0
 
-    def mean_or_zero(self, params: Array) -> tuple[float, Array]:
-        return self.mean(params) if len(self.y) else (0.0, np.zeros_like(params))
-
     def _one_by_one(self, params: Array, out: Array | None = None) -> Iterator[tuple[float, Array]]:
         """Each sample's loss and gradient, in rows of `out` or in memory that the next one overwrites."""
         for i in range(len(self.y)):
@@ -189,12 +184,8 @@ class NoisedBatch(Batch):
         self.taken += 1
         first = self.mechanisms[0]
         first.check_charged(self.taken)
-        if first.clips == "batch":
-            loss, mean = self.batch.mean_or_zero(params)
-            total = first.clipped_batch(mean)
-        else:
-            total = self.total
-            loss = self.batch.clipped_sum(params, first.clip_norm, total, self.moved)
+        total = self.total
+        loss = self.batch.clipped_sum(params, first.clip_norm, total, self.moved)
         rows = [total] if total.ndim == 1 else total
         for row, mechanism, noise in zip(rows, self.mechanisms, self.noises, strict=True):
             mechanism.noised_mean(row, noise)  # in place

@@ -7,7 +7,7 @@ gradients and moves the vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from hushfleet.array_api import Array
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import TaskMethod, TrainingConfig
-from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
@@ -76,24 +76,29 @@ class Executor(Protocol):
         """Notes a batch's mean loss."""
 
 
-def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> None:
-    """Trains `params [..., d]` in place."""
+def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> PrivateArrays:
+    """Trains `params [..., d]` in place; gives what of it lasts until the next round, arrays `[..., n]`."""
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
     moved = entries[0] if len(entries) == 1 else ALL  # several parts are the whole vector, together
-    memory: tuple[Array, ...] = ()
+    memory = _lasting(training, context.state.private)
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
         batch.moved = moved
-        now, memory = _first(context, step.rows), tuple(array[step.rows] for array in memory)
+        now, memory = _first(context, step.rows), {name: array[step.rows] for name, array in memory.items()}
         active = training.order.active(step.epoch, len(entries))
         for number in active:
-            batch.entries = entries[number]
+            batch.part, batch.entries = number, entries[number]
             loss, gradient, memory = training.gradient(now, at, batch, memory)
             if number == active[0]:
                 executor.count_loss(step, loss)
             training.add_penalties(now, at, gradient)
             executor.move(optimizers[number], at, gradient, entries[number])
+    return _lasting(training, memory)
+
+
+def _lasting(training: Sgd, arrays: PrivateArrays) -> PrivateArrays:
+    return {name: arrays[name] for name in training.gradient.lasting if name in arrays}
 
 
 def _first(context: RoundContext, rows: slice | EllipsisType) -> RoundContext:
@@ -175,8 +180,8 @@ def train_locally(
     *,
     noised: bool = False,
     **how: Any,
-) -> tuple[np.ndarray, float]:
-    """The trained vector `[d]` and the mean loss per sample; `begin` is left as it is.
+) -> tuple[np.ndarray, float, PrivateArrays]:
+    """The trained vector `[d]`, the mean loss per sample, and what lasts; `begin` is left as it is.
 
     :param noised: whether noise is in the training, with the unit `record`.
     :param how: more fields of `OneClient`.
@@ -186,8 +191,8 @@ def train_locally(
         method.config, gradient, samples, size=len(begin), record=record, distills=training.objective.distills, **how
     )
     params = begin.copy()
-    train_vector(training, context, params, executor)
-    return params, executor.loss
+    remembered = train_vector(training, context, params, executor)
+    return params, executor.loss, remembered
 
 
 def train_round(
@@ -209,11 +214,12 @@ def train_round(
     context = method.begin(state, global_params, terms, own_samples)
     teacher = method.training.teacher(context, own_samples)
     at = {"gradient": gradient, "samples": samples, **how}
-    end, loss = train_locally(
+    end, loss, remembered = train_locally(
         method, method.training, context, context.start, teacher=teacher, noised=method.by_record, **at
     )
     own = end
     if method.parts.own_training is not None:
         begin = global_params if state.own is None else state.own
-        own, _ = train_locally(method, method.parts.own_training, context, begin, **at)
-    return Trained(method.measured(context, own, own_samples), end, own, loss)
+        own, *_ = train_locally(method, method.parts.own_training, context, begin, **at)
+    context = replace(method.measured(context, own, own_samples), remembered=remembered)
+    return Trained(context, end, own, loss)

@@ -6,12 +6,15 @@ the user's cache. It computes what PyTorch computes, up to rounding, several tim
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hushfleet.errors import HushfleetError
-from hushfleet.models.model import Model
-from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.models.native.optimizers import NativeAdam, NativeSGD, make_native_optimizer
 
-__all__ = ["NativeAdam", "NativeGradient", "NativeSGD", "make_native_optimizer", "unavailable"]
+if TYPE_CHECKING:
+    from hushfleet.models.model import Model
+
+__all__ = ["NativeAdam", "NativeSGD", "make_native_optimizer", "unavailable"]
 
 
 def unavailable(model: Model | None = None) -> str | None:
@@ -20,6 +23,8 @@ def unavailable(model: Model | None = None) -> str | None:
         if model is None:
             NativeSGD(0.0)
         else:
+            from hushfleet.models.native.gradient import NativeGradient  # optimizers need no network, and no PyTorch
+
             NativeGradient(model)
     except HushfleetError as error:
         return str(error)

@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from hushfleet.errors import HushfleetError
+from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -77,7 +78,7 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
     if read_cached(cached) is not None:  # loaders do not mind the digest after a library's end
         with contextlib.suppress(OSError):  # a folder that forbids execution, for one
             return ctypes.CDLL(str(cached))
-    with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder, doing("compiling for this processor, once"):
         built = Path(folder) / "library.so"
         _run([*command, "-x", "c", "-", "-o", str(built), "-lm"], source)
         with contextlib.suppress(OSError):  # where nothing can be written, builds take longer

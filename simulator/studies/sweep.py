@@ -16,6 +16,7 @@ from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
+from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -33,16 +34,11 @@ def sweep_noise(
     runtime: str = "onnx",
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
-    for multiplier in sorted(set(multipliers)):
+    chosen = sorted(set(multipliers))
+    for multiplier in counted(chosen, "the same run at other noise", total=len(chosen)):
         privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
         task = replace(simulation.task, privacy=privacy)
-        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
-        yield SweepPoint(
-            noise_multiplier=multiplier,
-            epsilon_server=max(row.epsilon_server for row in result.privacy),
-            epsilon_release=max(row.epsilon_release for row in result.privacy),
-            **_reached(result, alone),
-        )
+        yield noise_point(with_baseline(_run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime), alone))
 
 
 def sweep_wire(
@@ -55,15 +51,24 @@ def sweep_wire(
 ) -> Iterator[WirePoint]:
     """One point for each choice of `with_wire`, in the order given. Noise, order and partition are the run's own, so
     points differ by the codec alone."""
-    for choice in dict.fromkeys(choices):
+    chosen = dict.fromkeys(choices)
+    for choice in counted(chosen, "the same run with other codecs", total=len(chosen)):
         result = _run_with(simulation, workers, with_wire(simulation.task, choice), f"wire-{choice}", runtime)
-        assert result.wire is not None  # the simulator writes it
-        yield WirePoint(
-            wire=result.wire,
-            uplink_bytes=result.uplink_bytes,
-            bits_per_value=result.bits_per_value,
-            **_reached(result, alone),
-        )
+        yield wire_point(with_baseline(result, alone))
+
+
+def with_sweeps(result: Result, noise: Sequence[SweepPoint], wire: Sequence[WirePoint]) -> Result:
+    """The result with the points of its sweeps, among which the run itself is one."""
+    if not noise and not wire:
+        return result
+    own, own_form = noise_point(result), wire_point(result)
+    others = [point for point in noise if point.noise_multiplier != own.noise_multiplier]
+    forms = [point for point in wire if point.wire != own_form.wire]
+    details = {
+        "privacy_sweep": sorted([own, *others], key=lambda point: point.noise_multiplier) if noise else [],
+        "wire_sweep": [own_form, *forms] if wire else [],
+    }
+    return result.model_copy(update={"details": result.details.model_copy(update=details)})
 
 
 def with_wire(task: Task, choice: str) -> Task:
@@ -87,30 +92,33 @@ def with_wire(task: Task, choice: str) -> Task:
         raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
 
 
-def own_point(result: Result) -> SweepPoint:
-    """The run itself among the points of its sweep."""
-    gain = common_test(result).gain
+def noise_point(result: Result) -> SweepPoint:
+    """Where a run ends, as a point of a sweep over noise."""
     return SweepPoint(
         noise_multiplier=result.noise_multiplier,
-        epsilon_server=max(row.epsilon_server for row in result.privacy),
-        epsilon_release=max(row.epsilon_release for row in result.privacy),
-        **_accuracies(result),
-        gain_over_local_only=None if gain is None else gain.mean,
-        gain_standard_error=None if gain is None else gain.standard_error,
+        epsilon_server=max((row.epsilon_server for row in result.privacy), default=0.0),
+        epsilon_release=max((row.epsilon_release for row in result.privacy), default=0.0),
+        **_reached(result),
     )
 
 
-def _reached(result: Result, alone: Sequence[Alone]) -> dict[str, float | None]:
-    """The accuracies of a point, and its gain over training alone where that was measured."""
-    gain = common_test(with_baseline(result, alone)).gain
-    spread = {} if gain is None else {"gain_over_local_only": gain.mean, "gain_standard_error": gain.standard_error}
-    return _accuracies(result) | spread
+def wire_point(result: Result) -> WirePoint:
+    """Where a run ends, as a point of a sweep over forms on the wire."""
+    assert result.wire is not None  # the simulator writes it
+    return WirePoint(
+        wire=result.wire,
+        uplink_bytes=result.uplink_bytes,
+        bits_per_value=result.bits_per_value,
+        **_reached(result),
+    )
 
 
-def _accuracies(result: Result) -> dict[str, float | None]:
-    last = result.rounds[-1]
+def _reached(result: Result) -> dict[str, float | None]:
+    """The accuracies, and the gain over training alone where that was measured."""
+    last, gain = result.rounds[-1], common_test(result).gain
     names = ("accuracy_own_common", "accuracy_own_local", "accuracy_global")
-    return {name: getattr(last, name) for name in names}
+    spread = {} if gain is None else {"gain_over_local_only": gain.mean, "gain_standard_error": gain.standard_error}
+    return {name: getattr(last, name) for name in names} | spread
 
 
 def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:

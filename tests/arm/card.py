@@ -143,7 +143,7 @@ class Machine:
                 "-m", str(memory_mib), "-nographic", "-no-reboot", "-kernel", image.with_suffix(".kernel"),
                 "-initrd", image.with_suffix(".initrd"), "-append",
                 "console=ttyAMA0 root=/dev/vda2 rw systemd.firstboot=off systemd.default_device_timeout_sec=900 "
-                "systemd.show_status=1",
+                "systemd.journald.forward_to_console=1 systemd.journald.max_level_console=info",
                 "-drive", f"file={image},format=raw,if=virtio,cache=writeback",
                 "-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n,romfile=", "-device", "virtio-rng-pci",
             ],

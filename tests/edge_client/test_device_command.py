@@ -76,6 +76,16 @@ def test_status_counts_what_was_spent(trained: Bench, device_toml: Path, capsys:
     assert "trust      local, in digits-test; this device allows local" in text
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(trained: Bench, device_toml: Path) -> None:
+    """`hushfleet-edge status DEVICE.toml | head -0`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hushfleet.edge_client", "status", str(device_toml)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_status_names_the_trust_model(
     make_bench: MakeBench, package: Package, config: DeviceConfig, device_toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,10 +13,11 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import Objective
-from hushfleet.models import checks, export, get_model, native
+from hushfleet.models import checks, export, get_model
 from hushfleet.models.export import Graphs, export_graphs
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
 from hushfleet.models.model import Model
+from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
 
@@ -53,7 +54,7 @@ def run_of(exported, compiled, need_compiler):
             return GradientGraph(exported.gradient, MODEL.layout)
         if runtime == "native":
             need_compiler()
-            return native.NativeGradient(MODEL, objective=KINDS[kind])
+            return NativeGradient(MODEL, objective=KINDS[kind])
         return TorchGradient(MODEL, objective=KINDS[kind])
 
     with pytest.MonkeyPatch.context() as patch:

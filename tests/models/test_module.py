@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from hushfleet.errors import BadInput
-from hushfleet.models import get_model, offer, with_group_norm
+from hushfleet.models import get_model
 from hushfleet.models.export import content_key, export_graphs
-from hushfleet.models.module import model_of
+from hushfleet.models.module import model_of, offer, with_group_norm
 from hushfleet.models.torch_gradient import TorchGradient
 
 SERIES, IMAGE, VECTOR = (3, 1, 16), (3, 8, 8), (7, 1, 1)

@@ -12,6 +12,7 @@ import pytest
 from hushfleet.errors import HushfleetError
 from hushfleet.models import get_model, native
 from hushfleet.models.native.build import COMPILERS, find_compiler, load_library
+from hushfleet.models.native.gradient import NativeGradient
 
 SEVEN = "int seven(void) { return 7; }\n"
 
@@ -47,7 +48,7 @@ def test_without_a_compiler_the_reason_is_said(tmp_path, monkeypatch):
     reason = "there is no C compiler: none of cc, gcc, clang is on the path"
     assert native.unavailable() == reason
     assert native.unavailable(get_model("digits-cnn")) == reason
-    for build in (lambda: native.NativeGradient(get_model("digits-cnn")), lambda: native.NativeAdam(0.1)):
+    for build in (lambda: NativeGradient(get_model("digits-cnn")), lambda: native.NativeAdam(0.1)):
         with pytest.raises(HushfleetError, match="there is no C compiler"):
             build()
 

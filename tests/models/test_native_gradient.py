@@ -73,14 +73,14 @@ def model_of(name: str) -> Model:
 def native_of(compiled, why_not_compiled, need_compiler) -> Iterator[Callable[[str], NativeGradient]]:
     @cache
     def build(name: str) -> NativeGradient:
-        return native.NativeGradient(model_of(name))
+        return NativeGradient(model_of(name))
 
     def build_or_say_why(name: str) -> NativeGradient:
         reason = why_not_compiled()
         if reason is None:
             return build(name)
         with pytest.raises(HushfleetError) as error:
-            native.NativeGradient(model_of(name))
+            NativeGradient(model_of(name))
         assert str(error.value) == reason
         return need_compiler()
 
@@ -128,7 +128,7 @@ def test_the_same_inputs_give_the_same_bits_whatever_came_before(name, native_of
     again_loss, again = run(params, x, y, masks)
     assert again_loss == fresh_loss
     assert again.tobytes() == fresh.tobytes()
-    rebuilt = native.NativeGradient(model)
+    rebuilt = NativeGradient(model)
     assert rebuilt(params, x, y, masks)[1].tobytes() == fresh.tobytes()
 
 
@@ -192,7 +192,7 @@ def test_narrower_vectors_compute_the_same(flag, native_of, tmp_path, monkeypatc
     params, rng = model.init(0), np.random.default_rng(0)
     x, y, masks = checks.stable_batch(TorchGradient(model), params, 7, rng)
     _, expected = TorchGradient(model)(params, x, y, masks)
-    _, grad = native.NativeGradient(model)(params, x, y, masks)
+    _, grad = NativeGradient(model)(params, x, y, masks)
     for tensor, place in model.layout.slices.items():
         assert checks.relative_error(grad[place], expected[place]) < TOLERANCE, tensor
 
@@ -367,7 +367,7 @@ def test_local_training_by_parts_ends_where_it_does_without(name, settings, tole
 def test_a_network_that_the_kernels_do_not_know_is_refused_with_the_reason(model, reason, native_of):
     native_of("digits-cnn")
     with pytest.raises(BadInput, match=reason) as error:
-        native.NativeGradient(model)
+        NativeGradient(model)
     assert native.unavailable(model) == str(error.value)
 
 
@@ -414,7 +414,7 @@ def test_clipped_sums_are_those_of_single_samples(name, native_of):
 def test_clipped_sums_with_a_teacher(native_of):
     native_of("digits-cnn")
     model = get_model("digits-cnn")
-    run = native.NativeGradient(model, objective=Objective("decoupled-distillation", 2.0, 0.25))
+    run = NativeGradient(model, objective=Objective("decoupled-distillation", 2.0, 0.25))
     params, rng = model.init(1), np.random.default_rng(0)
     x, y, _ = checks.random_batch(model, 6, rng)
     teacher, distill = checks.random_teacher(model, 6, rng)
@@ -440,7 +440,7 @@ def test_clipped_sums_repeat_to_the_bit_and_pass_divergence_on(native_of):
     _, norms_again = run.clipped_sum(params, x, y, (), 0.5, again)
     assert first.tobytes() == again.tobytes()
     assert norms.tobytes() == norms_again.tobytes()
-    assert run(params, x, y)[1].tobytes() == native.NativeGradient(model)(params, x, y)[1].tobytes()
+    assert run(params, x, y)[1].tobytes() == NativeGradient(model)(params, x, y)[1].tobytes()
 
 
 def test_an_empty_batch_has_a_clipped_sum_of_zero(native_of):

@@ -10,7 +10,16 @@ from hushfleet.models import get_model, model_names
 
 
 def test_every_name_gives_its_model():
-    cnns = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "resnet18-gn", "svhn-cnn"]
+    cnns = [
+        "cifar10-cnn",
+        "digits-cnn",
+        "emnist-cnn",
+        "fashion-mnist-cnn",
+        "mnist-cnn",
+        "resnet18-gn",
+        "resnet8-gn",
+        "svhn-cnn",
+    ]
     assert model_names() == sorted([*cnns, "linear"])
     for name in model_names():
         assert get_model(name).name == name
@@ -34,6 +43,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         ("svhn-cnn", 896 + 18496 + 12544 * 128 + 128 + 1290),
         ("cifar10-cnn", 448 + 4640 + 9248 + 262656 + 65664 + 1290),
         ("resnet18-gn", 11_173_962),
+        ("resnet8-gn", 216 + 1152 + 3456 + 128 + 13824 + 512 + 6 * (8 + 16 + 32) + 330),
         ("linear", 785 * 10),
     ],
 )

@@ -23,7 +23,7 @@ from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.studies.sweep import own_point, sweep_noise
+from hushfleet.simulator.studies.sweep import noise_point, sweep_noise
 
 DEVICES, ROUNDS = 4, 2
 
@@ -69,7 +69,7 @@ def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
     assert result.local_only.accuracy_own_common > 0.5
     gain = common_test(result).gain
     assert gain.mean == pytest.approx(last.accuracy_global - result.local_only.accuracy_own_common)
-    point = own_point(result)
+    point = noise_point(result)
     assert (point.noise_multiplier, point.gain_over_local_only) == (0.3, gain.mean)
     assert point.gain_standard_error == gain.standard_error > 0
 

@@ -16,6 +16,7 @@ from hushfleet.aggregator.results.result import Result, SweepPoint
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation
+from hushfleet.simulator.studies.sweep import with_sweeps
 
 NAMES = [f"device-{number}" for number in range(8)]
 
@@ -114,11 +115,15 @@ def test_baseline_and_sweep_are_put_in(calm: Simulation) -> None:
     # In another order than the devices have: names count.
     alone = [Alone(name, 0.1 * number, 0.05 * number) for number, name in reversed(list(enumerate(NAMES)))]
     point = SweepPoint(noise_multiplier=1.0, epsilon_server=2.0, epsilon_release=1.0)
-    result = assemble(calm, engine="live", alone=alone, sweep=[point])
+    result = with_sweeps(assemble(calm, engine="live", alone=alone), [point], [])
     assert result.details.local_only_common == pytest.approx([0.1 * number for number in range(8)])
     assert result.local_only.accuracy_own_common == pytest.approx(0.35)
     assert result.local_only.accuracy_own_local == pytest.approx(0.175)
-    assert result.details.privacy_sweep == [point]
+    assert [each.noise_multiplier for each in result.details.privacy_sweep] == [0.3, 1.0]
+    assert result.details.privacy_sweep[1] == point
+    own = result.details.privacy_sweep[0]
+    assert own.gain_over_local_only == pytest.approx(result.rounds[-1].accuracy_own_common - 0.35)
+    assert result.details.wire_sweep == []
 
 
 def test_what_was_not_measured_is_none(copy: Simulation) -> None:

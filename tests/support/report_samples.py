@@ -91,7 +91,7 @@ def sample(
             local_only_local=[alone_local] * devices,
             personal_share=[[0.3 * share] * layers for share in grown],
             clip_weights=[[1 / layers] * layers for _ in grown],
-            label_counts=[[10, 20, n] for n in range(devices)],
+            label_counts=[[10, 10, 10 + n] for n in range(devices)],
             class_names=["cat", "dog", "<owl & co>"],
             eq20_bytes=[3000.0 * devices] * rounds,
             float32_bytes=[4000.0 * devices] * rounds,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.access import apply, locked, reload_brokers
+from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir, Id
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.own_certificates import ends, lost_names, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.errors import BadInput
 
@@ -49,20 +52,55 @@ def _approve(
 
 def _renew(
     path: Dir,
-    device: Id,
+    device: Annotated[str | None, typer.Argument(metavar="[ID]", help="The board's id.")] = None,
     new_card: Annotated[bool, typer.Option("--new-card", help="Its card was written anew: the former key holds no longer.")] = False,
+    broker: Annotated[bool, typer.Option("--broker", help="New certificates for the fleet's own processes, with the names of fleet.toml.")] = False,
+    drop_names: Annotated[bool, typer.Option("--drop-names", help="Also without names that the broker's certificate had.")] = False,
 ) -> None:  # fmt: skip
-    """Let a board in with a new card. What was spent under its id so far is told to the new card, which counts it.
+    """Let a board in with a new card, or give the broker a new certificate.
 
-    Certificates that run out are renewed by the boards themselves.
+    What was spent under a board's id so far is told to its new card, which counts it. Certificates of boards that run out
+    are renewed by the boards themselves.
+
+    Examples:
+
+    `hushfleet fleet renew greenhouse greenhouse-07 --new-card`
+
+    `hushfleet fleet renew greenhouse --broker`
     """
-    if not new_card:
-        raise BadInput("boards renew their certificates by themselves; for a card that was written anew say --new-card")
+    if broker and device is None and not new_card:
+        _renew_own(path, drop_names=drop_names)
+        return
+    if not new_card or device is None or broker:
+        raise BadInput(
+            "boards renew their certificates by themselves; for a card that was written anew say ID --new-card, for "
+            "the broker's certificate --broker"
+        )
     with _registry(path) as registry:
         registry.needed(device)
         registry.expect_new_card(device)
         apply(FleetFolder(path), registry)
     print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}")
+
+
+def _renew_own(path: Path, *, drop_names: bool) -> None:
+    folder = FleetFolder(path)
+    lost = lost_names(folder)
+    if lost and not drop_names:
+        raise BadInput(
+            f"boards may know the broker as {', '.join(lost)}, and would be lost: keep this in broker.names of "
+            f"{path / FILE_NAME}, or say --drop-names"
+        )
+    with locked(folder):
+        authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
+        write_own(folder.path, folder.config, authority, now=datetime.datetime.now(datetime.UTC))
+        asked = reload_brokers(folder)
+    end = datetime.datetime.fromtimestamp(ends(folder)["broker/broker"]).astimezone()
+    print(
+        f"the broker's certificate holds until {end:%Y-%m-%d}, for {', '.join(folder.config.broker.names)}; {asked} of 2 "
+        "brokers run here and have taken it\nfleet service, its page and aggregator take theirs when they are started "
+        "again: sudo systemctl restart hushfleet-fleet hushfleet-aggregator, or fleet up"
+    )
 
 
 def _block(

@@ -1,4 +1,4 @@
-"""`hushfleet fleet serve|up`: the fleet service, and all three processes in one terminal."""
+"""`hushfleet fleet serve|up|task`: the fleet service, all four processes in one terminal, and what they train."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import signal
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import words
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.updating import Updating
+from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
@@ -35,6 +39,7 @@ def register(fleet: typer.Typer) -> None:
     """Adds the sub-commands."""
     fleet.command("serve")(_serve)
     fleet.command("up")(_up)
+    fleet.command("task")(_task)
 
 
 def _up(path: Dir) -> None:
@@ -44,6 +49,28 @@ def _up(path: Dir) -> None:
     """
     logging.getLogger("hushfleet").setLevel(logging.INFO)
     run_fleet(FleetFolder(path), _stop_on_signals())
+
+
+def _task(
+    path: Dir,
+    task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", exists=True, dir_okay=False)],
+    now: Annotated[bool, typer.Option("--now", help="Also where the present one is not finished; it can go on later.")] = False,
+) -> None:  # fmt: skip
+    """Give the fleet its next task. Each run has its own folder, DIR/runs/NAME; boards go on with their ledgers.
+
+    `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
+    """
+    folder = FleetFolder(path)
+    watch = FleetWatch(folder)
+    run = watch.view().run
+    watch.close()
+    if run is not None and not run.finished and not now:
+        raise BadInput(f"{words.progress(run)}; wait for the others, or say --now to leave it for later")
+    goes_on = set_task(folder, task)
+    print(
+        f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "
+        "aggregator is started: fleet up does so, else sudo systemctl restart hushfleet-aggregator"
+    )
 
 
 def _serve(path: Dir) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page, sections
+from hushfleet.aggregator.results.report.answers import answers_section
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
+    VERDICTS,
     answer,
     judge,
     own_head_answer,
@@ -32,7 +35,6 @@ def write_report(result: Result, path: Path) -> None:
 def render_report(result: Result) -> str:
     """The report as HTML text."""
     headline = judge(result)
-    (common_name, common), (local_name, local) = headline.rows[:2]
     sentences = [
         answer(result, headline),
         own_head_answer(result),
@@ -42,27 +44,39 @@ def render_report(result: Result) -> str:
     parts = [
         sections.accuracy(result, headline),
         sections.devices_against_alone(result, headline),
+        answers_section(result),
+        sections.privacy(result, headline),
+        sections.privacy_sweep(result, headline),
         sections.traffic(result),
         sections.wire_sweep(result, headline),
         timeline_section(result),
-        sections.privacy(result, headline),
-        sections.privacy_sweep(result, headline),
+        sections.fleet(result),
+        # folded: for authors of methods, and to look something up
+        sections.course(result),
         sections.layers(result),
         sections.labels(result),
-        sections.fleet(result),
         sections.run_facts(result),
         sections.meaning(),
     ]
     return page.page(
         f"{result.method} on {result.dataset}",
-        [part for part in parts if part],
+        [section for part in parts if (section := page.present(part)) is not None],
         under=f"{result.devices} devices, {len(result.rounds)} rounds, {result.partition}, engine {result.engine}, "
         f"seed {'none' if result.seed is None else result.seed}",
         answer=[sentence for sentence in sentences if sentence],
         tiles=[
-            (gained(common.gain), f"{common_name}: {percent(common.federated)}, alone {percent(common.alone)}"),
-            (gained(local.gain), f"{local_name}: {percent(local.federated)}, alone {percent(local.alone)}"),
+            _tile(*headline.rows[0]),
+            _tile(*headline.rows[1]),
             (number(headline.epsilon_server), "epsilon_server, worst device"),
             (number(headline.epsilon_release), "epsilon_release, worst device"),
         ],
     )
+
+
+def _tile(name: str, tested: Comparison) -> tuple[page.Cell, str]:
+    """The gain in the colour of its verdict; of a model that has learned nothing, that."""
+    reached = f"{name}: {percent(tested.federated)}, alone {percent(tested.alone)}"
+    if tested.verdict == "nothing":
+        return page.Cell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
+    close = f"{VERDICTS['close']}; " if tested.verdict == "close" else ""
+    return page.Cell(gained(tested.gain), tested.verdict or ""), f"{close}{reached}"

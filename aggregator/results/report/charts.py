@@ -76,7 +76,14 @@ def per_device(
 
 
 def over(
-    title: str, series: Sequence[go.Scatter], otherwise: str, *, note: str = "", x: str = "round", **layout: Any
+    title: str,
+    series: Sequence[go.Scatter],
+    otherwise: str,
+    *,
+    note: str = "",
+    x: str = "round",
+    wide: bool = False,
+    **layout: Any,
 ) -> PagePart:
     """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
     solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
@@ -87,7 +94,7 @@ def over(
     few = x == "round" and max(len(each.x) for each in solid) <= 12
     figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", "showlegend": True, **layout})
     figure.update_layout(height=320 + 18 * max(0, entries - 2), xaxis_dtick=1 if few else None)
-    return Plot(figure, title, note)
+    return Plot(figure, title, note, wide)
 
 
 def heat_map(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from rich.table import Table as TerminalTable
+
+from hushfleet.aggregator.results.gains import Comparison, Gain
 from hushfleet.aggregator.results.report import page, sections
+from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
+    VERDICTS,
     answer,
     judge,
     own_head_answer,
@@ -19,27 +26,125 @@ from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import TRUST
 
 
+def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
+    """The results of run folders, by their folders' names, or whole paths where two have the same name.
+
+    Raises `BadInput`.
+    """
+    names = [folder.resolve().name for folder in folders]
+    unique = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+    return {name: Result.load(folder / "result.json") for name, folder in zip(unique, folders, strict=True)}
+
+
 def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
-    """A heading row with the runs' names, then a row for each thing that is compared."""
+    """A heading row with the runs' names, then a row for each thing that is compared.
+
+    Runs that differ by their seed alone have a column more: the mean over seeds, with its standard error.
+    """
     results = list(runs.values())
     headlines = [judge(result) for result in results]
-    rows = [
+    alike = differ_by_seed(results)
+    rows: list[list[str]] = [
         ["", *runs],
         ["method", *(result.method for result in results)],
         ["parameters", *(f"{result.model.parameters:,}" for result in results)],
         ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in results)],
         ["trust model", *(result.trust or TRUST[result.accounting] for result in results)],
         ["epsilon_server (delta)", *(f"{number(h.epsilon_server)} ({number(h.delta)})" for h in headlines)],
+        *([f"task: {key}", *values] for key, values in task_differences(results).items()),
     ]
     for where, each in (
         ("common test", [headline.common for headline in headlines]),
         ("own data", [headline.local for headline in headlines]),
     ):
-        rows.append([f"federated, {where}", *(percent(comparison.federated) for comparison in each)])
-        rows.append([f"alone, {where}", *(percent(comparison.alone) for comparison in each)])
-        rows.append([f"gained, {where}", *(gained(comparison.gain) for comparison in each)])
+        told: list[tuple[str, list[str], Gain | None]] = [
+            ("federated", [percent(one.federated) for one in each], _mean([one.federated for one in each])),
+            ("alone", [percent(one.alone) for one in each], _mean([one.alone for one in each])),
+        ]
+        for name, values, mean in told:
+            rows.append([f"{name}, {where}", *values, *([percent(mean and mean.mean)] if alike else [])])
+        over_seeds = _mean([one.gain and one.gain.mean for one in each])
+        sure = over_seeds and over_seeds.outcome
+        rows.append(
+            [f"gained, {where}", *map(_gained, each), *([Cell(gained(over_seeds), sure or "")] if alike else [])]
+        )
+        rows.append([f"verdict, {where}", *(Cell(VERDICTS[one.verdict], one.verdict or "") for one in each)])
     rows.append(["sent up by a device, a round", *(size(_bytes_a_round(result)) for result in results)])
-    return rows
+    if alike:
+        rows[0].append(f"mean of {len(results)} seeds")
+    return [[*row, *[""] * (len(rows[0]) - len(row))] for row in rows]
+
+
+def comparison_table(runs: Mapping[str, Result], *, title: str) -> TerminalTable:
+    """The rows for a terminal."""
+    head, *rows = comparison_rows(runs)
+    return terminal_table(Table(head, rows), title=title)
+
+
+def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
+    """For scripts; what was not measured is None, an infinite epsilon is infinite."""
+    found = {}
+    for name, result in runs.items():
+        headline = judge(result)
+        tests = {"common_test": headline.common, "own_data": headline.local}
+        found[name] = {
+            "task": result.task,
+            "method": result.method,
+            "seed": result.seed,
+            "devices": result.devices,
+            "rounds": len(result.rounds),
+            "epsilon_server": headline.epsilon_server,
+            "epsilon_release": headline.epsilon_release,
+            "delta": headline.delta,
+            "uplink_bytes": result.uplink_bytes,
+            **{where: _plain(each) for where, each in tests.items()},
+        }
+    return {"runs": found, "task_differences": task_differences(list(runs.values()))}
+
+
+def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
+    """The keys of the tasks in which runs differ, and each run's value; empty where a file does not say its task."""
+    tasks = [_keys(result) for result in results]
+    if not all(tasks):
+        return {}
+    values = {
+        key: [task.get(key, "\N{EN DASH}") for task in tasks] for key in dict.fromkeys(k for t in tasks for k in t)
+    }
+    return {key: each for key, each in values.items() if len(set(each)) > 1}
+
+
+def differ_by_seed(results: Sequence[Result]) -> bool:
+    """Whether these are repetitions of one run with other seeds."""
+    return (
+        len(results) > 1
+        and task_differences(results).keys() == {"seed"}
+        and (len({result.seed for result in results}) == len(results))
+    )
+
+
+def _keys(result: Result) -> dict[str, str]:
+    lines = result.rerun.task.splitlines() if result.rerun else []
+    return {key: value for key, _, value in (line.partition(" = ") for line in lines)}
+
+
+def _mean(values: Sequence[float | None]) -> Gain | None:
+    return Gain.of([value for value in values if value is not None])
+
+
+def _gained(each: Comparison) -> Cell:
+    return Cell(gained(each.gain), each.verdict or "")
+
+
+def _plain(each: Comparison) -> dict[str, Any]:
+    gain = each.gain
+    return {
+        "federated": each.federated,
+        "alone": each.alone,
+        "gain": gain and gain.mean,
+        "standard_error": gain and gain.standard_error,
+        "chance": each.chance,
+        "verdict": each.verdict,
+    }
 
 
 def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path) -> None:
@@ -64,10 +169,10 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
             trade_answer(result, headline),
             f"All of it: {reports[name]}",
         )
-        accuracy = sections.accuracy(result, headline).parts[:1]
-        gains = sections.devices_against_alone(result, headline).parts[:1]
+        charts = (sections.accuracy(result, headline), sections.devices_against_alone(result, headline))
+        shown = [section.parts[0] for chart in charts if (section := page.present(chart)) is not None]
         prose = page.Prose([words for words in told if words])
-        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*accuracy, *gains, prose]))
+        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*shown, prose]))
     write_whole(path, page.page(title, parts, answer=answers))
 
 

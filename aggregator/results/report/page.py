@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from typing import ClassVar
@@ -48,7 +48,7 @@ class Plot:
 
 
 class Cell(str):
-    """A table's cell in a class of the style sheet: `open`, `better`, `worse`."""
+    """A cell of a table or a tile's number in a class of the style sheet: `open`, or a `Verdict`."""
 
     css: str
 
@@ -84,7 +84,7 @@ class Facts:
 class Prose:
     """Paragraphs.
 
-    :param css: `note` for small print, `missing` for what stands where a chart would be if there were data for it.
+    :param css: `note` for small print, `missing` where there are no data for a chart: see `present`.
     """
 
     kind: ClassVar = "prose"
@@ -92,22 +92,68 @@ class Prose:
     css: str = ""
 
 
-PagePart = Plot | Table | Facts | Prose
+@dataclass(frozen=True)
+class Code:
+    """Text to copy, below words to click on."""
+
+    kind: ClassVar = "code"
+    folded: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image with words below it.
+
+    :param png: base64.
+    :param lines: may be cells of the class `right` or `wrong`.
+    """
+
+    png: str
+    title: str
+    lines: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images beside each other."""
+
+    kind: ClassVar = "pictures"
+    pictures: Sequence[Picture]
+
+
+PagePart = Plot | Table | Facts | Prose | Code | Pictures
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one plain sentence on what is to be seen, and what is to be seen."""
+    """A heading, one plain sentence on what is to be seen, and what is to be seen.
+
+    :param folded: only the heading is seen until the reader clicks on it.
+    """
 
     anchor: str
     title: str
     lead: str
     parts: Sequence[PagePart]
+    folded: bool = False
 
 
 def missing(words: str) -> Prose:
-    """Stands where a chart would be if there were data for it."""
+    """Why there is no chart."""
     return Prose([words], css="missing")
+
+
+def present(section: Section | None) -> Section | None:
+    """The section with what it has, and with a note on what is missing; None where that is all."""
+    if section is None:
+        return None
+    parts = [part for part in section.parts if not (isinstance(part, Prose) and part.css == "missing")]
+    words = [
+        words for part in section.parts if part not in parts and isinstance(part, Prose) for words in part.sentences
+    ]
+    note = [Prose([" ".join(words)], css="note")] if words else []
+    return replace(section, parts=[*parts, *note]) if parts else None
 
 
 def label(text: str, *, longest: int = 24) -> str:
@@ -129,7 +175,7 @@ def page(
 
     :param under: one line below the title.
     :param answer: sentences that come first, the first of them in bold.
-    :param tiles: large numbers, each with what it is.
+    :param tiles: large numbers, which may be a `Cell`, each with what it is.
     """
     scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
     html = _templates().get_template("page.html")

@@ -15,6 +15,7 @@ from hushfleet.aggregator.results.report.charts import PERCENT, Values, line, ov
 from hushfleet.aggregator.results.report.page import (
     BLUE,
     SOFT,
+    Code,
     Facts,
     PagePart,
     Plot,
@@ -25,22 +26,21 @@ from hushfleet.aggregator.results.report.page import (
     missing,
     template,
 )
+from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, wire_table
 from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     MODERATE_EPSILON,
     STRONG_EPSILON,
     Headline,
-    gain_of,
 )
-from hushfleet.aggregator.results.report.words import codec, from_to, gained, number, percent, points, size
-from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WireInfo, WirePoint
+from hushfleet.aggregator.results.report.words import codec, from_to, number, points, size
+from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
 from hushfleet.config.spec import TRUST
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
 MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
-ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
 
 def rounds_of(result: Result) -> list[int]:
@@ -49,29 +49,24 @@ def rounds_of(result: Result) -> list[int]:
 
 
 def accuracy(result: Result, headline: Headline) -> Section:
+    why = "No accuracy was measured: devices in the field do not send theirs."
+    xs = rounds_of(result)
+    chart = over("Accuracy", _accuracies(xs, result.rounds, headline), why, wide=True, **PERCENT)
+    lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
+    return Section("accuracy", "Accuracy", lead, [chart])
+
+
+def course(result: Result) -> Section:
     xs, detail = rounds_of(result), result.details
-    parts = [
-        over(
-            "Accuracy",
-            _accuracies(xs, result.rounds, headline),
-            "No accuracy was measured: devices in the field do not send theirs.",
-            **PERCENT,
-        ),
-        over(
-            "Loss",
-            [line("training loss, mean over devices", xs, [row.loss for row in result.rounds], 3)],
-            "No training loss was recorded.",
-            yaxis_rangemode="tozero",
-        ),
-    ]
+    loss = line("training loss, mean over devices", xs, [row.loss for row in result.rounds], 3)
+    parts = [over("Loss", [loss], "No training loss was recorded.", yaxis_rangemode="tozero")]
     for title, grid, color in (
         ("Own models on the common test", detail.accuracy_own_common, 0),
         ("Own models on their own data", detail.accuracy_own_local, 1),
     ):
         if sum(any(value is not None for value in row) for row in grid) > 1:  # of one round there is no course
             parts.append(over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT))
-    lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
-    return Section("accuracy", "Accuracy and loss", lead, parts)
+    return Section("course", "Loss, and each device over rounds", "How training went.", parts, folded=True)
 
 
 def _accuracies(
@@ -138,21 +133,12 @@ def traffic(result: Result) -> Section:
     facts = [
         ("codec", codec(wire) if wire else "not recorded"),
         ("sent up per parameter", "not recorded" if bits is None else f"{number(bits)} bits, header and signature in"),
-        ("cost in signal to noise, dB", _cost_db(wire) if wire else "not recorded"),
+        ("cost in signal to noise, dB", cost_db(wire) if wire else "not recorded"),
         ("received", size(down) + received),
     ]
     note = "Payload of updates with their headers, without MQTT and TCP framing."
     lead = "Fewer bytes are shorter radio time and a smaller bill."
     return Section("bytes", title, lead, [Plot(figure, "Sent up per round", note), Prose(words), Facts(facts)])
-
-
-def _cost_db(wire: WireInfo) -> str:
-    """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
-    if wire.codec == "one-bit":
-        return number(ONE_BIT_DB)
-    if wire.step is None:
-        return "0"
-    return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
 
 
 def _times(count: int, reference: float) -> str:
@@ -176,26 +162,19 @@ def wire_sweep(result: Result, headline: Headline) -> Section | None:
         "differences of a point or two may be chance.",
         **_log_x(list(bits.values()), next((bits.get(id(run)) for run in runs if run.wire == result.wire), None)),
     )
-    head = ("on the wire", "bits per parameter", "sent up", "cost, dB", "common test", "own data", "global", "gain")
-    rows = [
-        (
-            codec(run.wire, whole=False) + (" (this run)" if run.wire == result.wire else ""),
-            number(run.bits_per_value),
-            size(run.uplink_bytes),
-            _cost_db(run.wire),
-            *_ends(run),
-        )
-        for run in runs
-    ]
-    lead = "The same run, with the same noise, in other forms on the wire. The run's own is marked."
-    return Section("wire-sweep", "Accuracy against bytes", lead, [chart, Table(head, rows)])
+    lead = "The same run, with the same noise, in other forms on the wire. * is the run itself."
+    return Section("wire-sweep", "Accuracy against bytes", lead, [chart, wire_table(result)])
 
 
-def privacy_sweep(result: Result, headline: Headline) -> Section:
+def privacy_sweep(result: Result, headline: Headline) -> Section | None:
+    """None where no other noise was tried."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
-    title, lead = "Accuracy against privacy", "The same run at other noise levels: what privacy costs here."
+    title, lead = (
+        "Accuracy against privacy",
+        "The same run at other noise levels: what privacy costs here. * is the run itself.",
+    )
     if not runs:
-        return Section("sweep", title, lead, [missing("This run has no sweep over noise levels.")])
+        return None
     drawn = [run for run in runs if 0 < run.epsilon_server < math.inf]
     xs = [run.epsilon_server for run in drawn]
     chart = over(
@@ -207,26 +186,7 @@ def privacy_sweep(result: Result, headline: Headline) -> Section:
         "without noise is in the table only.",
         **_log_x(xs, MEANINGLESS_EPSILON),
     )
-    head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
-    rows = [
-        (
-            number(run.noise_multiplier) + (" (this run)" if run.noise_multiplier == result.noise_multiplier else ""),
-            number(run.epsilon_server),
-            number(run.epsilon_release),
-            *_ends(run),
-        )
-        for run in runs
-    ]
-    return Section("sweep", title, lead, [chart, Table(head, rows)])
-
-
-def _ends(run: SweepPoint | WirePoint) -> tuple[str, ...]:
-    accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
-    return (*map(percent, accuracies), _gain(run))
-
-
-def _gain(run: SweepPoint | WirePoint) -> str:
-    return number(None) if run.gain_over_local_only is None else gained(gain_of(run), "")
+    return Section("sweep", title, lead, [chart, noise_table(result)])
 
 
 def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
@@ -318,7 +278,7 @@ def layers(result: Result) -> Section:
         for title, what, why, grid in grids
     ]
     lead = "What stays on the devices, and how the clip norm is divided among layers; means over devices."
-    return Section("layers", "Layers over rounds", lead, parts)
+    return Section("layers", "Layers over rounds", lead, parts, folded=True)
 
 
 def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> PagePart:
@@ -334,19 +294,19 @@ def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str
     return charts.heat_map(title, names, [str(x) for x in xs], columns, form=".0%", x="round", note=note)
 
 
-def labels(result: Result) -> Section:
-    detail, title = result.details, "Labels over devices"
-    lead = f"Who holds which images: partition {result.partition}."
+def labels(result: Result) -> Section | None:
+    """None in the field, whose devices do not tell which labels they hold."""
+    detail = result.details
     counts = detail.label_counts
     if not counts:
-        words = "Not known: devices in the field do not tell which labels they hold."
-        return Section("labels", title, lead, [missing(words)])
+        return None
     classes = detail.class_names or [str(n) for n in range(len(counts[0]))]
     images = [sum(row) for row in counts]
     told = f"{sum(images):,} training images on {len(images)} devices, {from_to(images)} on a device."
     note = f"The stronger the colour, the more images. {told}"
     chart = charts.heat_map("Training images", detail.devices, classes, counts, form="d", x="class", note=note)
-    return Section("labels", title, lead, [chart])
+    lead = f"Who holds which images: partition {result.partition}."
+    return Section("labels", "Labels over devices", lead, [chart], folded=True)
 
 
 def fleet(result: Result) -> Section:
@@ -363,10 +323,10 @@ def fleet(result: Result) -> Section:
                 device,
                 result.boards.get(device, DASH),
                 str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
-                str(row.rounds_charged) if row else DASH,
+                str(row.rounds_charged if row else 0) if ledger else DASH,
                 size(detail.uplink_bytes[n]) if detail.uplink_bytes else DASH,
-                number(row.epsilon_server) if row else DASH,
-                number(row.epsilon_release) if row else DASH,
+                number(row.epsilon_server if row else 0) if ledger else DASH,
+                number(row.epsilon_release if row else 0) if ledger else DASH,
                 _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),
                 _codes(detail.declines.get(device)),
             )
@@ -375,10 +335,16 @@ def fleet(result: Result) -> Section:
     parts: list[PagePart] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
+    if detail.decline_reasons:
+        said = [f"{code}: {reason or DASH}" for code, reason in sorted(detail.decline_reasons.items())]
+        parts.append(Prose(["Why devices declined, in the words of the last one:", *said], css="note"))
     others = sorted(detail.refusals.items())
     strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
+    if result.engine == "field":
+        words = "Images and what models say of them stay with their owners: a run in the field has none to show."
+        parts.append(Prose([words], css="note"))
     lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."
     return Section("fleet", "Devices", lead, parts)
 
@@ -404,7 +370,15 @@ def run_facts(result: Result) -> Section:
         ),
         *sorted(result.versions.items()),
     ]
-    return Section("run", "The run", "Enough to run it again.", [Facts(facts)])
+    parts: list[PagePart] = [Facts(facts)]
+    again = result.rerun
+    if again is not None:
+        facts[:0] = [("command", again.command), ("commit", again.commit or "not from a repository")]
+        facts += [(f"SHA-256 of the {name}", digest) for name, digest in again.digests.items()]
+        facts += [("gradients by", again.runtime)] if again.runtime else []
+        parts.append(Code("The task as a file", again.task))
+    lead = "Enough to run it again." if again else "This file does not say how it was run."
+    return Section("run", "The run", lead, parts, folded=True)
 
 
 def meaning() -> Section:
@@ -412,4 +386,5 @@ def meaning() -> Section:
     limits = {"strong": STRONG_EPSILON, "moderate": MODERATE_EPSILON, "weak": MEANINGLESS_EPSILON}
     words = {name: f"{value:g}" for name, value in limits.items()}
     rows = [line.format(**words).split(": ", 1) for line in template("meanings.txt").splitlines()]
-    return Section("meaning", "What the numbers mean", "In short.", [Facts([(name, text) for name, text in rows])])
+    facts = Facts([(name, text) for name, text in rows])
+    return Section("meaning", "What the numbers mean", "In short.", [facts], folded=True)

@@ -91,7 +91,8 @@ def timeline_section(result: Result) -> Section | None:
         parts.append(gantt(timeline, boards))
     if timeline.timed:
         parts.append(time_by_board(timeline, boards))
-    return Section("timeline", "The fleet over time", in_words(timeline), parts)
+    lead = f"{in_words(timeline)} {worst_in_words(timeline, result.details.decline_reasons)}".rstrip()
+    return Section("timeline", "The fleet over time", lead, parts)
 
 
 def in_words(timeline: FleetTimeline) -> str:
@@ -148,6 +149,23 @@ def worst_round(timeline: FleetTimeline) -> int:
         return sum(letters[place] in "ldrx" for letters in timeline.outcomes), row.closed_s - row.opened_s
 
     return max(range(len(timeline.rounds)), key=badness)
+
+
+def worst_in_words(timeline: FleetTimeline, reasons: Mapping[str, str]) -> str:
+    """Which round went worst, and why; empty where none differs from the others.
+
+    :param reasons: why devices declined, by code.
+    """
+    place = worst_round(timeline)
+    row, letters = timeline.rounds[place], Counter(outcome[place] for outcome in timeline.outcomes)
+    asked = sum(letters[letter] for letter in "aldrx")
+    why = [f"{letters[letter]:,} {OUTCOME_STATES[letter][1]}" for letter in "ldrx" if letters[letter]]
+    if why:
+        codes = f" (reasons in this run: {', '.join(sorted(reasons))})" if letters["d"] and reasons else ""
+        return f"Round {row.round} went worst: of {asked:,} that were asked, {', '.join(why)}{codes}."
+    if not timeline.timed or len(timeline.rounds) < 2:
+        return ""
+    return f"Round {row.round} took longest, {number(row.closed_s - row.opened_s)} s; nobody was missing."
 
 
 class Rows(NamedTuple):

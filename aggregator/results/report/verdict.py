@@ -1,10 +1,11 @@
 """What a run's numbers say, in sentences: did federating pay, and does the epsilon mean anything?
 
-The rules are written down here, so that no report can be kinder than its numbers. A gain counts if it is at least two
-standard errors over devices, else it is too close to call. An (epsilon, delta) guarantee bounds an observer who must
-tell, from even odds, whether a device took part: right at most `(e^epsilon + delta) / (e^epsilon + 1)` of the time. At
-epsilon 2 that is 88 %; at 8 it is 99.97 %, a certainty for any purpose, so above `MEANINGLESS_EPSILON` a report speaks
-of no meaningful protection.
+The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
+anything, and if it is at least two standard errors over devices; else it is too close to call (`Comparison.verdict`).
+
+An (epsilon, delta) guarantee bounds an observer who must tell, from even odds, whether a device took part: right at
+most `(e^epsilon + delta) / (e^epsilon + 1)` of the time. At epsilon 2 that is 88 %; at 8 it is 99.97 %, a certainty for
+any purpose, so above `MEANINGLESS_EPSILON` a report speaks of no meaningful protection.
 """
 
 from __future__ import annotations
@@ -17,25 +18,35 @@ from dataclasses import dataclass
 from hushfleet.aggregator.results.gains import (
     Comparison,
     Gain,
-    Outcome,
+    Verdict,
     chance,
     common_test,
     own_data,
     own_models,
+    shared_model,
     worse_than_alone,
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, percent_up, size
-from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint, last_measured
+from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
 from hushfleet.config.spec import TRUST, Trust
 
 STRONG_EPSILON = 1.0
 MODERATE_EPSILON = 4.0
 MEANINGLESS_EPSILON = 8.0
-_VERBS: dict[Outcome, str] = {
+_VERBS: dict[Verdict, str] = {
     "better": "beats training alone",
     "worse": "is worse than training alone",
     "close": "is too close to training alone to call",
+    "nothing": "has learned nothing",
 }
+VERDICTS: dict[Verdict | None, str] = {
+    "better": "better than alone",
+    "worse": "worse than alone",
+    "close": "too close to call",
+    "nothing": "learned nothing",
+    None: "not measured",
+}
+"""In a cell of a table."""
 _TRUSTS: dict[Trust, str] = {
     "local": "nobody is trusted, since each device adds all of its noise itself",
     "secure-sum": "enough of the other devices are trusted to be honest, the server is not: it sees nothing but sums",
@@ -90,7 +101,7 @@ def judge(result: Result) -> Headline:
         third = own_models(result)
     else:
         others = ("own models, common test", "own models, own data", "global model, common test")
-        third = Comparison(last_measured(result.rounds, lambda row: row.accuracy_global), None)
+        third = shared_model(result)
     return Headline(
         rows=tuple(zip(others, (common, local, third), strict=True)),
         epsilon_server=_largest(row.epsilon_server for row in privacy),
@@ -106,27 +117,42 @@ def judge(result: Result) -> Headline:
 def answer(result: Result, headline: Headline) -> str:
     """Does federating beat training alone?"""
     tests = ((headline.common, "on the common test set"), (headline.local, "on each device's own kind of data"))
-    gains = [(gain, where) for each, where in tests if (gain := each.gain) is not None]
-    if not gains:
-        return (
+    found: dict[Verdict, list[str]] = {}
+    for each, where in tests:
+        if each.verdict is not None:
+            found.setdefault(each.verdict, []).append(_found(each, where))
+    sentences = []
+    if found:
+        told = [f"{_VERBS[verdict]}: {' and '.join(which)}" for verdict, which in found.items()]
+        sentences.append(f"Federating {'; it '.join(told)}.")
+    gain = headline.common.gain or headline.local.gain
+    if gain is None:
+        sentences.append(
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."
         )
-    told = []
-    for outcome in dict.fromkeys(gain.outcome for gain, _ in gains):
-        which = [f"{gained(gain)} {where}" for gain, where in gains if gain.outcome == outcome]
-        told.append(f"{_VERBS[outcome]}: {' and '.join(which)}")
-    sentences = [
-        f"Federating {'; it '.join(told)}.",
-        _spread(gains[0][0], result.seed),
-        *_no_better_than_chance(result, headline),
-    ]
+    else:
+        sentences.append(_spread(gain, result.seed))
+    name, third = headline.rows[2]
+    if third.verdict == "nothing" and headline.common.verdict != "nothing":
+        sentences.append(
+            f"The {name.partition(',')[0]} has learned nothing: {_found(third, 'on the common test set')}."
+        )
     common = headline.common.gains
-    if common:
+    if common and headline.common.verdict != "nothing":
         better = sum(gain > 0 for gain in common)
         who = "All" if better == len(common) else (better or "None")
         sentences.append(f"{who} of {len(common)} devices got a better model on the common test set.")
     return " ".join(sentences)
+
+
+def _found(each: Comparison, where: str) -> str:
+    """The gain; of a model that has learned nothing its accuracy beside chance."""
+    if each.verdict == "nothing":
+        return (
+            f"{percent(each.federated)} {where}, where always naming the commonest class reaches {percent(each.chance)}"
+        )
+    return f"{gained(each.gain)} {where}"
 
 
 def _spread(gain: Gain, seed: int | None) -> str:
@@ -134,17 +160,6 @@ def _spread(gain: Gain, seed: int | None) -> str:
         return "Without several devices that were measured both ways there is no spread to compare with."
     of_one_seed = "" if seed is None else ", with one seed"
     return f"(± one standard error over {gain.count} devices{of_one_seed}.)"
-
-
-def _no_better_than_chance(result: Result, headline: Headline) -> list[str]:
-    """A sentence for each test where the accuracy is what guessing reaches, whatever it is beside training alone."""
-    tests = ((headline.common, "common test set"), (headline.local, "devices' own data"))
-    return [
-        f"{percent(each.federated)} on the {where} is no better than chance: always naming the commonest class "
-        f"reaches {percent(level)}."
-        for level, (each, where) in zip(chance(result), tests, strict=True)
-        if level is not None and each.federated is not None and each.federated <= level
-    ]
 
 
 def own_head_answer(result: Result) -> str:
@@ -224,25 +239,29 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
 
 def trade_answer(result: Result, headline: Headline) -> str:
     """Is there a gain on the common test set, and meaningful privacy against the server, at once?"""
-    server, gain, limit = headline.epsilon_server, headline.common.gain, MEANINGLESS_EPSILON
-    if server is None or gain is None:
+    server, verdict, limit = headline.epsilon_server, headline.common.verdict, MEANINGLESS_EPSILON
+    if server is None or verdict is None:
         return ""
-    if server <= limit and gain.outcome == "better":
+    if server <= limit and verdict == "better":
         return "This run has both: a gain on the common test set, and meaningful privacy against the server."
     if server <= limit:
-        which = "its gain is too close to call" if gain.outcome == "close" else "this run has no gain"
+        which = {"close": "its gain is too close to call", "nothing": "the model has learned nothing"}.get(
+            verdict, "this run has no gain"
+        )
         here = f"The privacy against the server means something, but {which} on the common test set."
-    elif gain.outcome == "better":
+    elif verdict == "better":
         here = "The gain is not bought with privacy against the server: there is none worth the name."
     else:
         here = "This run has neither a sure gain on the common test set nor meaningful privacy against the server."
+    private = [point for point in result.details.privacy_sweep if point.epsilon_server <= limit]
     if not result.details.privacy_sweep:
         return here
-    best = best_private_point(result)
-    if best is None:
+    if not private:
         return f"{here} No point of the noise sweep has epsilon_server of {limit:g} or less."
-    if gain_of(best).outcome != "better":
+    sure = [point for point in private if verdict_of(result, point) == "better"]
+    if not sure:
         return f"{here} No noise level of the sweep with epsilon_server of {limit:g} or less leaves a sure gain."
+    best = max(sure, key=lambda point: gain_of(point).mean)
     return (
         f"{here} In the noise sweep, the best gain with meaningful privacy is "
         f"{gained(gain_of(best))} at epsilon_server = {number(best.epsilon_server)}."
@@ -253,11 +272,12 @@ def gain_of(point: SweepPoint | WirePoint) -> Gain:
     return Gain(point.gain_over_local_only or 0.0, point.gain_standard_error)
 
 
-def best_private_point(result: Result) -> SweepPoint | None:
-    """The sweep's point with the largest gain among those with a meaningful epsilon_server."""
-    private = [point for point in result.details.privacy_sweep if point.epsilon_server <= MEANINGLESS_EPSILON]
-    gains = {n: gain for n, point in enumerate(private) if (gain := point.gain_over_local_only) is not None}
-    return private[max(gains, key=lambda n: gains[n])] if gains else None
+def verdict_of(result: Result, point: SweepPoint | WirePoint) -> Verdict | None:
+    """A point of a sweep by the same rule as the run itself."""
+    reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
+    images = result.details.common_test_images or 0
+    verdict = Comparison(reached, None, chance=chance(result)[0], images=images).verdict
+    return verdict if verdict or point.gain_over_local_only is None else gain_of(point).outcome
 
 
 def received(result: Result) -> str:

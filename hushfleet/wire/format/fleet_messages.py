@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Count, NotNegative, Share, later, require
-from hushfleet.config.spec import MAX_ROUNDS, Digest, TaskId
+from hushfleet.config.spec import MAX_ROUNDS, Digest, RoundNumber, TaskId
 from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
 from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name
@@ -19,6 +19,7 @@ PROOF_BYTES = 32
 MAX_CSR_BYTES = 2048
 MAX_CERTIFICATE_BYTES = 16 * 1024
 MAX_CARRIED = 1000
+MAX_CARRIED_BYTES = 40 * 1024  # that are told in one answer, beside its certificate
 MAX_MANIFEST_BYTES = 8 * 1024
 MAX_RELEASE_BYTES = 256 << 20
 RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
@@ -26,6 +27,7 @@ RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 Verdict = Literal["granted", "pending", "refused"]
 SlotState = Literal["none", "good", "trial", "returned"]
 ErrorCode = Literal["disk", "link", "graph", "data", "update", "other"]
+SpentRound = tuple[TaskId, RoundNumber]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class EnrolRequest(Checked):
     :param public_key: of the board's identity, which signs this frame.
     :param proof: that the board has the token (`enrolment_proof`). Empty: it has none, as for a renewal.
     :param nonce: the answer names it.
+    :param after: only what was spent after this task and round is still to be told (`EnrolAnswer.up_to`).
     """
 
     device: Name
@@ -45,6 +48,7 @@ class EnrolRequest(Checked):
     nonce: Nonce
     board: Text
     version: Text
+    after: SpentRound | None = later(None)
 
 
 def enrolment_proof(token_digest: bytes, *, federation: str, device: str, csr: bytes, public_key: bytes) -> bytes:
@@ -87,6 +91,8 @@ class EnrolAnswer(WithReason):
     :param certificate: PEM, with intermediate ones if there are any; empty unless the verdict is `granted`.
     :param retry_s: seconds after which the board may ask again.
     :param carried: what was spent under this id with earlier cards, for the ledger of a board that is new.
+    :param up_to: `carried` ends with this task and round, in their order, and there is more; the board asks for it with
+        this as `after`.
     """
 
     device: Name
@@ -96,6 +102,7 @@ class EnrolAnswer(WithReason):
     reason: Reason
     retry_s: Count
     carried: Annotated[tuple[CarriedRounds, ...], Meta(max_length=MAX_CARRIED)] = later(())
+    up_to: SpentRound | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,17 +17,29 @@ from hushfleet.model.softmax import fit, rotated
 
 Accuracies = dict[str, float]
 """By way of training alone; fractions of 1, NaN where there are no test images."""
+Said = dict[str, np.ndarray]
+"""By way: the class of each image, int `[n]`; empty of a device that has nothing to learn from."""
 _BATCH = 256
 
 
 def reached_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Accuracies]:
-    """Trains one device alone, in each of the ways, and tests it on each of `tests`.
+    """Trains one device alone, in each of the ways, and tests it on each of `tests`; see `said_alone`."""
+    said = said_alone(train, tests, classes=classes)
+    return [accuracies(each, test) for each, test in zip(said, tests, strict=True)]
 
-    :param train: the device's features, as `[m, F, 1, 1]` or any such shape.
+
+def accuracies(said: Said, test: LabelledSamples) -> Accuracies:
+    return {way: float((each == test.y).mean()) if len(each) else float("nan") for way, each in said.items()}
+
+
+def said_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Said]:
+    """Trains one device alone, in each of the ways, and asks it for the classes of each of `tests`.
+
+    :param train: the device's features, as `[m, F, 1, 1]` or any such shape. Without any, it says nothing.
     """
     x, y = features_of(train), train.y
     if not len(y):
-        return [dict.fromkeys(_ways(), float("nan")) for _ in tests]
+        return [dict.fromkeys(_ways(), np.zeros(0, np.int64)) for _ in tests]
     basis = rotated(x)
     offsets = np.zeros((len(PENALTIES_ALONE), classes, len(y)), np.float32)
     heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES_ALONE)) @ basis.axes
@@ -35,18 +47,18 @@ def reached_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, c
     means = np.stack([x[y == label].mean(0) for label in present])
     found = []
     for test in tests:
-        correct = dict.fromkeys(_ways(), 0)
+        said: Said = {way: np.zeros(len(test), np.int64) for way in _ways()}
         for first in range(0, len(test), _BATCH):
-            batch = test.take(slice(first, first + _BATCH))
-            shown = features_of(batch)
+            part = slice(first, first + _BATCH)
+            shown = features_of(test.take(part))
             answers = [
                 *(shown @ heads.swapaxes(1, 2)).argmax(2),
                 y[_nearest(shown, x)],
                 present[_nearest(shown, means)],
             ]
             for way, answer in zip(_ways(), answers, strict=True):
-                correct[way] += int((answer == batch.y).sum())
-        found.append({way: count / len(test) if len(test) else float("nan") for way, count in correct.items()})
+                said[way][part] = answer
+        found.append(said)
     return found
 
 

@@ -14,6 +14,7 @@ from hushfleet.aggregator.observe.round_events import open_fields, run_fields, u
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
+from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
 from hushfleet.simulator.engines.fast.runtimes import VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
@@ -33,6 +34,7 @@ def run_rounds(
     runtime: str = "onnx",
     evaluate_every: int = 1,
     evaluate_last: int = 1,
+    on_closed: Callable[[int], None] = lambda round: None,
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
 
@@ -40,9 +42,12 @@ def run_rounds(
     its end. Raises `HushfleetError` where a whole cohort declines for another reason.
 
     :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
+    :param on_closed: called after each round, before any device trains again; at first with the last round of an
+        earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
-    with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
+    rounds = doing("rounds", total=simulation.task.round.rounds)
+    with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         prepared = tested_on_cuda(simulation) if runtime == VMAP else simulation.prepared
         engine = RoundEngine(store, prepared, masked=False)
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
@@ -50,6 +55,7 @@ def run_rounds(
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
         spent = all_have_spent(store, names)
+        on_closed(store.last_closed_round)
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, roster=roster)
             cohort = sorted(engine.cohort)
@@ -59,7 +65,9 @@ def run_rounds(
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
+            work.done = plan.round
             events.write("round_close", **summary.to_dict())
+            on_closed(plan.round)
             spent = summary.participants == 0 and all_have_spent(store, names)
     events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
 

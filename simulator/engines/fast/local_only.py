@@ -19,7 +19,9 @@ from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import is_linear
-from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, best_way, reached_alone
+from hushfleet.progress import counted
+from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, Said, accuracies, best_way, said_alone
+from hushfleet.simulator.engines.fast.examples import answers, choose_examples
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -27,17 +29,21 @@ from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 
+ALONE = "each device alone, for comparison"
+
 
 class Alone(NamedTuple):
     """One device after training alone: accuracies in 0..1 on the common and on its own test images.
 
     :param way: how it was trained, where it is not the same network; the same for all devices.
+    :param said: the classes that it takes the images of `choose_examples` for.
     """
 
     device: str
     accuracy_common: float
     accuracy_local: float
     way: str = ""
+    said: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,22 +61,27 @@ def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "
     path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
     jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices]
     if is_linear(simulation.prepared.spec.model.layout):
-        return _best_alone(list(workers.map(_test_one, jobs)), [job.device for job in jobs])
-    return workers.map(_train_one, jobs)
+        found = list(counted(workers.map(_test_one, jobs), ALONE, total=len(jobs)))
+        return _best_alone(found, [job.device for job in jobs])
+    return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
 
 
-def _best_alone(found: list[list[Accuracies]], devices: list[str]) -> Iterator[Alone]:
-    common, local = zip(*found, strict=True)
+def _best_alone(found: list[tuple[Accuracies, Accuracies, Said]], devices: list[str]) -> Iterator[Alone]:
+    common, local, said = zip(*found, strict=True)
     best, best_local = best_way(common), best_way(local)
     way = best if best == best_local else f"{best}; {best_local} on own data"
-    return (Alone(n, c[best], o[best_local], way) for n, c, o in zip(devices, common, local, strict=True))
+    rows = zip(devices, common, local, said, strict=True)
+    return (Alone(n, c[best], o[best_local], way, tuple(s[best].tolist())) for n, c, o, s in rows)
 
 
-def _test_one(job: _Job) -> list[Accuracies]:
-    """On the common test and on the device's own."""
+def _test_one(job: _Job) -> tuple[Accuracies, Accuracies, Said]:
+    """On the common test and on the device's own, and what is said of the examples."""
     run = loaded_run(job.path, job.runtime)
-    tests = (run.common_test, run.local_test(job.device))
-    return reached_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
+    shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
+    tests = (run.common_test, run.local_test(job.device), shown)
+    *said, of_shown = said_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
+    common, local = (accuracies(each, test) for each, test in zip(said, tests, strict=False))
+    return common, local, of_shown
 
 
 def _train_one(job: _Job) -> Alone:
@@ -95,8 +106,10 @@ def _train_one(job: _Job) -> Alone:
             make_optimizer=make_optimizer,
         )
         params = trained.end
+    shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     return Alone(
         job.device,
         evaluate(run.inference, params, run.common_test).accuracy,
         evaluate(run.inference, params, run.local_test(job.device)).accuracy,
+        said=tuple(answers(run.inference, params, shown).tolist()),
     )

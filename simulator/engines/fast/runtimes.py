@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from functools import cache
 from multiprocessing import parent_process
-
-import torch
+from typing import TYPE_CHECKING
 
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.models import get_model, is_own, native
-from hushfleet.models.module import is_offered
-from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.models import get_model, is_offered, is_own, native
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.optim import make_optimizer as make_numpy_optimizer
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.run_folder import Simulation
 
 ON_DEVICES = "onnx"
 VMAP = "vmap"
@@ -54,6 +53,8 @@ def choose_runtime(simulation: Simulation) -> str:
     spec = simulation.prepared.spec
     runtime = ON_DEVICES
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
+        import torch
+
         runtime = VMAP if torch.cuda.is_available() else quickest(spec.model.name)
     path.write_text(runtime)
     return runtime
@@ -84,7 +85,13 @@ def make_gradient(
         return GradientGraph(graph, layout)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == "native":
-        return native.NativeGradient(network, objective=objective)
+        from hushfleet.models.native.gradient import NativeGradient
+
+        return NativeGradient(network, objective=objective)
+    import torch  # the other workers start without it
+
+    from hushfleet.models.torch_gradient import TorchGradient
+
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # float32 is meant
     device = "cuda" if runtime == VMAP and torch.cuda.is_available() else "cpu"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Protocol, Self, TypeVar
-
-import torch
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -85,7 +84,8 @@ class Workers:
 
 def begin_worker() -> None:
     """The first thing that a process does that works for another one: one thread, and it ends with its parent."""
-    torch.set_num_threads(1)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 
 

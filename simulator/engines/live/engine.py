@@ -21,8 +21,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
-from hushfleet.aggregator.broker.process import Broker, BrokerKind, start_broker
+from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import Board, load_board
 from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown

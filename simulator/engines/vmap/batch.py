@@ -39,14 +39,6 @@ class CohortBatch(Batch):
     def mean(self, params: Tensor) -> tuple[Tensor, Tensor]:
         return self._gradient(params, slice(None), self.out, weights=self.step.weights)
 
-    def mean_or_zero(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.step.y.shape[1]:
-            return params.new_zeros(len(params)), self.out.zero_()
-        empty = self.sizes == 0
-        losses, mean = self.mean(params)  # of nothing it is not a number
-        mean.masked_fill_(empty[:, None], 0)
-        return losses.masked_fill(empty, 0), mean
-
     def each(self, params: Tensor) -> tuple[Tensor, Tensor]:
         clients, width = self.step.y.shape
         losses = params.new_zeros(clients, width)

@@ -85,7 +85,7 @@ def bytes_per_client(
     if inputs.augment != "none":
         beside += CROP_BYTES * batch_size * height * width
     # Two, since vmap takes short cuts with one.
-    at_once = 1 if record is not None and record.clips == "record" else batch_size
+    at_once = batch_size if record is None else 1
     network = pass_bytes(gradient, 2, batch_size=at_once, dropout=dropout) // 2
     if replayed:
         vectors += REPLAY_VECTORS

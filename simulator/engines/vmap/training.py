@@ -246,7 +246,7 @@ class CohortTrainer:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             shared = _ManyClients(self, method, method.training, group, inputs, progress, noised=method.by_record)
             end = context.start.clone()
-            train_vector(method.training, context, end, shared)
+            remembered = train_vector(method.training, context, end, shared)
             own = end
             if method.parts.own_training is not None:
                 begin = context.global_params.expand_as(end) if context.state.own is None else context.state.own
@@ -255,12 +255,13 @@ class CohortTrainer:
                 train_vector(second, context, own, _ManyClients(self, method, second, group, inputs, progress))
         ends, losses = end.cpu().numpy(), shared.losses.cpu().numpy()
         owns = ends if own is end else own.cpu().numpy()
-        return [
-            Trained(
-                method.measured(each.context, owns[row], each.own_samples), ends[row], owns[row], float(losses[row])
-            )
-            for row, each in enumerate(group)
-        ]
+        lasting = {name: array.cpu().numpy() for name, array in remembered.items()}
+        results = []
+        for row, each in enumerate(group):
+            done = method.measured(each.context, owns[row], each.own_samples)
+            done = replace(done, remembered={name: array[row] for name, array in lasting.items()})
+            results.append(Trained(done, ends[row], owns[row], float(losses[row])))
+        return results
 
     def _stacked(self, contexts: Sequence[RoundContext], global_params: np.ndarray) -> RoundContext:
         states, first = [context.state for context in contexts], contexts[0]

@@ -66,8 +66,8 @@ class WorstData:
 class CanaryGradient:
     """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.
 
-    Canary i has a gradient on its own block of coordinates, all others' blocks excluded. Of the other records, either a
-    network is asked, or they all have the gradient `others`.
+    Canary i has a gradient on its own block of coordinates, all others' blocks excluded. Of the other records
+    a network is asked; without one their gradient is 0.
 
     :param blocks: float32 `[m, b]` of directions with norm 1, and int `[m, b]` where they lie.
     :param length: norm of a canary's gradient.
@@ -80,11 +80,10 @@ class CanaryGradient:
         blocks: tuple[np.ndarray, np.ndarray],
         length: float,
         network: GradientFunction | None = None,
-        others: np.ndarray | float = 0.0,
     ) -> None:
         self.classes, self.length = classes, length
         self.directions, self.places = blocks
-        self._network, self._others = network, others
+        self._network = network
 
     def __call__(
         self,
@@ -105,7 +104,7 @@ class CanaryGradient:
             loss, _ = self._network(params, x[real], y[real], masks, out=out, **given)
             out *= real.sum() / len(y)
         else:
-            out[...] = self._others * real.sum() / len(y)
+            out[...] = 0
         for label in y[canaries]:
             number = label - self.classes
             out[self.places[number]] += self.directions[number] * np.float32(self.length / len(y))

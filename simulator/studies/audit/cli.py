@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.aggregator.results.result import write_whole
-from hushfleet.simulator.studies.audit.finding import Finding
-from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
-from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.simulator.studies.audit.finding import Finding
+    from hushfleet.simulator.studies.audit.games import Effort
 
 VIOLATED = 1
 
@@ -59,10 +57,19 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
         """
+        from rich.console import Console
+
+        from hushfleet.aggregator.config.task import load_task
+        from hushfleet.aggregator.observe.progress import shown
+        from hushfleet.aggregator.publish.prepare import prepare
+        from hushfleet.aggregator.results.result import write_whole
+        from hushfleet.simulator.studies.audit.games import Effort
+        from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
+
         console = Console(stderr=as_json)
         overrides = [*(settings or []), *([] if unit is None else [f"privacy.unit={unit.value}"])]
         task = load_task(task_file, tuple(overrides))
-        with console.status("loading data, exporting and checking the model's graphs"):
+        with shown(console):
             prepared = prepare(task, data_dir=data_dir, run_id="audit")
         effort = Effort(trials, seconds)
         found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
@@ -83,18 +90,20 @@ def register(app: typer.Typer) -> None:
 def _played(
     prepared: PreparedTask, effort: Effort, console: Console, *, seed: int, field_noise: bool, with_run: bool
 ) -> Iterator[Finding]:
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.progress import doing
+    from hushfleet.simulator.studies.audit.games import findings, one_run_finding, subject_of
+
     subject = subject_of(prepared, seed=seed, field_noise=field_noise)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("trials", total=effort.trials)
+    with shown(console), doing("trials", total=effort.trials) as work:
 
         def show(done: int) -> bool:
-            progress.update(bar, completed=min(done, effort.trials))
+            work.done = min(done, effort.trials)
             return True
 
         yield from findings(subject, effort, show)
     if prepared.spec.privacy.unit == "record" and with_run:
-        with console.status("one run with many canaries, on real images"):
+        with shown(console), doing("one run with many canaries, on real images"):
             found = one_run_finding(prepared, subject, effort)
         if found is not None:
             yield found

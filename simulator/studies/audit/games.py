@@ -61,8 +61,7 @@ def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: T
 def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
     """Of many canaries in one training; the unit is the record.
 
-    None without data in a simulation, for a method that clips batches, where canaries would hide each other, and for
-    secure sums, where nobody sees what one device adds to it.
+    None without data in a simulation, and for secure sums, where nobody sees what one device adds to it.
     """
     spec, model, privacy = subject.spec, subject.spec.model, subject.spec.privacy
     if prepared.dataset is None or privacy.secure is not None:
@@ -73,8 +72,6 @@ def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) ->
     rounds = max(1, min(spec.rounds, int(_ONE_RUN_SHARE * min(effort.seconds, 1e6) / a_round_s)))
     network = GradientGraph(prepared.blobs[model.gradient.digest], model.layout)
     run = record.play_one_run(subject, samples, network, prepared.inference, canaries=canaries, rounds=rounds)
-    if run is None:
-        return None
     game = f"one run, {rounds} of {spec.rounds} rounds"
     claim = Claim(subject.charge, accountant=privacy.accountant)
     return one_run(run, claim, delta=privacy.delta, adversary=record.GRADIENTS, game=game)

@@ -53,9 +53,8 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scor
     """The scores of whoever sees every noised gradient, and of whoever sees only where the round ended.
 
     At least `trials` canaries in each world, or fewer where `keep_going` says no. Canaries of one round lie on
-    coordinates of their own, half of them among the device's records. Where a record's gradient is clipped by itself
+    coordinates of their own, half of them among the device's records. Since each record's gradient is clipped by itself
     and each value has noise of its own, they are as independent as canaries of separate rounds, and cost a fraction.
-    Where a batch is clipped as a whole, each has a round to itself.
     """
     game = _TwoWorlds(subject)
     weights, spreads = game.measured()
@@ -65,7 +64,7 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scor
         if not keep_going(done):
             break
         batches, update = game.seen(trainer, round, lambda noised: (noised[game.places] * weights).sum(axis=1))
-        ratios = np.broadcast_to(log_ratio(batches, game.rate, spreads, game.shift), included.shape)
+        ratios = np.broadcast_to(log_ratio(batches, game.rate, spreads), included.shape)
         moved = (update[game.places] * -game.directions).sum(axis=1)  # a step goes against the gradient
         for world, those in scores.items():
             those.append(np.stack((ratios, moved))[:, included == world])
@@ -82,11 +81,9 @@ def play_one_run(
     *,
     canaries: int,
     rounds: int,
-) -> OneRun | None:
-    """One training of `rounds` rounds on `samples` and about half of `canaries`; None where batches are clipped."""
+) -> OneRun:
+    """One training of `rounds` rounds on `samples` and about half of `canaries`."""
     mechanism = subject.method.record_mechanism(subject.terms)
-    if mechanism.clips == "batch":
-        return None
     rng = np.random.default_rng(subject.seed)
     included = rng.random(canaries) < 0.5
     directions, places = blocks = disjoint_blocks(subject.spec.model.layout, canaries, rng)
@@ -105,20 +102,20 @@ def play_one_run(
             seen, moved = _watched(trainer, [subject.plan(round)], params, keep=projected)
             batches += [np.array(batch) for batch in seen]
             params = params + moved
-    return OneRun(log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier, 1.0), included, rounds)
+    return OneRun(log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier), included, rounds)
 
 
-def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float, shift: float) -> Any:
+def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float) -> Any:
     """Log-likelihood ratio of "it is among the records" over "it is not", summed over batches.
 
     :param batches: of each, the projections of its gradients `[g, ...]`: normal with standard deviation `spread`, a
-        number or `[...]`, and mean `shift` where the record is in the batch, else 0.
+        number or `[...]`, and mean 1 where the record is in the batch, else 0.
     """
     total: Any = 0.0
     for projections in batches:
         if not len(projections):
             continue
-        exponent = (shift * (2 * projections - shift) / (2 * np.maximum(spread, 1e-9) ** 2)).sum(axis=0)
+        exponent = ((2 * projections - 1) / (2 * np.maximum(spread, 1e-9) ** 2)).sum(axis=0)
         exponent = np.clip(exponent, -_LARGEST_LOG, _LARGEST_LOG)
         total = total + (exponent if rate == 1 else np.log1p(rate * np.expm1(exponent)))
     return total
@@ -130,26 +127,20 @@ class _TwoWorlds:
         layout = subject.spec.model.layout
         self._rng = np.random.default_rng(subject.seed)
         self.mechanism = subject.method.record_mechanism(subject.terms)
-        # Where the gradient of a batch is clipped, one record can turn it round: another one pulls the other way.
-        self.turns = self.mechanism.clips == "batch"
-        self.canaries = 1 if self.turns else max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
+        self.canaries = max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
         self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
-        self.rate, self.shift = self.mechanism.sample_rate, 2.0 if self.turns else 1.0
+        self.rate = self.mechanism.sample_rate
         length = LENGTH * finite(subject.spec.privacy.clip_norm)
-        others = np.zeros(layout.size, np.float32)
-        if self.turns:
-            others[self.places[0]] = -self.directions[0] * length
-        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3, others=others)
+        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
 
     def measured(self) -> tuple[np.ndarray, np.ndarray]:
         """How each value of a canary's block counts, float64 `[m, b]`, and the standard deviation `[m]` of what they
         add up to by noise alone. A canary's clipped gradient adds up to 1."""
         moments = Moments()
-        with self._life(0, np.zeros(0, np.int64), others=0) as trainer:
+        with self._life(0, np.zeros(0, np.int64)) as trainer:
             for round in range(1, min(MEASURED, self.subject.spec.rounds) + 1):
                 self.seen(trainer, round, lambda noised: moments.add(noised.astype(np.float64)))
-        per_batch = 1.0 if self.turns else 1 / self.mechanism.batch_size
-        expected = self.directions.astype(np.float64) * finite(self.mechanism.clip_norm) * per_batch
+        expected = self.directions.astype(np.float64) * finite(self.mechanism.clip_norm) / self.mechanism.batch_size
         variances = (moments.spread / max(moments.count - 1, 1))[self.places]
         variances = np.maximum(variances, FLOOR * expected**2)
         weights = expected / variances
@@ -165,7 +156,7 @@ class _TwoWorlds:
                 included = np.array([life % 2 == 0])
             else:
                 included = self._rng.permutation(self.canaries) < self.canaries // 2
-            with self._life(life, np.flatnonzero(included), others=int(self.turns)) as trainer:
+            with self._life(life, np.flatnonzero(included)) as trainer:
                 for round in range(1, lengths + 1):
                     yield included, trainer, round
                     done += self.canaries / 2
@@ -173,10 +164,9 @@ class _TwoWorlds:
                         break
 
     @contextmanager
-    def _life(self, number: int, inserted: np.ndarray, *, others: int) -> Iterator[Trainer]:
-        """A device whose records are the canaries `inserted` and `others` more."""
-        labels = np.concatenate((np.zeros(others, np.int64), inserted + self.subject.classes))
-        samples = blank_samples(self.subject.spec.model, labels)
+    def _life(self, number: int, inserted: np.ndarray) -> Iterator[Trainer]:
+        """A device whose records are the canaries `inserted`."""
+        samples = blank_samples(self.subject.spec.model, inserted + self.subject.classes)
         with self.subject.device(
             number, trainer=_Newcomer, gradient=self._gradient, samples=samples, logits_of=_no_logits
         ) as trainer:
@@ -185,7 +175,7 @@ class _TwoWorlds:
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
         """What is seen of a round that the server asked for twice: all noised gradients, and the last update."""
         batches, moved = _watched(trainer, [self.subject.plan(round)] * 2, self.subject.initial, keep=keep)
-        return [np.array(batch, np.float64) + (1.0 if self.turns else 0.0) for batch in batches], moved
+        return [np.array(batch, np.float64) for batch in batches], moved
 
 
 class _Newcomer(Trainer):

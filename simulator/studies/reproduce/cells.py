@@ -93,7 +93,7 @@ class Cell:
         return [
             special
             for special in self.recipe.specials
-            if all(getattr(special, name) in (None, id) for name, id in here.items())
+            if all(fnmatchcase(id, getattr(special, name) or "*") for name, id in here.items())
         ]
 
     @cached_property

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from hushfleet.aggregator.results.result import write_whole
-from hushfleet.errors import BadInput
-from hushfleet.simulator.cli import interrupted
-from hushfleet.simulator.studies.reproduce import table as tables
-from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
-from hushfleet.simulator.studies.reproduce.estimate import Estimator
-from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import Recipe, find_recipe, load_paper, load_recipes, paper_names
-from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
-from hushfleet.simulator.studies.reproduce.show import listed, print_table, render_page
-from hushfleet.simulator.units import shown_time
 
 FAILED = 1
 RUNS = Path("runs/reproduce-cells")
-_REASON_LENGTH = 100
 
 HELP = """Reproduce a paper's table: its cells are run here, and stand beside the paper's own numbers.
 
@@ -70,9 +49,29 @@ def register(app: typer.Typer) -> None:
         runtime: Annotated[str, typer.Option(help="Instead of the quickest here.")] = "",
         show_task: Annotated[bool, typer.Option("--show-task", help="Print the first cell's task file and stop.")] = False,
     ) -> None:  # fmt: skip
+        import json
+        import shlex
+        import sys
+
+        from rich.console import Console
+        from rich.markup import escape
+
+        from hushfleet.errors import BadInput
+        from hushfleet.simulator.command import interrupted
+        from hushfleet.simulator.studies.reproduce import table as tables
+        from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
+        from hushfleet.simulator.studies.reproduce.command import Shown, estimates, report, to_run, what_there_is
+        from hushfleet.simulator.studies.reproduce.kept import Kept
+        from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
+        from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
+        from hushfleet.simulator.studies.reproduce.show import listed
+        from hushfleet.simulator.units import shown_time
+
         console, kept = Console(), Kept(out, results)
         if list_all or paper is None:
-            console.print(listed(_listed([paper] if paper else paper_names(), kept, seeds, quick, data_dir, console)))
+            console.print(
+                listed(what_there_is([paper] if paper else paper_names(), kept, seeds, quick, data_dir, console))
+            )
             return
         recipe = find_recipe(paper, table=table, figure=figure)
         if recipe.open:
@@ -92,7 +91,7 @@ def register(app: typer.Typer) -> None:
         waiting = to_run(cells, kept, missing)[:max_cells]
         try:
             jobs = min(jobs_here(jobs), max(1, len(waiting)))
-            with _Shown(waiting, kept, jobs, console) as shown:
+            with Shown(waiting, kept, jobs, console) as shown:
                 for cell, outcome in run_cells(
                     waiting, kept, runs=runs, jobs=jobs, data_dir=data_dir, runtime=runtime, watch=shown.watch
                 ):
@@ -106,94 +105,7 @@ def register(app: typer.Typer) -> None:
         except KeyboardInterrupt:
             raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
         finally:
-            progress = tables.Progress(kept, missing, _estimates(cells, kept), failures)
-            _report(tables.make_table(recipe, cells, progress, quick=quick), out, console)
+            progress = tables.Progress(kept, missing, estimates(cells, kept), failures)
+            report(tables.make_table(recipe, cells, progress, quick=quick), out, console)
         if failures:
             raise typer.Exit(FAILED)
-
-
-def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> list[Cell]:
-    """Those that are neither finished nor open; one of several that are the same run."""
-    waiting: dict[str, Cell] = {}
-    for cell in cells:
-        if kept.of(cell) is None and not cell.open and cell.data_set not in missing:
-            waiting.setdefault(cell.digest, cell)
-    return list(waiting.values())
-
-
-class _Shown:
-    """The bar, with the time that is left, and a line for each cell that has ended.
-
-    :param waiting: all cells that will be run, `jobs` at a time.
-    """
-
-    def __init__(self, waiting: Sequence[Cell], kept: Kept, jobs: int, console: Console) -> None:
-        self._console, self._jobs = console, jobs
-        with console.status("how quick is this machine?"):
-            estimator = Estimator(kept)
-            self._expected = {cell.key: estimator.seconds(cell) or 0.0 for cell in waiting}
-        self._total, self._done = max(sum(self._expected.values()), 1e-9), 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not waiting)
-        self._task = self._bar.add_task("", total=self._total)
-        self._began = time.monotonic()
-        if waiting:
-            about = shown_time(self._total / jobs)
-            console.print(f"{len(waiting)} cells to run, {jobs} at a time: about {about}", highlight=False)
-
-    def __enter__(self) -> _Shown:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def watch(self, under_way: Sequence[tuple[Cell, int]]) -> None:
-        done = self._done + sum(self._expected[cell.key] * min(1.0, at / cell.rounds) for cell, at in under_way)
-        gone, share = time.monotonic() - self._began, done / self._total
-        # The estimate until there is something to judge it by.
-        left = gone * (1 - share) / share if share > 0.02 else self._total * (1 - share) / self._jobs
-        names = "; ".join(f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:2])
-        self._bar.update(self._task, completed=done, description=f"{names}; {shown_time(left)} left")
-
-    def ended(self, cell: Cell, words: str) -> None:
-        self._done += self._expected[cell.key]
-        self._console.print(words, highlight=False)
-
-
-def _report(table: tables.PaperTable, out: Path, console: Console) -> None:
-    recipe, paper = table.recipe, load_paper(table.recipe.paper)
-    print_table(console, table, paper.name)
-    path = out / recipe.paper / (f"{recipe.name}-quick" if table.quick else recipe.name)
-    write_whole(path.with_suffix(".json"), json.dumps(table.to_plain(), indent=1, allow_nan=False) + "\n")
-    write_whole(path.with_suffix(".html"), render_page(table, paper))
-    console.print(f"report  {path.with_suffix('.html')}\nresult  {path.with_suffix('.json')}", highlight=False)
-
-
-def _estimates(cells: Iterable[Cell], kept: Kept) -> dict[str, float]:
-    estimator = Estimator(kept)
-    waiting = [cell for cell in cells if kept.of(cell) is None]
-    return {cell.digest: seconds for cell in waiting if (seconds := estimator.seconds(cell)) is not None}
-
-
-def _listed(
-    papers: Sequence[str], kept: Kept, seeds: int, quick: bool, data_dir: Path | None, console: Console
-) -> list[tuple[str, list[list[str]]]]:
-    def line(recipe: Recipe) -> list[str]:
-        if recipe.open:
-            return [recipe.label, recipe.title, "", "", recipe.open]
-        cells = cells_of(recipe, seeds=seeds, quick=quick)
-        missing = missing_data({cell.data_set for cell in cells}, data_dir)
-        left = [cell for cell in cells if kept.of(cell) is None]
-        seconds = sum(_estimates(to_run(left, kept, missing), kept).values())
-        lacking = [*recipe.needs, *(f"{name}: not at hand" for name in missing)]
-        lacking += [_short(cell.open) for cell in left if cell.open]
-        done, time_left = f"{len(cells) - len(left)}/{len(cells)}", shown_time(seconds) if seconds else ""
-        return [recipe.label, recipe.title, done, time_left, "; ".join(dict.fromkeys(lacking))]
-
-    with console.status("how quick is this machine?"):
-        return [(f"{name}: {load_paper(name).source}", [line(each) for each in load_recipes(name)]) for name in papers]
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 3] + "..."

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,9 +131,22 @@ class Kept:
 
 
 def kept_cell(
-    cell: Cell, result: Result, *, seconds: float, samples: float, tested: float, runtime: str, processor: str
+    cell: Cell,
+    result: Result,
+    *,
+    next_local: Mapping[int, float],
+    seconds: float,
+    samples: float,
+    tested: float,
+    runtime: str,
+    processor: str,
 ) -> KeptCell:
-    """What is worth keeping of a cell's run."""
+    """What is worth keeping of a cell's run.
+
+    :param next_local: `accuracy_next_local` by round, which is no part of a run's result.
+    """
+    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in get_args(Metric)}
+    accuracies["accuracy_next_local"] = [next_local.get(row.round) for row in result.rounds]
 
     def largest(of: str) -> float:
         spent = [(getattr(row, f"noised_{of}"), getattr(row, f"epsilon_{of}")) for row in result.privacy]
@@ -144,7 +157,7 @@ def kept_cell(
         digest=cell.digest,
         quick=cell.quick,
         task=cell.plain,
-        accuracies={name: [_rounded(getattr(row, name)) for row in result.rounds] for name in get_args(Metric)},
+        accuracies={name: [_rounded(value) for value in values] for name, values in accuracies.items()},
         epsilon_server=largest("server"),
         epsilon_release=largest("release"),
         noise_multiplier=result.noise_multiplier,

@@ -19,11 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hushfleet.errors import BadInput
 
-Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_global"]
+Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global"]
 Window = Literal["last", "mean-last-10", "best"]
 METRICS: dict[str, str] = {
     "accuracy_own_common": "mean over devices of each one's own model on the common test set",
     "accuracy_own_local": "mean over devices of each one's own model on test images with its own mix of labels",
+    "accuracy_next_local": "mean over all devices of what each one's next round begins with, its own part in the new "
+    "global model, on test images with its own mix of labels",
     "accuracy_global": "the global model on the common test set",
 }
 WINDOWS: dict[str, str] = {
@@ -101,7 +103,7 @@ class RowGroup(Axis):
 
 
 class Special(Change):
-    """A change of some cells only; a name that is left out stands for all."""
+    """A change of some cells only; names may have `*`, and one that is left out stands for all."""
 
     group: str | None = None
     row: str | None = None

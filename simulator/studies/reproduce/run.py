@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -17,8 +18,10 @@ import psutil
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
 from hushfleet.simulator.engines.fast.runtimes import VMAP, quickest
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers, begin_worker
 from hushfleet.simulator.own_heads import choose_own_heads
@@ -32,6 +35,7 @@ MEMORY_EACH = 2 << 30
 """Bytes that a cell may take: the data set, a worker's images, a cohort's updates."""
 RUN = "run"
 _LOG = "log.txt"
+_NEXT_LOCAL = "next_local.json"
 _POLL_S = 0.2
 
 
@@ -52,16 +56,26 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
     runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
+    # Own models are tested only where a table needs it: that can take longer than training.
+    every, last = task.round.rounds, cell.evaluate_last
+    kept = run.path / _NEXT_LOCAL
+    next_local: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
     with Workers(workers) as pool, EventLog(run.events) as events:
-        # Own models are tested only where a table needs it: that can take longer than training.
-        every, last = task.round.rounds, cell.evaluate_last
-        run_rounds(simulation, pool, events, runtime=runtime, evaluate_every=every, evaluate_last=last)
+
+        def on_closed(round: int) -> None:
+            if cell.metric == "accuracy_next_local" and round > every - last and str(round) not in next_local:
+                next_local[str(round)] = next_models_accuracy(simulation, pool, round, runtime=runtime)
+                write_whole(kept, json.dumps(next_local))
+
+        tested = {"evaluate_every": every, "evaluate_last": last}
+        run_rounds(simulation, pool, events, runtime=runtime, on_closed=on_closed, **tested)
         choose_own_heads(simulation, pool, runtime=runtime)
     result = assemble(simulation, engine="fast")
     samples, tested = expected_work(task, evaluate_last=last)
     return kept_cell(
         cell,
         result,
+        next_local={int(round): accuracy for round, accuracy in next_local.items()},
         seconds=_computing_s(run.events),
         samples=samples,
         tested=tested,

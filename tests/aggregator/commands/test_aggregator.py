@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands import aggregator as cli
+from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -80,12 +81,12 @@ def test_files_that_are_not_there_are_named(task_file: Path, tmp_path: Path) -> 
 
 def test_the_device_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.torch_device("auto") == "cpu"
+    assert field_run.torch_device("auto") == "cpu"
     with pytest.raises(BadInput, match="no CUDA"):
-        cli.torch_device("cuda")
+        field_run.torch_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert cli.torch_device("auto") == cli.torch_device("cuda") == "cuda"
-    assert cli.torch_device("cpu") == "cpu"
+    assert field_run.torch_device("auto") == field_run.torch_device("cuda") == "cuda"
+    assert field_run.torch_device("cpu") == "cpu"
 
 
 def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
         "--ca-file", str(tmp_path / "ca.pem"), "--enrolment", "open",
     ]  # fmt: skip
     context = typer.main.get_command(app).make_context("aggregator", list(given))
-    words = shlex.split(cli.resume_command(context, Path("runs/a")))
+    words = shlex.split(field_run.resume_command(context, Path("runs/a")))
     assert words[:3] == ["hushfleet", "aggregator", "a task.toml"]
     assert words[-3:] == ["--out", "runs/a", "--resume"]
     assert sorted(words[3:-3]) == sorted(given[1:])
@@ -109,7 +110,7 @@ def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:
     with AggregatorStore(tmp_path / "run", durable=False) as store:
         store.put("run_id", b"abcd")
         with pytest.raises(BadInput, match="'abcd'"):
-            cli._prepared(load_task(task_file), store, data_dir=None, run_id="other")
+            field_run.prepared_under_its_id(load_task(task_file), store, data_dir=None, run_id="other")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -119,7 +120,7 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
     timer.start()
     before = signal.getsignal(number)
     with DeviceRegister(fleet.folder, durable=False) as register:
-        finished = cli._run(
+        finished = field_run.run_rounds(
             fleet.engine,
             lambda will: hub.link("aggregator", will),
             Identity.generate(),

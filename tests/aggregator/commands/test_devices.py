@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands import aggregator as cli
 from hushfleet.aggregator.commands import devices as devices_cli
+from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -159,7 +160,7 @@ def test_who_may_take_part_is_said_at_the_start(
     def prepared(*_: object, **__: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(cli, "_prepared", prepared)
+    monkeypatch.setattr(field_run, "prepared_under_its_id", prepared)
     opened = invoked(*start, "--enrolment", "open")
     assert isinstance(opened.exception, Reached)
     assert "whoever reaches the broker takes part" in opened.output

@@ -1,14 +1,15 @@
-"""The command `hushfleet`: what it imports, and what it lists."""
+"""The command `hushfleet`: what it imports, what it lists and completes."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 import typer.main
 
-from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.commands.main import build_app, load_command
 
 IMPORTED = """
 import sys
@@ -19,27 +20,53 @@ try:
 finally:
     print("imported", *(name for name in ("numpy", "torch", "onnxruntime") if name in sys.modules))
 """
+NAMES = sorted(typer.main.get_command(build_app()).commands)
+WITH_NUMPY = {"devices", "flash", "fleet", "privacy", "push"}  # to declare their options; nobody's needs PyTorch
+
+
+def typed(*words: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The command in a process of its own, and what it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *words],
+        capture_output=True, text=True, check=False, env=os.environ | environment,
+    )  # fmt: skip
+    return done, done.stdout.splitlines()[-1].split()[1:]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [
-        (["--help"], 0, "simulate"),
-        (["--version"], 0, "hushfleet"),
-        (["nonsense"], 2, "No such command"),
-        (["client", "--help"], 0, "hushfleet-edge"),
-    ],
+    [(["--help"], 0, "simulate"), (["--version"], 0, "hushfleet"), (["simulat"], 2, "simulate")],
 )
 def test_what_is_not_called_is_not_imported(words: list[str], code: int, said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, check=False)
+    done, imported = typed(*words)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
-    assert "torch" not in done.stdout.splitlines()[-1]
-    if words != ["client", "--help"]:
-        assert done.stdout.splitlines()[-1].strip() == "imported"
+    assert imported == []
 
 
-def test_the_list_has_every_command_with_its_text() -> None:
-    loaded, listed = (typer.main.get_command(build_app(only)) for only in (None, ""))
-    assert sorted(listed.commands) == sorted(loaded.commands)
-    assert all(len(command.help) > 20 for command in listed.commands.values())
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_imports_what_does_the_work_when_it_is_called(name: str) -> None:
+    done, imported = typed(name, "--help")
+    assert done.returncode == 0, done.stderr
+    if name != "client":  # whose own parser answers
+        assert imported == (["numpy"] if name in WITH_NUMPY else [])
+    assert "torch" not in imported
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "said"),
+    [("hushfleet ", 1, {"simulate", "fleet"}), ("hushfleet sim", 1, {"simulate"}),
+     ("hushfleet simulate --emu", 2, {"--emulate"}), ("hushfleet fleet re", 2, {"renew", "release"})],
+)  # fmt: skip
+def test_the_shell_completes_names_and_options(words: str, at: int, said: set[str]) -> None:
+    asked = {"_HUSHFLEET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    done, imported = typed(**asked)
+    assert said <= set(done.stdout.split()), done.stderr
+    assert imported == (["numpy"] if "fleet re" in words else [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_has_every_command_with_its_text(name: str) -> None:
+    listed = typer.main.get_command(build_app()).commands[name]
+    assert len(listed.help) > 20
+    assert load_command(name).name == name

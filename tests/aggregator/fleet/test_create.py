@@ -38,7 +38,7 @@ def test_toml_that_is_written_is_read_as_it_was(values: dict[str, Any]) -> None:
 
 
 def run(*words: object) -> str:
-    outcome = CliRunner().invoke(build_app("fleet"), ["fleet", *map(str, words)])
+    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome.output

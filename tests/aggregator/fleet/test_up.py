@@ -16,6 +16,7 @@ import pytest
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.observe.events import read_events
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -87,11 +88,18 @@ def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spe
         new = start_board(folder, tmp_path / "new-card", FIRST)
         with running(*client, str(new.file), log=tmp_path / "new.log"):
             until(lambda: rounds_closed(folder) == 6, within_s=120)
+            until(lambda: (folder.run / "report.html").exists())
+            following = tmp_path / "next.toml"
+            following.write_text(TASK.replace('name = "small"', 'name = "next"'))
+            assert not set_task(folder, following)
+            assert folder.run.name == "next"
+            until(lambda: rounds_closed(folder) == 2, within_s=60)
             time.sleep(0.5)
         with DeviceStore(new.config.store_path, device=FIRST, inspect=True) as store:
             ledger = {(entry.task, entry.round): entry.charge for entry in store.ledger.entries()}
         assert spent.items() <= ledger.items(), "nothing that the lost card spent is forgotten"
         assert len(ledger) > len(spent), "and the new card takes part"
+        assert len({task for task, _ in ledger}) == 2, "in the next task, too, with the same ledger"
         with DeviceRegister(folder.path) as register:
             noted = {(task, number) for task, number, _ in register.charges(FIRST)}
             assert ledger.keys() <= noted

@@ -84,6 +84,7 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     (tmp_path / FILE_NAME).write_text('federation = "greenhouse"\n[broker]\nnames = ["localhost"]\n')
+    (tmp_path / "task.toml").write_text('name = "t"')
     with FleetRegistry(tmp_path) as registry:
         registry.add(RegisteredBoard(name, "raspberry-pi-4-4gb", place=f"bench {name[-1]}") for name in NAMES)
         yield Desk(FleetFolder(tmp_path), registry)

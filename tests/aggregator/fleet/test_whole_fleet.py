@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import DNSName, GeneralName, SubjectAlternativeName, load_pem_x509_certificate
+from typer.testing import CliRunner
 
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.fleet.renewal import Renewal
+from hushfleet.errors import BadInput
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
 from support.desk import Board, event_of, make_folder, served, until
@@ -117,6 +122,47 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
     event_of(back, LinkUp)
     for link in (back, links[1], announcer):
         link.close()
+
+
+def test_the_brokers_take_a_new_certificate_while_boards_stay_connected(fleet: FleetFolder, tmp_path: Path) -> None:
+    board = Board(fleet, tmp_path, "greenhouse-05")
+    assert board.enrol()
+    link = board.link(board.topics.server)
+    event_of(link, LinkUp)
+    ports = fleet.config.broker.port, fleet.config.broker.enrolment_port
+    before = [ssl.get_server_certificate(("127.0.0.1", port)) for port in ports]
+    file = fleet.path / FILE_NAME
+    text = file.read_text()
+    file.write_text(text.replace('names = ["127.0.0.1"]', 'names = ["127.0.0.1", "broker.example"]'))
+    assert "2 of 2 brokers" in renew(fleet)
+
+    def taken() -> bool:
+        found = [ssl.get_server_certificate(("127.0.0.1", port)) for port in ports]
+        return all(DNSName("broker.example") in names_of(pem) for pem in found) and not set(before) & set(found)
+
+    until(taken)
+    announcer = aggregator_link(fleet)  # with its former file, or the new one
+    event_of(announcer, LinkUp)
+    announcer.publish(board.topics.server, b"hello")
+    assert event_of(link, Delivery).payload == b"hello", "it was never disconnected"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=r"boards may know the broker as broker\.example"):
+        renew(fleet)
+    assert "2 of 2 brokers" in renew(fleet, "--drop-names")
+    for each in (link, announcer):
+        each.close()
+
+
+def renew(fleet: FleetFolder, *words: str) -> str:
+    outcome = CliRunner().invoke(build_app(), ["fleet", "renew", str(fleet.path), "--broker", *words])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    return outcome.output
+
+
+def names_of(pem: str) -> list[GeneralName]:
+    certificate = load_pem_x509_certificate(pem.encode())
+    return [*certificate.extensions.get_extension_for_class(SubjectAlternativeName).value]
 
 
 def aggregator_link(fleet: FleetFolder):

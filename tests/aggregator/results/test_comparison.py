@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from hushfleet.aggregator.results.report.comparison import comparison_rows, write_comparison
+import pytest
+
+from hushfleet.aggregator.results.gains import Gain
+from hushfleet.aggregator.results.report.comparison import (
+    comparison_json,
+    comparison_rows,
+    differ_by_seed,
+    load_runs,
+    write_comparison,
+)
+from hushfleet.aggregator.results.report.words import gained
+from hushfleet.aggregator.results.result import Rerun, Result
+from hushfleet.errors import BadInput
 from support.report_samples import sample
 
 RUNS = {
@@ -36,3 +49,46 @@ def test_the_page_holds_the_table_and_says_where_the_whole_reports_are(tmp_path:
             assert value in text
     assert "paper/report.html" in text
     assert "sums/report.html" in text
+
+
+def seeded(seed: int, own: float, *, epsilon: float = 2.0) -> Result:
+    task = f'name = "t"\nseed = {seed}\nprivacy.epsilon = {epsilon}'
+    made = Rerun(command="hushfleet simulate t.toml", task=task, digests={})
+    return sample(own=own).model_copy(update={"seed": seed, "rerun": made})
+
+
+def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
+    runs = {f"seed-{n}": seeded(n, own) for n, own in enumerate((0.75, 0.77, 0.79))}
+    rows = {name: values for name, *values in comparison_rows(runs)}
+    assert rows[""][-1] == "mean of 3 seeds"
+    spread = Gain.of([0.05, 0.07, 0.09])
+    assert rows["gained, common test"][-1] == gained(spread)
+    assert rows["federated, common test"][-1].startswith("77.0")
+    assert not differ_by_seed([seeded(0, 0.7), seeded(1, 0.7, epsilon=4.0)])
+    assert not differ_by_seed([seeded(0, 0.7), seeded(0, 0.8)])
+    assert not differ_by_seed(list(RUNS.values())), "files that do not say their task"
+
+
+def test_the_keys_in_which_tasks_differ_are_rows_of_their_own() -> None:
+    rows = {name: values for name, *values in comparison_rows({"a": seeded(0, 0.7), "b": seeded(0, 0.7, epsilon=4.0)})}
+    assert rows["task: privacy.epsilon"] == ["2.0", "4.0"]
+    assert [name for name in rows if name.startswith("task:")] == ["task: privacy.epsilon"]
+
+
+def test_json_has_the_numbers_and_the_verdict() -> None:
+    found = comparison_json(RUNS)["runs"]
+    assert found["paper"]["common_test"]["gain"] == pytest.approx(0.05)
+    assert [each["common_test"]["verdict"] for each in found.values()] == ["better", "worse"]
+    json.dumps(found)
+
+
+def test_runs_are_named_by_their_folders_and_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
+    for name in ("a/run", "b/run", "c"):
+        (tmp_path / name).mkdir(parents=True)
+        sample().save(tmp_path / name / "result.json")
+    assert list(load_runs([tmp_path / "a" / "run", tmp_path / "c"])) == ["run", "c"]
+    assert list(load_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"])) == [
+        str(tmp_path / n / "run") for n in "ab"
+    ]
+    with pytest.raises(BadInput, match=r"result\.json"):
+        load_runs([tmp_path / "a"])

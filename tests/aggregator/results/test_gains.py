@@ -75,12 +75,51 @@ def test_chance_is_the_commonest_class() -> None:
     assert chance(bare(sample(2))) == (None, None)
 
 
-def test_what_guessing_reaches_is_said_to_be_no_better_than_chance() -> None:
+@pytest.mark.parametrize(
+    ("federated", "chance", "images", "gains", "verdict"),
+    [
+        (0.50, 0.10, 1000, (0.10, 0.12), "better"),
+        (0.50, 0.10, 1000, (-0.10, -0.12), "worse"),
+        (0.50, 0.10, 1000, (-0.10, 0.12), "close"),
+        (0.50, 0.10, 1000, (), None),
+        (0.042, 0.10, 360, (0.0, 0.0), "nothing"),
+        (0.042, 0.10, 360, (), "nothing"),
+        (0.115, 0.10, 1000, (0.10, 0.12), "nothing"),  # chance and its error: 10 % ± 0.95 % of 1000 images
+        (0.125, 0.10, 1000, (0.10, 0.12), "better"),
+        (0.125, 0.10, 100, (0.10, 0.12), "nothing"),
+        (0.101, 0.10, 0, (0.10, 0.12), "better"),  # how many images is not known
+        (0.042, None, 360, (0.10, 0.12), "better"),  # the classes are not known
+        (None, 0.10, 360, (), None),
+    ],
+)
+def test_the_verdict_is_one_rule(
+    federated: float | None, chance: float | None, images: int, gains: tuple[float, ...], verdict: str | None
+) -> None:
+    alone = None if federated is None or not gains else federated - sum(gains) / len(gains)
+    assert Comparison(federated, alone, gains, chance, images).verdict == verdict
+
+
+def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:
     result = changed(sample(2, own=0.4, alone=0.3), label_counts=[[8, 2, 0], [8, 2, 0]])
     told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "40.0 % on the common test set is no better than chance" in told
-    assert "naming the commonest class reaches 80.0 %" in told
-    assert "devices' own data is no better" not in told
+    assert told.startswith("Federating has learned nothing: 40.0 % on the common test set, where always naming the")
+    assert "commonest class reaches 80.0 %; it beats training alone: +2.0" in told
+    assert "got a better model" not in told
+    assert "the model has learned nothing" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
+
+
+def test_a_shared_model_at_chance_is_said_beside_good_own_models() -> None:
+    result = changed(sample(2), label_counts=[[7, 2, 1], [7, 2, 1]], accuracy_own_common=[[0.9, 0.9]] * 3)
+    told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "The global model has learned nothing: 60.0 % on the common test set" in told
+
+
+def test_means_are_over_the_devices_that_were_measured_both_ways() -> None:
+    result = changed(sample(3), local_only_common=[0.5, 0.7, None])
+    found = common_test(result)
+    assert (found.federated, found.alone) == (pytest.approx(0.75), pytest.approx(0.6))
+    assert found.gain is not None
+    assert found.gain.mean == pytest.approx(sum(found.gains) / 2)
 
 
 def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> None:
@@ -104,7 +143,9 @@ def test_worse_is_by_more_than_the_own_tests_standard_error() -> None:
 
 
 def test_means_are_the_results_own() -> None:
-    assert own_data(sample(3)) == Comparison(0.9, 0.88, pytest.approx((0.02, 0.02, 0.02)))
+    found = own_data(sample(3))
+    assert (found.federated, found.alone) == (pytest.approx(0.9), pytest.approx(0.88))
+    assert found.gains == pytest.approx((0.02, 0.02, 0.02))
     assert common_test(bare(sample(3))).gain is None
 
 

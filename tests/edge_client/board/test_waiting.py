@@ -13,7 +13,7 @@ import pytest
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.waiting import FILE_NAME, SILENT_S, WaitingNote, advice_on_silence, read_waiting
 from hushfleet.edge_client.status import status, told
-from hushfleet.wire.format.messages import NotEnrolled
+from hushfleet.wire.format.messages import NotEnrolled, ServerState
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock
 
@@ -92,6 +92,22 @@ def test_an_agent_says_for_whom_it_waits(
     bench.until(lambda: bench.entry_status(1) == "acked")
     bench.steps(3)
     assert words() == "round: round 1 of 5 of digits-test"
+    server = bench.server
+    server.open_round(1, phase="closed")
+    bench.steps(3)
+    caplog.clear()
+    server.send(server.topics.server, ServerState(server.epoch, "lost", server.identity.public_key), retain=True)
+    bench.steps(3)
+    assert words() == "away: the aggregator, which is away"
+    bench.clock.now += SILENT_S + 1
+    bench.steps(2)
+    server.open_round(5, phase="finished")
+    bench.until(lambda: words() == "round: the next task; the last one has ended")
+    for _ in range(3):
+        bench.clock.now += SILENT_S + 1
+        bench.steps(2)
+    assert words() == "round: the next task; the last one has ended"
+    assert not caplog.records, "an aggregator that has ended its task is not missed"
     bench.hub.cut(DEVICE)
     bench.steps(1)
     assert words().startswith("broker: the broker mqtt://localhost: ")

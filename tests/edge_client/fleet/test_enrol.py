@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hushfleet.aggregator.fleet.authority import make_key
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import pack
-from hushfleet.edge_client.fleet.enrol import Enrolment
+from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp
 from support.desk import FEDERATION, Board
+from support.edge import Clock
 from support.enroller import Desk
 
 DEVICE = "greenhouse-01"
@@ -107,3 +113,84 @@ def test_a_board_waits_as_long_as_it_is_told(talk: Talk) -> None:
     assert asking.due_at == 3600.0
     asking.connected()
     assert asking.due_at == 0.0
+
+
+class _Service:
+    """A link that fails once, then is up, to a service that gives these verdicts."""
+
+    def __init__(self, talk: Talk, *verdicts: str) -> None:
+        self.talk, self.verdicts, self.events = talk, list(verdicts), deque[LinkEvent]([LinkDown("refused"), LinkUp()])
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if self.verdicts:
+            answer = self.talk.answer(payload, verdict=self.verdicts.pop(), certificate=b"", reason="ask Ada")
+            self.events.append(Delivery(topic, answer, False))
+
+    def receive(self, timeout_s: float) -> LinkEvent | None:
+        return self.events.popleft() if self.events else None
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def subscribe(self, topic_filter: str) -> None: ...
+
+
+def test_a_board_that_enrols_says_what_it_waits_for(talk: Talk) -> None:
+    board, said, clock = talk.board, list[tuple[str, str]](), Clock()
+
+    def waits_for(kind: str, words: str) -> None:
+        clock.now += 1
+        if (kind, words) not in said:
+            said.append((kind, words))
+
+    link = cast(Link, _Service(talk, "pending"))
+    topics, stop = Topics(FEDERATION), threading.Event()
+    asking = Enrolment(board.config, board.store, board.tls, clock=clock)
+    given = enrol(asking, lambda: link, topics, DEVICE, stop, waits_for=waits_for, patience_s=30, clock=clock)
+    assert not given
+    assert said == [
+        ("certificate", "a certificate of the fleet: no connection yet"),
+        ("certificate", "a certificate of the fleet: where certificates are given cannot be reached: refused"),
+        ("certificate", "a certificate of the fleet: asked, and not answered yet"),
+        ("certificate", "a certificate of the fleet: no certificate yet (pending): ask Ada"),
+    ]
+
+
+def test_what_twenty_thousand_rounds_have_cost_comes_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds here and there that cost the same, and rounds that cost something else each time."""
+    spent = {("often-00000000", 2 * number): 4.0 for number in range(18_000)}
+    spent |= {("varied-00000000", number): 1.0 + number / 7 for number in range(2_000)}
+    packed = {key: pack(Charge("device", "one device's update", "gaussian", cost)) for key, cost in spent.items()}
+    with talk.desk.register.transaction():
+        rows = [(DEVICE, task, number, charge) for (task, number), charge in packed.items()]
+        talk.desk.register.write_all("INSERT INTO charges VALUES (?, ?, ?, ?)", rows)
+    spent["small-00000000", 3] = 2.0
+    store, asking = talk.board.store, talk.board.asking()
+    asked = 0
+
+    def full(*_: object) -> None:
+        assert len(store.ledger.entries()) == 0
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "note_enrolled", full)
+        with contextlib.suppress(StoreError):
+            while asked < 40:
+                asked += 1
+                answer = talk.answer(asking.frame())
+                asking.take(answer)
+                asking.take(answer)  # it came twice
+    assert 10 < asked < 40
+    assert not store.is_enrolled
+    for _ in range(asked):  # all of it again
+        assert not asking.granted
+        asking.take(talk.answer(asking.frame()))
+    assert asking.granted
+    assert {(entry.task, entry.round): entry.charge.noise_multiplier for entry in store.ledger.entries()} == spent
+
+
+def test_parts_that_go_round_in_circles_are_refused(talk: Talk) -> None:
+    asking = talk.board.asking()
+    asking.take(talk.answer(asking.frame(), up_to=("small-00000000", 3)))
+    with pytest.raises(Malformed, match="came after"):
+        asking.take(talk.answer(asking.frame(), up_to=("small-00000000", 3)))
+    assert not talk.board.store.is_enrolled

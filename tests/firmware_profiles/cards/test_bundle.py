@@ -89,8 +89,8 @@ def test_missing_wheels_are_named(tmp_path: Path, wheels: Path, monkeypatch: pyt
     next(wheels.glob("numpy*")).unlink()
     with pytest.raises(BadInput, match=r"numpy==.*--wheels"):
         bundle.build(tmp_path / "a.hfr", key=KEY, python="3.13", wheels=wheels)
-    with pytest.raises(BadInput, match=r"choose of 3\.11"):
-        bundle.build(tmp_path / "a.hfr", key=KEY, python="3.10", wheels=wheels)
+    with pytest.raises(BadInput, match=r"choose of 3\.10, 3\.11"):
+        bundle.build(tmp_path / "a.hfr", key=KEY, python="3.9", wheels=wheels)
     assert not list(tmp_path.glob("*.hfr"))
 
 

@@ -30,8 +30,9 @@ def test_what_units_start_is_what_is_installed() -> None:
     for unit in UNITS.glob("*.service"):
         for path in re.findall(r"/opt/hushfleet/(\S+)", "".join(re.findall(r"^Exec.*$", unit.read_text(), re.M))):
             assert f"$opt/{path}" in installed or path == "current", (unit.name, path)
-    assert "MemoryMax=" in (UNITS / "hushfleet-client.service").read_text()
-    assert "WatchdogSec=" in (UNITS / "hushfleet-client.service").read_text()
+    client = (UNITS / "hushfleet-client.service").read_text()
+    for line in ("Type=notify", "Restart=always", "RestartPreventExitStatus=2", "MemoryMax=", "WatchdogSec="):
+        assert f"\n{line}" in client
 
 
 @pytest.mark.parametrize("script", ["install.sh", "first-boot.sh"])

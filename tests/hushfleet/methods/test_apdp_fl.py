@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opacus.accountants import RDPAccountant
 
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import score_of
@@ -17,8 +19,9 @@ from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
-from support.methods import context_of, penalty, released
+from support.methods import context_of, penalty, released, trained
 
 LAYOUT = ParamLayout(("a.weight",), ((4,),))
 RECORD = PrivacySpec("record", "as-published", 1.0, 5.0, 1e-5, sample_rate=0.5, batches=10)
@@ -37,8 +40,8 @@ def outcome(round: int, *, step: float = 1.0, accuracy: float | None = None, los
     ("step", "loss_rose", "accuracy_fell", "progress", "score"),
     [
         (1.0, False, False, 0.0, 0.0),
-        (0.5, False, False, 0.0, 0.0),
-        (0.375, False, False, 0.0, 17.5),  # 2 (1 - 0.75) = 0.5 of 35
+        (0.75, False, False, 0.0, 17.5),  # 2 (1 - 0.75) = 0.5 of 35
+        (0.5, False, False, 0.0, 35.0),
         (0.25, False, False, 0.0, 35.0),
         (0.0, False, False, 0.0, 35.0),
         (1.0, True, False, 0.0, 20.0),
@@ -53,10 +56,10 @@ def test_the_score_by_hand(step: float, loss_rose: bool, accuracy_fell: bool, pr
 
 
 def test_noise_falls_in_rounds_that_score_above_fifty() -> None:
-    """Ten rounds without a validation set: a step of a quarter of the longest one is worth 35, rounds 20 t / 5."""
+    """Ten rounds without a validation set: a step of half of the longest one is worth 35, rounds 20 t / 5."""
     method = apdp(decay=0.5)
     server, sigmas = method.server.initial(0), []
-    for round, step in enumerate([8.0, 2.0, 2.0, 2.0, 8.0, 2.0], start=1):
+    for round, step in enumerate([8.0, 4.0, 4.0, 4.0, 8.0, 4.0], start=1):
         sigmas.append(method.server.controls(server, round)["noise_multiplier"])
         server = method.server.advance(server, outcome(round, step=step))
     # scores 4, 43, 47, 51, 20, 55: the noise of rounds 5 and 7 is half of that before
@@ -89,14 +92,49 @@ def test_without_decay_or_noise_nothing_changes() -> None:
         assert method.server.controls(server, 11) == {"noise_multiplier": sigma}
 
 
-@pytest.mark.parametrize(("accounting", "divisor"), [("as-published", 20), ("strict", 1)])
-def test_a_preference_scales_the_noise_of_the_round_and_the_charge_with_it(accounting: str, divisor: int) -> None:
-    """As published the whole batch is clipped: of r = 20 samples one can move all, so sigma counts for sigma / r."""
+@pytest.mark.parametrize("accounting", ["as-published", "strict"])
+def test_a_preference_scales_the_noise_of_the_round_and_the_charge_with_it(accounting: str) -> None:
     method = apdp(replace(RECORD, accounting=accounting))
     charge = method.charge(RoundTerms(10, {"noise_multiplier": 4.0}, preference=1.5))
-    assert charge.noise_multiplier == pytest.approx(6.0 / divisor)
+    assert charge.noise_multiplier == 6.0
     assert (charge.unit, charge.sample_rate, charge.steps) == ("record", 0.5, 10)
-    assert method.record_mechanism(RoundTerms()).clips == ("record" if accounting == "strict" else "batch")
+
+
+def test_local_training_is_algorithm_2_line_by_line() -> None:
+    """Subsets of one record, on all r = 7 of them, E = 3 times, with the paper's sigma = 1.5 and R_i / L = 1.2."""
+    bound, sigma, rate, r, steps = 0.5, 1.5, 0.1, 7, 3
+    features = np.random.default_rng(4).integers(0, 256, (r, 1, 1, 4), dtype=np.uint8)
+    data = Samples(features, np.arange(r) % 2, (0.5,), (0.25,))
+
+    def gradient(params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **_: Any) -> tuple[float, Any]:
+        rows = x.reshape(len(y), -1)
+        out[...] = ((rows @ params - y)[:, None] * rows).mean(axis=0)  # of half a squared error
+        return 0.0, out
+
+    privacy = replace(RECORD, clip_norm=bound, noise_multiplier=2 * sigma, sample_rate=1.0, batches=steps)
+    method = apdp(privacy, optimizer="sgd", learning_rate=rate, batch_size=r, local_steps=steps)
+    start = np.array([1, -2, 3, 4], np.float32)
+    got = trained(method, start, gradient, data, terms=RoundTerms(preference=1.2), noise=SeededNoise(1, 2, 3)).end
+
+    w, noise = start.astype(np.float64), SeededNoise(1, 2, 3)
+    for _ in range(steps):
+        total = np.zeros(4)
+        for b in range(r):
+            g = gradient(w, data.x[b : b + 1], data.labels[b : b + 1], out=np.empty(4))[1]
+            total += g / max(1, np.linalg.norm(g) / bound)
+        w = w - rate / r * (total + 2 * bound * (1.2 * sigma) * noise.normal(4))
+    np.testing.assert_allclose(got, w, atol=steps * rate / r * 2 * bound * 1.2 * sigma * 2**-9)
+    charge = method.charge(RoundTerms(preference=1.2))
+    accountant = RDPAccountant()
+    accountant.history = [(2 * 1.2 * sigma, 1.0, steps)]
+    spent = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps)]
+    assert epsilon(spent, delta=1e-5, accountant="rdp") == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_the_server_steps_by_its_learning_rate() -> None:
+    server = apdp(server_learning_rate=0.5).server
+    after = server.aggregate({}, np.ones(4), np.array([2.0, 4.0, 6.0, 0.0]), np.array([2.0, 2.0, 2.0, 0.0]))
+    np.testing.assert_array_equal(after, [1.5, 2.0, 2.5, 1.0])
 
 
 def test_with_the_unit_device_the_update_is_noised_by_preference() -> None:
@@ -113,7 +151,7 @@ def test_a_proximal_weight_pulls_towards_the_start() -> None:
     assert penalty(method, context_of(method, global_params=start), params, gradient).tolist() == [2.0] * 4
 
 
-@pytest.mark.parametrize("wrong", [{"decay": 0.0}, {"decay": 1.1}, {"mu": -1.0}])
+@pytest.mark.parametrize("wrong", [{"decay": 0.0}, {"decay": 1.1}, {"mu": -1.0}, {"server_learning_rate": 0.0}])
 def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
     with pytest.raises(Malformed, match=next(iter(wrong))):
         apdp(**wrong)

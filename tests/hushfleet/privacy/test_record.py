@@ -23,7 +23,6 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 from support.methods import trained as train
@@ -204,18 +203,6 @@ def test_a_gradient_that_is_not_finite_is_refused(gradient: Gradient) -> None:
 def test_a_runtimes_own_clipping_gives_the_same() -> None:
     one, other = (trained(method_of(), samples(30), gradient=each) for each in (Gradient(), ClipsItself()))
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_a_clipped_batch_is_noised_twice_and_charged_for_its_turning_round() -> None:
-    """APDP-FL as published: 2 C / r N(0, sigma^2) on a gradient that one record can move by 2 C."""
-    usual = RecordMechanism(0.5, 3.0, sample_rate=1.0, batches=2, gradients_per_batch=1, batch_size=4)
-    mechanism = replace(usual, clips="batch")
-    noised = mechanism.noised_mean(mechanism.clipped_batch(np.array([3, 4], np.float32)), SeededNoise(0, 0, 0))
-    noise = SeededNoise(0, 0, 0).normal(2)
-    std = 2 * 0.5 / 4 * 3.0
-    np.testing.assert_allclose(noised, np.array([0.3, 0.4]) + std * noise, atol=std * 2**-10)
-    assert mechanism.charge().noise_multiplier == 3.0 / 4
-    assert usual.charge().noise_multiplier == 3.0
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -41,4 +41,10 @@
     addEventListener(event, () => { document.documentElement.classList.toggle("paper", paper); draw(); });
   }
   addEventListener("toggle", (event) => event.target.open && draw(), true);
+  function unfold() {
+    document.getElementById(location.hash.slice(1))?.querySelector(":scope > details")?.setAttribute("open", "");
+  }
+  addEventListener("hashchange", unfold);
+  addEventListener("beforeprint", () => document.querySelectorAll("section > details").forEach((each) => { each.open = true; }));
+  unfold();
 })();

@@ -53,6 +53,7 @@ CARRIED = st.builds(
     CarriedRounds, TASKS, st.just(((1, 4), (6, 7))), st.just("device"), st.just("one device's update"),
     st.just("gaussian"), st.floats(0, 100), st.integers(1, 9), st.just(1.0), st.integers(1, 9), st.just(("accuracy",)),
 )  # fmt: skip
+SPENT = st.none() | st.tuples(TASKS, ROUNDS)
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(ServerState, ROUNDS, st.sampled_from(["ready", "lost"]), st.just(DEVICE.public_key)),
     st.builds(TaskNotice, TASKS, DIGESTS, SIZES, ROUNDS),
@@ -84,11 +85,11 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("closed"), st.just(0), st.just(b"")),
     st.builds(
         EnrolRequest, NAMES, st.binary(min_size=1, max_size=2048), st.just(DEVICE.public_key),
-        st.sampled_from([b"", DIGEST]), NONCES, st.just("pi-zero-2w"), st.just("0.3.0"),
+        st.sampled_from([b"", DIGEST]), NONCES, st.just("pi-zero-2w"), st.just("0.3.0"), SPENT,
     ),
     st.builds(
         EnrolAnswer, NAMES, NONCES, st.just("granted"), st.binary(min_size=1, max_size=16_384), st.text(max_size=900),
-        ROUNDS, st.lists(CARRIED, max_size=3).map(tuple),
+        ROUNDS, st.lists(CARRIED, max_size=3).map(tuple), SPENT,
     ),
     st.builds(EnrolAnswer, NAMES, NONCES, st.just("pending"), st.just(b""), st.text(max_size=900), ROUNDS),
     st.builds(

@@ -23,10 +23,11 @@ from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix, parse_mix
-from hushfleet.simulator.engines.clock.cli import print_forecasts, register, sample_counts
+from hushfleet.simulator.engines.clock.cli import register
 from hushfleet.simulator.engines.clock.device import Spent
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
+from hushfleet.simulator.engines.clock.show import print_forecasts, sample_counts
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.fleet import device_names, make_fleet
 from hushfleet.simulator.units import shown_bytes, shown_time

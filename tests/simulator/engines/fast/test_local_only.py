@@ -68,9 +68,10 @@ def test_one_row_for_each_device_in_the_fleets_order(alone: list[Alone], calm: S
     assert len({one.accuracy_common for one in alone}) > 1
 
 
-def test_workers_change_nothing(alone: list[Alone], calm: Simulation) -> None:
+def test_workers_change_nothing_and_do_without_torch(alone: list[Alone], calm: Simulation) -> None:
     with Workers(2) as workers:
         assert list(train_alone(calm, workers)) == alone
+        assert not any(workers.map(eval, ["'torch' in __import__('sys').modules"] * 8))
 
 
 def test_it_spends_no_privacy_and_touches_no_store(calm: Simulation, runs: Any, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hushfleet.simulator.engines.live.memory_limit import (
     limited,
 )
 
-UNIT = Path(__file__).parents[4] / "examples" / "hushfleet-client.service"
+UNIT = Path(__file__).parents[4] / "firmware_profiles" / "cards" / "kit" / "units" / "hushfleet-client.service"
 
 
 def test_a_board_by_hand() -> None:

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.run import RunOptions, run
+from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import Simulation, begin
 
 pytestmark = pytest.mark.slow

@@ -40,7 +40,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedrep": [{"head_epochs": 1, "local_epochs": 3}],
     "dp-fedsim": [{"max_stretch": 2.0}],
     "feddpa": [{"lambda_1": 5.0, "lambda_2": 5.0}, {"personal_epochs": 1}],
-    "perfreezeclip": [{"local_epochs": 3, "freeze_ratio": 0.5, "max_norm": 1.0}],
+    "perfreezeclip": [
+        {"local_epochs": 3, "freeze_ratio": 0.5, "max_norm": 1.0},
+        {"local_epochs": 3, "freeze_ratio": 0.9, "norms": "part", "history": "life"},
+    ],
 }
 
 PRIVACY = {

@@ -109,7 +109,7 @@ def test_a_sampled_claims_own_mechanism_does_not_contradict_it() -> None:
 
     def scores(inside: bool) -> np.ndarray:
         taken = [(rng.random(trials) < rate) & inside for _ in range(batches)]
-        return log_ratio([rng.normal(0, sigma, (1, trials)) + each for each in taken], rate, sigma, 1.0)
+        return log_ratio([rng.normal(0, sigma, (1, trials)) + each for each in taken], rate, sigma)
 
     inside, outside = scores(True), scores(False)
     for threshold in np.quantile(outside, (0.3, 0.9)):

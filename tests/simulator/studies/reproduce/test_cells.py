@@ -16,7 +16,8 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast import engine as fast_engine
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
-from hushfleet.simulator.studies.reproduce.cli import register, to_run
+from hushfleet.simulator.studies.reproduce.cli import register
+from hushfleet.simulator.studies.reproduce.command import to_run
 from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
 from hushfleet.simulator.studies.reproduce.recipe import find_recipe, load_paper
@@ -201,7 +202,7 @@ def test_an_interruption_says_how_to_go_on(book: Path, tmp_path: Path, monkeypat
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.cli.run_cells", interrupted)
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.run.run_cells", interrupted)
     monkeypatch.setattr("sys.argv", ["hushfleet", "reproduce", "own", "--table", "1"])
     code, said = typed("own", "--table", "1", "--out", str(tmp_path / "out"), "--results", str(book))
     assert code == 130

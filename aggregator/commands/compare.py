@@ -1,0 +1,45 @@
+"""`hushfleet compare`: runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def compare(
+        runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders, with `result.json`.")],
+        out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page.")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    ) -> None:
+        """Set runs side by side: what devices gained, what they gave away, and where the tasks differ.
+
+        Runs that differ by their seed alone have a column more, with the mean over seeds and its standard error.
+
+        Example:  hushfleet compare runs/a runs/b --out both.html
+        """
+        from rich.console import Console
+
+        from hushfleet.aggregator.observe.events import to_json
+        from hushfleet.aggregator.results.report.comparison import (
+            comparison_json,
+            comparison_table,
+            load_runs,
+            write_comparison,
+        )
+
+        results = load_runs(runs)
+        if out is not None:
+            reports = {name: str(folder / "report.html") for name, folder in zip(results, runs, strict=True)}
+            write_comparison(f"{len(results)} runs", results, reports, out)
+        if as_json:
+            print(json.dumps(to_json(comparison_json(results)), indent=1))
+            return
+        console = Console()
+        console.print(comparison_table(results, title="what a device gained, and what it gave away"))
+        if out is not None:
+            console.print(f"page  {out}", highlight=False)

@@ -1,0 +1,175 @@
+"""What `hushfleet aggregator` does when it is called: a task with the devices behind a broker."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.devices.charge_book import ChargeBook
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
+from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.results.record import record
+from hushfleet.aggregator.results.report import write_report
+from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.link.interface import Link, Will
+
+
+def torch_device(name: str) -> str:
+    """`auto` resolved. Raises `BadInput` where cuda is asked for and not there."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
+    return name
+
+
+def resume_command(context: typer.Context, folder: Path) -> str:
+    """What to type to go on with the run in `folder`: the options that were given, once more."""
+    words = ["hushfleet", "aggregator"]
+    for parameter in context.command.params:
+        name, value = parameter.name or "", context.params.get(parameter.name or "")
+        if name == "task_file" and value is not None:
+            words.append(str(value))
+        elif name not in ("out", "resume") and value is not None and value != parameter.default:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [parameter.opts[0], str(each)]
+    return shlex.join(words if context.params.get("fleet") else [*words, "--out", str(folder), "--resume"])
+
+
+def nobody_is_known(folder: Path) -> BadInput:
+    return BadInput(
+        "no device is known, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
+        f"add each device: hushfleet devices add {folder} ID --key KEY (`hushfleet-edge status DEVICE.toml` "
+        f"prints a board's key), then start again with --out {folder}. In a lab: --enrolment open"
+    )
+
+
+def enrolment_of(
+    store: AggregatorStore,
+    known: DeviceRegister,
+    listed: list[KnownDevice],
+    *,
+    closed: bool,
+    may_be_empty: bool,
+    console: Console,
+) -> Enrolment:
+    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later."""
+    known.add(listed)
+    enrolment = Enrolment(store, known, closed=closed)
+    if closed and not enrolment.count and not may_be_empty:
+        raise nobody_is_known(store.folder)
+    if closed:
+        text = f"{enrolment.count} devices may take part; see: hushfleet devices list {known.path.parent}"
+    else:
+        text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
+    console.print(text, highlight=False, soft_wrap=True)
+    return enrolment
+
+
+def prepared_under_its_id(
+    task: Task, store: AggregatorStore, *, data_dir: Path | None, run_id: str | None
+) -> PreparedTask:
+    """The task under the id that the run began with, since devices know it by that."""
+    stored = store.get("run_id")
+    known = None if stored is None else stored.decode()
+    if known is not None and run_id not in (None, known):
+        raise BadInput(f"--run-id {run_id!r}: the run in {store.folder} has the id {known!r}")
+    chosen = known or run_id or os.urandom(4).hex()
+    prepared = prepare(task, data_dir=data_dir, run_id=chosen)
+    store.put("run_id", chosen.encode())
+    return prepared
+
+
+def run_rounds(
+    engine: RoundEngine,
+    connect: Callable[[Will], Link],
+    identity: Identity,
+    enrolment: Enrolment,
+    *,
+    roster: RosterFile | None = None,
+    charges: ChargeBook | None = None,
+    epoch: int,
+    federation: str,
+    console: Console,
+) -> bool:
+    """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
+    path = engine.store.folder / "events.jsonl"
+    display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
+    earlier, _ = read_events(path)
+    with _ShownLog(path, display) as events, _stop_on_signals() as stop:
+        coordinator = Coordinator(
+            engine,
+            connect,
+            identity=identity,
+            epoch=epoch,
+            enrolment=enrolment,
+            roster=roster,
+            charges=charges,
+            federation=federation,
+            events=events,
+        )
+        console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        with display:
+            for event in earlier:
+                display.state.apply(event)
+            coordinator.run(stop)
+    return engine.finished
+
+
+class _ShownLog(EventLog):
+    """The event log, shown as it is written."""
+
+    def __init__(self, path: Path, display: FleetDisplay) -> None:
+        super().__init__(path)
+        self._display = display
+
+    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+        event = super().write(kind, **fields)
+        self._display.apply(event)
+        return event
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM end the loop between two steps; a second one ends it at once."""
+    stop = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def write_results(store: AggregatorStore, prepared: PreparedTask, console: Console) -> None:
+    result = record(store, prepared, engine="field", seed=None)
+    result.save(store.folder / "result.json")
+    write_report(result, store.folder / "report.html")
+    console.print(summary_table(result))
+    console.print(f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}", highlight=False)

@@ -1,0 +1,47 @@
+"""`hushfleet report`: the report of a run, made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def report(
+        run: Annotated[
+            Path, typer.Argument(metavar="RUN", help="Run folder, with `result.json`, or one of several runs.")
+        ],
+        out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Default: report.html in it.")] = None,
+    ) -> None:
+        """Make the report of a run anew from its result.json, and print its summary.
+
+        Example:  hushfleet report runs/demo
+        """
+        from rich.console import Console
+
+        from hushfleet.aggregator.observe.display import summary_table
+        from hushfleet.aggregator.results.report import write_report
+        from hushfleet.aggregator.results.report.comparison import load_runs, write_comparison
+        from hushfleet.aggregator.results.result import Result
+        from hushfleet.errors import BadInput
+
+        console, path = Console(), out or run / "report.html"
+        if (run / "result.json").exists():
+            result = Result.load(run / "result.json")
+            write_report(result, path)
+            console.print(summary_table(result))
+        else:
+            folders = sorted(file.parent for file in run.glob("*/result.json"))
+            if not folders:
+                raise BadInput(
+                    f"{run} has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
+                )
+            runs = load_runs(folders)
+            for folder, result in zip(folders, runs.values(), strict=True):
+                write_report(result, folder / "report.html")
+            reports = {name: f"{folder.name}/report.html" for name, folder in zip(runs, folders, strict=True)}
+            write_comparison(f"{len(runs)} runs", runs, reports, path)
+        console.print(f"report  {path}", highlight=False)

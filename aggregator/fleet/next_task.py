@@ -1,0 +1,32 @@
+"""A fleet's next task: its run has a folder of its own, and boards go on with the ledgers that they have.
+
+The name of the task in `task.toml` says which run the aggregator goes on with, so changing from one to another is one
+file that is written whole, and changing back is the same. What boards have spent is in `devices.sqlite`, for all runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.errors import BadInput
+
+
+def set_task(folder: FleetFolder, task: Path) -> bool:
+    """Makes the file `task` the one that the aggregator runs from its next start on; whether that run was begun before.
+
+    Raises `BadInput` where it is no task, or a run of another task has its name; and `StoreFull`.
+    """
+    name, data, current = load_task(task).name, task.read_bytes(), folder.run
+    if current.exists():
+        atomic_file.write_whole(current / "task.toml", folder.task.read_bytes(), durable=True)
+    run = folder.path / "runs" / name
+    kept = run / "task.toml"
+    if run.exists() and (not kept.exists() or kept.read_bytes() != data):
+        raise BadInput(
+            f"{run} has the run of another task: give the next one another name, or go on with that one: {kept}"
+        )
+    atomic_file.write_whole(folder.task, data, durable=True)
+    return run.exists()

@@ -1,0 +1,69 @@
+"""The certificates of a fleet's own processes: of its brokers and its page, and of aggregator and fleet service.
+
+Their keys stay when they are renewed, so each certificate is one file, written whole: a broker that is started, or told
+to read its files, at any moment has a certificate and the key to it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.fleet.authority import Authority
+from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetConfig, FleetFolder
+from hushfleet.errors import BadInput
+
+CLIENT_DAYS = 3650
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_SERVERS = ("broker/broker", "service/page")
+_CLIENTS = {"aggregator/cert": AGGREGATOR_NAME, "service/cert": SERVICE_NAME}
+STEMS = (*_SERVERS, *_CLIENTS)
+"""Where they are in the fleet's folder: STEM.pem, and STEM.key beside it."""
+AUTHORITY = "ca/ca"
+
+
+def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: datetime.datetime) -> None:
+    """All of them, for the keys that are there. Raises `BadInput` for a key that cannot be read, and `StoreFull`."""
+    names = list(dict.fromkeys([*config.broker.names, config.broker.connect, *_LOCAL_NAMES]))
+    for stem in STEMS:
+        key = _read_key(path / f"{stem}.key").public_key()
+        if stem in _CLIENTS:
+            issued = authority.sign_client(_CLIENTS[stem], key, days=CLIENT_DAYS, now=now)
+        else:
+            issued = authority.sign_server(names, key, now=now)
+        atomic_file.write_whole(path / f"{stem}.pem", issued.pem, durable=True)
+
+
+def lost_names(folder: FleetFolder) -> list[str]:
+    """Of the broker's certificate, those that fleet.toml has no more. Boards that were told one would be lost."""
+    found = _read(folder.path / "broker/broker.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    names = [str(each.value) for each in found.value]
+    kept = {*folder.config.broker.names, folder.config.broker.connect, *_LOCAL_NAMES}
+    return [name for name in names if name not in kept]
+
+
+def ends(folder: FleetFolder) -> dict[str, float]:
+    """When they end, and `AUTHORITY`, in unix seconds, by stem. Raises `BadInput`."""
+    return {stem: _read(folder.path / f"{stem}.pem").not_valid_after_utc.timestamp() for stem in (*STEMS, AUTHORITY)}
+
+
+def _read(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"the certificate {file} cannot be read: {error}") from error
+
+
+def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(file.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"the key {file} cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{file} holds no EC key")
+    return key

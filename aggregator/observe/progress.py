@@ -1,0 +1,101 @@
+"""Nothing long is silent: a line that redraws itself on a terminal, and in a file or a pipe one every ten seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+
+from hushfleet.progress import Work, under_way
+
+EVERY_S = 10.0
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[None]:
+    """Shows what `hushfleet.progress` knows to be under way."""
+    if console.is_terminal:
+        with Live(_Line(), console=console, transient=True, refresh_per_second=8):
+            yield
+    else:
+        with Heartbeat(console, in_words):
+            yield
+
+
+class Heartbeat:
+    """A context manager; inside of it a line is printed whenever nothing was said for ten seconds.
+
+    :param words: the line; empty for none.
+    """
+
+    def __init__(self, console: Console, words: Callable[[], str]) -> None:
+        self._console, self._words = console, words
+        self._said, self._stop = threading.Event(), False
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def said(self) -> None:
+        """Something else was printed."""
+        self._said.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop = True
+        self._said.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop:
+            if self._said.wait(EVERY_S):
+                self._said.clear()
+            elif line := self._words():
+                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def in_words() -> str:
+    """What is under way, and how long it will take: as in "training alone: 12 of 100, 34 s, about 4 min left"."""
+    return "; ".join(map(_said_of, tuple(under_way)))
+
+
+def _said_of(work: Work) -> str:
+    left = work.left_s
+    parts = [
+        *([] if work.total is None else [f"{work.done} of {work.total}"]),
+        time_in_words(work.elapsed_s),
+        *([] if not left else [f"about {time_in_words(left)} left"]),
+    ]
+    return f"{work.what}: {', '.join(parts)}"
+
+
+def time_in_words(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class _Line:
+    """The same for a terminal, with a bar where parts are counted."""
+
+    def __init__(self) -> None:
+        self._spinner = Spinner("dots")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not under_way:
+            return
+        row = Table.grid(padding=(0, 1))
+        work = next((work for work in reversed(tuple(under_way)) if work.total), None)
+        bar = [] if work is None else [ProgressBar(work.total or 1, work.done, width=24)]
+        row.add_row(self._spinner, in_words(), *bar)
+        yield row

@@ -1,0 +1,67 @@
+"""The tables of a run's repetitions, at other noise and in other forms on the wire: for the page and the terminal."""
+
+from __future__ import annotations
+
+import math
+
+from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
+from hushfleet.aggregator.results.report.words import codec, gained, number, percent, size
+from hushfleet.aggregator.results.result import Result, SweepPoint, WireInfo, WirePoint
+
+DASH = "\N{EN DASH}"
+ONE_BIT_DB = 10 * math.log10(math.pi / 2)
+
+
+def noise_table(result: Result) -> Table:
+    """From the strongest protection to none; the run itself is one of the rows, with an asterisk."""
+    runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
+    head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
+    rows = [
+        (
+            number(run.noise_multiplier) + (" *" if run.noise_multiplier == result.noise_multiplier else ""),
+            number(run.epsilon_server),
+            number(run.epsilon_release),
+            *_ends(result, run),
+        )
+        for run in runs
+    ]
+    return Table(head, rows)
+
+
+def wire_table(result: Result) -> Table:
+    """From few bytes to many; the run itself is one of the rows, with an asterisk."""
+    runs = sorted(result.details.wire_sweep, key=lambda run: run.uplink_bytes)
+    head = ("on the wire", "bits per parameter", "sent up", "cost, dB", "common test", "own data", "global", "gain")
+    rows = [
+        (
+            codec(run.wire, whole=False) + (" *" if run.wire == result.wire else ""),
+            number(run.bits_per_value),
+            size(run.uplink_bytes),
+            cost_db(run.wire),
+            *_ends(result, run),
+        )
+        for run in runs
+    ]
+    return Table(head, rows)
+
+
+def cost_db(wire: WireInfo) -> str:
+    """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
+    if wire.codec == "one-bit":
+        return number(ONE_BIT_DB)
+    if wire.step is None:
+        return "0"
+    return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
+
+
+def _ends(result: Result, run: SweepPoint | WirePoint) -> tuple[str, ...]:
+    accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
+    return (*map(percent, accuracies), _gain(result, run))
+
+
+def _gain(result: Result, run: SweepPoint | WirePoint) -> Cell:
+    verdict = verdict_of(result, run)
+    if verdict == "nothing":
+        return Cell(VERDICTS[verdict], verdict)
+    return Cell(number(None) if run.gain_over_local_only is None else gained(gain_of(run), ""), verdict or "")

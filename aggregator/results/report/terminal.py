@@ -1,0 +1,20 @@
+"""A report's table on a terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from hushfleet.aggregator.results.report.page import Cell, Table
+
+_STYLES = {"better": "green", "worse": "yellow", "nothing": "red", "close": "bright_black", "open": "bright_black"}
+
+
+def terminal_table(table: Table, *, title: str) -> TerminalTable:
+    """The same cells; a verdict has its colour."""
+    shown = TerminalTable(title=title)
+    for n, name in enumerate(table.head):
+        shown.add_column(name.replace("_", "_\n"), justify="left" if n < table.names else "right")
+    for row in table.rows:
+        shown.add_row(*(Text(cell, _STYLES.get(cell.css, "") if isinstance(cell, Cell) else "") for cell in row))
+    return shown

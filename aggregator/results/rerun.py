@@ -1,0 +1,114 @@
+"""What it takes to run a run again: the command, the task as it was, and digests of what it was made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hushfleet
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.result import Rerun
+from hushfleet.data.samples import Samples
+
+_PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
+_GIT_S = 10.0
+
+
+def rerun(prepared: PreparedTask, *, runtime: str = "") -> Rerun:
+    """Of a run of this process.
+
+    :param runtime: what computed the gradients, where that was this machine.
+    """
+    digests = {"task package": prepared.spec_ref.digest.hex()}
+    if prepared.dataset is not None:
+        parts = {"training images": prepared.dataset.train, "test images": prepared.dataset.test}
+        digests |= {name: samples_digest(samples) for name, samples in parts.items() if len(samples)}
+    method = Path(prepared.task.method.name.rpartition(":")[0])
+    if method.suffix == ".py":
+        digests["method file"] = hashlib.sha256(method.read_bytes()).hexdigest()
+    return Rerun(
+        command=command_line(),
+        task=toml_of(prepared.task.to_plain()),
+        digests=digests,
+        commit=commit(),
+        runtime=runtime,
+    )
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with. The processor counts: where its instructions differ, sums round in another order."""
+    found = {"hushfleet": hushfleet.__version__, "python": platform.python_version(), "platform": sys.platform}
+    found["processor"] = _processor()
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def command_line() -> str:
+    """What was typed, without a password in an address, and without `--resume`: the whole run is meant."""
+    words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word != "--resume")]
+    return shlex.join([re.sub(r"://[^@/\s]*@", "://", word) for word in words])
+
+
+def commit() -> str | None:
+    """Of the source tree that runs, with `-changed` where it differs from it; None where it is in no repository."""
+    folder = Path(hushfleet.__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=_GIT_S)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # an environment may lie inside of somebody else's repository
+    if git("ls-files", "--error-unmatch", "__init__.py") is None or (head := git("rev-parse", "HEAD")) is None:
+        return None
+    return f"{head}-changed" if git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def samples_digest(samples: Samples) -> str:
+    """SHA-256 of the shape, the images and the labels, as hex."""
+    found = hashlib.sha256(json.dumps(samples.images.shape).encode())
+    found.update(np.ascontiguousarray(samples.images))
+    found.update(np.ascontiguousarray(samples.labels, dtype="<i8"))
+    return found.hexdigest()
+
+
+def toml_of(plain: Mapping[str, Any]) -> str:
+    """A task file of what `Task.to_plain` gives: a key a line."""
+    lines = []
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            lines += [f"{name}.{key} = {_toml(each)}" for key, each in value.items()]
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _processor() -> str:
+    found = np.show_config(mode="dicts")
+    extensions = found.get("SIMD Extensions", {}).get("found", []) if isinstance(found, dict) else []
+    return f"{platform.machine()} {' '.join(extensions[-1:])}".strip()

@@ -1,0 +1,157 @@
+"""A run's figures by round for TensorBoard and MLflow, read from its event log: while it goes on, or afterwards.
+
+It reads beside the aggregator and never in it, so a tracking server that hangs delays nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, Protocol
+
+from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.observe.fleet_state import RunState
+from hushfleet.errors import BadInput
+
+Tracker = Literal["tensorboard", "mlflow"]
+_LOOK_EVERY_S = 1.0
+_OF_ROUND = {
+    "accuracy_global": "accuracy/global",
+    "loss": "loss",
+    "participants": "round/devices",
+    "wall_s": "round/seconds",
+    "uplink_bytes": "bytes/up",
+    "downlink_bytes": "bytes/down",
+    "snr_db": "privacy/snr_db",
+}
+_OF_DEVICES = {"accuracy_own_common": "accuracy/own_common_test", "accuracy_own_local": "accuracy/own_data"}
+
+
+class Figures(NamedTuple):
+    """Of one closed round. `at` are unix seconds; what is infinite or was not measured is left out of `values`."""
+
+    round: int
+    at: float
+    values: dict[str, float]
+
+
+class Sink(Protocol):
+    """Where figures go."""
+
+    def write(self, figures: Figures) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def figures_of(run: Path, *, follow: bool = False) -> Iterator[Figures]:
+    """Round by round.
+
+    :param run: of a simulation or an aggregator, with `events.jsonl`.
+    :param follow: wait for more until the run's last round has closed.
+
+    Raises `BadInput`.
+    """
+    found = [path for path in (run / "aggregator" / "events.jsonl", run / "events.jsonl") if path.exists()]
+    if not found:
+        raise BadInput(f"{run} is no run folder: it has neither aggregator/events.jsonl nor events.jsonl")
+    log, state, metrics = EventTail(found[0]), RunState(), _OwnMetrics(run / "devices")
+    while True:
+        for event in log.read():
+            state.apply(event)
+            if event["event"] == "update" and event.get("code") == "accepted":
+                metrics.answered(str(event.get("device")))
+            elif event["event"] == "round_close":
+                yield _figures(event, state, metrics.means(state.rounds_closed))
+        if not follow or state.finished or state.rounds_closed >= state.rounds > 0:
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]) -> Figures:
+    values = {name: event.get(key) for key, name in _OF_ROUND.items()} | own
+    values |= {"privacy/epsilon_server": state.epsilon_server, "privacy/epsilon_release": state.epsilon_release}
+    known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+    return Figures(state.rounds_closed, float(event["at"]), known)
+
+
+class _OwnMetrics:
+    """What simulated devices measured of themselves; there is nothing of it in the field."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[str, EventTail] = {}
+        self._answered: set[str] = set()
+
+    def answered(self, device: str) -> None:
+        self._answered.add(device)
+
+    def means(self, round: int) -> dict[str, float]:
+        """Over the devices that answered since the last call."""
+        lines = []
+        for device in sorted(self._answered):
+            tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
+            lines += [line for line in tail.read() if line.get("round") == round]
+        self._answered.clear()
+        found = {name: [line[key] for line in lines if line.get(key) is not None] for key, name in _OF_DEVICES.items()}
+        return {name: fmean(values) for name, values in found.items() if values}
+
+
+class TensorBoard:
+    """Event files in a folder.
+
+    Raises `BadInput` where the package is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise _missing("tensorboard", error) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, figures: Figures) -> None:
+        for name, value in figures.values.items():
+            self._writer.add_scalar(name, value, figures.round, walltime=figures.at)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Mlflow:
+    """A run on the tracking server that MLFLOW_TRACKING_URI names.
+
+    :param experiment: it is made where there is none of this name.
+
+    Raises `BadInput` where the package is missing, or the server cannot be used.
+    """
+
+    def __init__(self, experiment: str, run: str) -> None:
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric
+            from mlflow.exceptions import MlflowException
+        except ModuleNotFoundError as error:
+            raise _missing("mlflow", error) from error
+        self._metric = Metric
+        try:
+            self._client = MlflowClient()
+            known = self._client.get_experiment_by_name(experiment)
+            place = self._client.create_experiment(experiment) if known is None else known.experiment_id
+            self._run = self._client.create_run(place, run_name=run).info.run_id
+        except MlflowException as error:
+            raise BadInput(f"MLflow cannot be used; set MLFLOW_TRACKING_URI to a server's address: {error}") from error
+
+    def write(self, figures: Figures) -> None:
+        at_ms = int(1000 * figures.at)
+        rows = [self._metric(name, value, at_ms, figures.round) for name, value in figures.values.items()]
+        self._client.log_batch(self._run, metrics=rows)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _missing(extra: str, error: ModuleNotFoundError) -> BadInput:
+    return BadInput(f"the package {error.name!r} is not installed: pip install 'hushfleet[{extra}]'")

@@ -1,0 +1,108 @@
+"""What the trained models say of the common test set: confusion matrices, and some images to look at.
+
+All of it is the simulation's own data. In the field images, labels and answers stay with their owners.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hushfleet.aggregator.results.result import Example, Result
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.simulator.engines.fast.examples import answers, choose_examples
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.workers import WorkerPool
+from hushfleet.simulator.run_folder import Simulation
+
+MOST_DEVICES = 50  # whose own models are asked: of a thousand, it would take as long as a round
+_MODES = {1: "L", 3: "RGB"}
+
+
+def confusion(labels: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
+    """Counts int `[class, said]`."""
+    return np.bincount(labels * classes + said, minlength=classes**2).reshape(classes, classes)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """:param device: whose own model is asked; empty: the global one after `round`."""
+
+    path: Path
+    runtime: str
+    device: str
+    round: int
+
+
+def with_answers(
+    result: Result, simulation: Simulation, workers: WorkerPool, alone: Sequence[Alone], *, runtime: str
+) -> Result:
+    """The result with what its models say; of the first devices that took part."""
+    folder, test = simulation.folder, simulation.fleet.common_test
+    with AggregatorStore(folder.aggregator, durable=False) as store:
+        closed = store.last_closed_round
+    took_part = [each.name for each in simulation.fleet.devices if folder.device(each.name).store.exists()]
+    jobs = [_Job(folder.path.absolute(), runtime, name, closed) for name in ("", *took_part[:MOST_DEVICES])]
+    asked = zip(jobs, workers.map(_ask, jobs), strict=True)
+    said = {job.device: found for job, found in asked if found is not None}
+    by_global = said.pop("")
+    classes = len(simulation.prepared.spec.model.class_names)
+    own = sum((confusion(test.labels, each, classes) for each in said.values()), np.zeros((classes, classes), int))
+    details = {
+        "confusion_global": confusion(test.labels, by_global, classes).tolist(),
+        "confusion_own": own.tolist() if said else [],
+        "confusion_devices": len(said),
+        "examples": _examples(simulation, by_global, said, {each.device: each.said for each in alone}),
+    }
+    return result.model_copy(update={"details": result.details.model_copy(update=details)})
+
+
+def _ask(job: _Job) -> np.ndarray | None:
+    """None of a device that has no own model."""
+    run = loaded_run(job.path, job.runtime)
+    if job.device:
+        with DeviceStore(run.folder.device(job.device).store, device=job.device, inspect=True) as store:
+            params = store.own_params(run.spec.task)
+    else:
+        params = Checkpoints(run.folder.aggregator, run.spec.model.layout, durable=False).read(job.round)
+    return None if params is None else answers(run.inference, params, run.common_test)
+
+
+def _examples(
+    simulation: Simulation, by_global: np.ndarray, own: dict[str, np.ndarray], alone: dict[str, tuple[int, ...]]
+) -> list[Example]:
+    """Each with the models of another device, in turn."""
+    test, devices = simulation.fleet.common_test, list(own)
+    if test.images.shape[1] not in _MODES or not test.are_images:
+        return []
+    shown = []
+    for place, index in enumerate(choose_examples(test, seed=simulation.seed)):
+        device = devices[place % len(devices)] if devices else ""
+        shown.append(
+            Example(
+                png=_png(test.images[index]),
+                label=int(test.labels[index]),
+                device=device,
+                said_global=int(by_global[index]),
+                said_own=int(own[device][index]) if device else None,
+                said_alone=alone[device][place] if alone.get(device) else None,
+            )
+        )
+    return shown
+
+
+def _png(image: np.ndarray) -> str:
+    """Of uint8 `[C, H, W]`, as base64."""
+    file = io.BytesIO()
+    pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+    Image.fromarray(np.ascontiguousarray(pixels), _MODES[len(image)]).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,123 @@
+"""A forecast for people: tables, and a plot. What it needs of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.errors import BadInput
+from hushfleet.simulator.engines.clock.device_time import Costs
+from hushfleet.simulator.engines.clock.forecast import Forecast
+from hushfleet.simulator.engines.clock.measure import measure_costs
+from hushfleet.simulator.engines.live.emulation import machine_speed
+from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.units import shown_bytes, shown_time
+
+
+def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
+    """How many training samples each device of the task's own partition has."""
+    if prepared.dataset is None:
+        raise BadInput("the task's data are in the field only; say by --samples how many a device has")
+    return [len(device.train) for device in make_fleet(task, prepared.dataset).devices]
+
+
+def costs_of(prepared: PreparedTask, step_ms: float | None) -> Costs:
+    costs = measure_costs(prepared, machine_speed=machine_speed())
+    if step_ms is None:
+        return costs
+    # the trial's division between what a batch and what its samples cost is kept
+    scale = step_ms / 1000 / max(costs.step_s(prepared.method.config.batch_size), 1e-12)
+    return replace(costs, batch_s=scale * costs.batch_s, sample_s=scale * costs.sample_s)
+
+
+_FIGURES: dict[str, Callable[[Forecast], str]] = {
+    "time to the end": lambda f: shown_time(f.total_s),
+    "a round, median": lambda f: shown_time(f.round_median_s),
+    "a round, 95 % within": lambda f: shown_time(f.round_p95_s),
+    "updates used a round": lambda f: f"{f.updates_per_round:.1f}",
+    "stragglers": lambda f: f"{100 * f.stragglers:.1f} %",
+    "up a device": lambda f: shown_bytes(f.up_bytes / f.devices),
+    "down a device": lambda f: shown_bytes(f.down_bytes / f.devices),
+    "up in all": lambda f: shown_bytes(f.up_bytes),
+    "down in all": lambda f: shown_bytes(f.down_bytes),
+    "energy a device": lambda f: f"{f.energy_wh / f.devices:.3g} Wh",
+    "energy in all": lambda f: f"{f.energy_wh / 1000:.3g} kWh",
+    "epsilon, worst": lambda f: f"{f.epsilon:.3g}",
+    "epsilon, unused": lambda f: f"{f.epsilon_unused:.3g}",
+}
+
+
+def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float) -> None:
+    """For people: a column a policy; then the stragglers, a row a board.
+
+    :param step_s: of a batch on one core of generic-x86.
+    """
+    first = forecasts[0]
+    table = Table(title=f"{first.devices:,} devices, {first.rounds} rounds, on the virtual clock", title_justify="left")
+    table.add_column("")
+    for each in forecasts:
+        table.add_column(each.policy, justify="right", overflow="fold")
+    for heading, figure in _FIGURES.items():
+        table.add_row(heading, *map(figure, forecasts))
+    console.print(table)
+    _print_boards(console, forecasts)
+    console.print(
+        f"measured here, scaled to one core of generic-x86: a step {1000 * step_s:.3g} ms, the rest of a round "
+        f"{1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data sheets. epsilon is what "
+        "the device that was charged most has spent against the server; unused, what of it went into no model where "
+        "that is most.",
+        highlight=False,
+    )
+
+
+def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
+    table = Table(title="stragglers by board: late (charged) + given up (not charged)", title_justify="left")
+    table.add_column("board")
+    table.add_column("devices", justify="right")
+    for each in forecasts:
+        table.add_column(each.policy, justify="right")
+    for number, board in enumerate(forecasts[0].boards):
+        cells = []
+        for each in forecasts:
+            share = each.boards[number]
+            lost = share.lost + share.declined
+            more = f"; {100 * lost:.1f} % lost" if lost else ""
+            cells.append(f"{100 * share.late:.1f} + {100 * share.given_up:.1f} %{more}")
+        table.add_row(board.board, f"{board.devices:,}", *cells)
+    console.print(table)
+
+
+def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:
+    """How long each policy takes, against how many updates a round it uses: a point a policy.
+
+    Raises `BadInput` where the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    longest_s = max(each.total_s for each in forecasts)
+    unit, unit_s = ("days", 86400.0) if longest_s > 2 * 86400 else ("hours", 3600.0)
+    for each in forecasts:
+        point = (each.updates_per_round, each.total_s / unit_s)
+        axes.plot(*point, "o", markersize=8)
+        label = f"{each.policy}\n{100 * each.stragglers:.0f} % stragglers"
+        axes.annotate(label, point, xytext=(8, 4), textcoords="offset points", fontsize=8)
+    first = forecasts[0]
+    axes.set_xlabel("updates used a round")
+    axes.set_ylabel(f"{unit} for {first.rounds} rounds")
+    axes.set_title(f"{first.devices:,} devices on the virtual clock")
+    axes.margins(0.2)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise BadInput(f"--plot {path}: it cannot be written: {error.strerror}") from error

@@ -1,0 +1,42 @@
+"""How to run a simulation, as opposed to what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hushfleet.aggregator.broker import BrokerKind
+
+Engine = Literal["fast", "live", "ray"]
+Runtime = Literal["auto", "onnx", "native", "torch", "vmap"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """
+    :param own_processes: of the live engine: so many devices have a process of their own, and the others share one for
+        each core; 0: all have their own.
+    :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
+    :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
+    :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
+    :param ray_address: of a Ray cluster; empty for one on this machine.
+    :param runtime: what computes gradients in the fast engine, or `auto`, see `choose_runtime`.
+    :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
+    :param local_only: also train each device alone, for comparison.
+    :param sweep: noise multipliers at which the run is repeated by the fast engine.
+    :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
+    """
+
+    engine: Engine = "fast"
+    broker: BrokerKind = "auto"
+    own_processes: int = 0
+    emulate: bool = False
+    clocked: bool = False
+    workers: int = 0
+    ray_address: str = ""
+    runtime: Runtime = "onnx"
+    evaluate_every: int = 1
+    local_only: bool = True
+    sweep: Sequence[float] = ()
+    sweep_wire: Sequence[str] = ()

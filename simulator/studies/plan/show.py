@@ -1,0 +1,106 @@
+"""The answer of `hushfleet plan`, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hushfleet.aggregator.planning.advice import Advice, Answer, Question
+from hushfleet.aggregator.planning.gain_table import gain_table
+from hushfleet.simulator.studies.plan.needs import BoardTimes, Needs
+from hushfleet.simulator.units import shown_bytes, shown_time
+
+_STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "too close to call": "bold yellow"}
+
+
+def to_plain(advice: Advice, needed: Needs, times: list[BoardTimes]) -> dict[str, object]:
+    return {
+        "question": asdict(advice.question),
+        "answer": advice.answer,
+        "in_words": advice.in_words,
+        "accuracy": asdict(advice.estimate.accuracies) | {"gain": advice.estimate.accuracies.gain},
+        "near": advice.estimate.near,
+        "outside": advice.estimate.outside,
+        "least_devices": advice.least_devices(),
+        "least_epsilon": advice.least_epsilon(),
+        "needs": asdict(needed),
+        "boards": [asdict(each) for each in times],
+    }
+
+
+def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes]) -> None:
+    """For people."""
+    asked, found = advice.question, advice.estimate.accuracies
+    console.print(f"[{_STYLES[advice.answer]}]{escape(advice.in_words)}[/].\n", soft_wrap=True)
+    accuracy = Table("accuracy, about", title_justify="left")
+    for heading in ("alone", "taking part", "difference"):
+        accuracy.add_column(heading, justify="right")
+    for test, alone, shared in (
+        ("own labels, with the head that a board chooses", found.alone, found.chosen),
+        ("all labels alike, with the shared head", found.alone_common, found.shared),
+    ):
+        accuracy.add_row(test, _percent(alone), _percent(shared), f"{100 * (shared - alone):+.1f} points")
+    console.print(accuracy)
+    takes = Table(show_header=False)
+    for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _times(needed, times)).items():
+        takes.add_row(name, text)
+    console.print(takes)
+    table = gain_table()
+    console.print(
+        f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {table.least_seeds} seeds or more the gain "
+        f"varies by +-{100 * found.spread:.1f} points. Measured by {table.made_by} on {table.date}. How long a round "
+        "lasts is up to the slowest board: hushfleet forecast.",
+        soft_wrap=True,
+    )
+    for each in advice.estimate.outside:
+        console.print(f"[yellow]note:[/] outside of what was measured: {escape(each)}", soft_wrap=True)
+
+
+def _turning(advice: Advice) -> dict[str, str]:
+    """Where the answer would be another."""
+    asked, least, smallest = advice.question, advice.least_devices(), advice.least_epsilon()
+    return {
+        f"pays at epsilon {asked.epsilon:g}": (
+            "with no fleet up to 100,000 devices" if least is None else f"from {least:,} devices on"
+        ),
+        f"pays with {asked.devices:,} devices": (
+            "at no epsilon up to 32" if smallest is None else f"from epsilon {smallest:.2g} on"
+        ),
+    }
+
+
+def _promise(asked: Question, needed: Needs) -> dict[str, str]:
+    honest = math.ceil(asked.honest_fraction * asked.devices)
+    return {
+        "given away": f"epsilon_server {asked.epsilon:g} at delta {asked.delta:g}, for a whole device "
+        f"({needed.epsilon_exchange:.3g} for exchanging its data)",
+        "trust": "local: nobody" if asked.local else f"secure-sum: {honest:,} of {asked.devices:,} devices are honest",
+    }
+
+
+def _costs(needed: Needs) -> dict[str, str]:
+    masked = f", {needed.bits} bits each; a committee of {needed.members}" if needed.bits else ""
+    return {
+        "rounds, clip norm": f"{needed.rounds}, {needed.clip_norm:g}",
+        "noise multiplier": f"{needed.noise_multiplier:.3g} of the sum; a device adds "
+        f"{needed.share_std:.3g} clip norms",
+        "values in an update": f"{needed.values:,}{masked}",
+        "a device sends": f"{shown_bytes(needed.up + needed.answer)} a round, {shown_bytes(needed.total_up)} in all",
+        "and receives": f"{shown_bytes(needed.down)} a round, {shown_bytes(needed.total_down)} in all",
+    }
+
+
+def _times(needed: Needs, times: list[BoardTimes]) -> dict[str, str]:
+    return {
+        f"work on {each.board}": f"{shown_time(each.features_s + needed.rounds * each.round_s)} in all: features "
+        f"{shown_time(each.features_s)}, a round {shown_time(each.round_s)}"
+        for each in times
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

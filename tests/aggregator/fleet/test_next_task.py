@@ -1,0 +1,91 @@
+"""A fleet's tasks, each in a folder of its own, and certificates of the fleet that near their end."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
+from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.errors import BadInput
+from support.desk import TASK, make_folder
+
+DAY_S = 86400.0
+
+
+def begin(folder: FleetFolder, *, rounds: int = 2, finished: bool = False) -> None:
+    log = EventLog(folder.run / "events.jsonl")
+    log.write("run", task=f"{folder.run.name}-1", method="m", unit="device", delta=1e-5, rounds=rounds, devices=2)
+    if finished:
+        log.write("finished")
+
+
+def fleet_task(folder: FleetFolder, file: Path, *words: str) -> str:
+    outcome = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), *words])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    return outcome.output
+
+
+def task_file(path: Path, name: str, **changes: Any) -> Path:
+    text = TASK.replace('name = "small"', f'name = "{name}"')
+    for old, new in changes.items():
+        text = text.replace(f"{old} = 2", f"{old} = {new}")
+    path.write_text(text)
+    return path
+
+
+def test_each_task_has_its_own_run_and_none_is_taken_for_another(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    watch = FleetWatch(folder)
+    following = task_file(tmp_path / "next.toml", "next")
+    begin(folder)
+    assert watch.view().run.task == "small-1"
+    with pytest.raises(BadInput, match=r"0 of 2 rounds are done.*--now"):
+        fleet_task(folder, following)
+    assert folder.run.name == "small"
+    assert "begins" in fleet_task(folder, following, "--now")
+    assert (folder.run.name, watch.view().run) == ("next", None)
+    begin(folder, finished=True)
+    assert watch.view().run.task == "next-1"
+    with pytest.raises(BadInput, match="the run of another task"):
+        fleet_task(folder, task_file(tmp_path / "other.toml", "small", rounds=5))
+    with pytest.raises(BadInput, match="the run of another task"):
+        fleet_task(folder, task_file(tmp_path / "other.toml", "next", rounds=5))
+    assert "goes on" in fleet_task(folder, folder.path / "runs/small/task.toml")
+    assert watch.view().run.task == "small-1"
+    folder.task.write_text("name = ")  # somebody writes it by hand
+    assert watch.view().run.task == "small-1"
+    watch.close()
+
+
+def test_a_run_from_before_runs_had_folders_is_not_begun_anew(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    (folder.path / "run").mkdir()
+    with pytest.raises(BadInput, match=r"mv .*/run .*/runs/NAME"):
+        FleetFolder(folder.path)
+
+
+def test_certificates_that_near_their_end_are_told_in_time(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    watch, end = FleetWatch(folder), ends(folder)
+
+    def told(before: float) -> list[str]:
+        return [problem.what for problem in watch.view(before).problems if "end" in problem.what]
+
+    first = min(end[stem] for stem in end if stem != AUTHORITY)
+    assert told(first - 31 * DAY_S) == []
+    assert len(told(first - 29 * DAY_S)) == 4
+    assert "the certificate broker/broker.pem has ended" in told(first + 1)
+    assert told(end[AUTHORITY] - 364 * DAY_S)[-1] == "the fleet's authority ends in 364 days"
+    view = watch.view(first)
+    assert (view.certificates_end, view.authority_end) == (first, end[AUTHORITY])
+    assert datetime.timedelta(seconds=end[AUTHORITY] - first) > datetime.timedelta(days=3000)
+    watch.close()

@@ -1,0 +1,83 @@
+"""The figures of a run's event log, as TensorBoard and MLflow read them back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.tracking import Figures, Mlflow, TensorBoard, figures_of
+from hushfleet.errors import BadInput
+
+FIGURES = [Figures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}), Figures(2, 101.0, {"loss": 1.5})]
+
+
+def a_run(folder: Path, *, rounds: int = 2) -> Path:
+    with EventLog(folder / "aggregator" / "events.jsonl", clock=lambda: 100.0) as log:
+        log.write("run", task="t", rounds=rounds, devices=2, delta=1e-5)
+        for number in (1, 2):
+            log.write("round_open", round=number, cohort=["a", "b"])
+            for n, device in enumerate("ab"):
+                path = folder / "devices" / device / "metrics.jsonl"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(json.dumps({"round": number, "accuracy_own_common": 0.1 * number + 0.2 * n}) + "\n")
+                log.write("update", round=number, device=device, bytes=5, code="accepted", epsilon_server=float("inf"))
+            log.write(
+                "round_close", round=number, participants=2, uplink_bytes=10, downlink_bytes=20, loss=2.0 / number
+            )
+    return folder
+
+
+def test_rounds_become_figures_and_what_is_infinite_is_left_out(tmp_path: Path) -> None:
+    for follow in (False, True):  # its last round has closed, so nothing is waited for
+        first, second = figures_of(a_run(tmp_path / str(follow)), follow=follow)
+        assert (first.round, first.at) == (1, 100.0)
+        assert first.values == pytest.approx(
+            {"loss": 2.0, "round/devices": 2, "bytes/up": 10, "bytes/down": 20, "accuracy/own_common_test": 0.2}
+        )
+        assert second.values["accuracy/own_common_test"] == pytest.approx(0.3)
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no run folder"):
+        next(figures_of(tmp_path))
+
+
+def test_tensorboard_reads_them_back(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sink = TensorBoard(tmp_path)
+    for each in FIGURES:
+        sink.write(each)
+    sink.close()
+    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [(each.step, each.wall_time, each.value) for each in found.Scalars("loss")] == [(1, 100, 2), (2, 101, 1.5)]
+    assert sorted(found.Tags()["scalars"]) == ["bytes/up", "loss"]
+
+
+def test_mlflow_reads_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow: Any = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "tracked").as_uri())
+    sink = Mlflow("hushfleet", "a-run")
+    for each in FIGURES:
+        sink.write(each)
+    sink.close()
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("hushfleet").experiment_id])
+    assert run.info.run_name == "a-run"
+    assert [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")] == [
+        (1, 2),
+        (2, 1.5),
+    ]
+
+
+def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tmp_path.as_uri())
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(BadInput, match="MLFLOW_TRACKING_URI"):
+        Mlflow("hushfleet", "a-run")
