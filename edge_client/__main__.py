@@ -109,6 +109,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.agent import Agent
+    from hushfleet.edge_client.board.local_data import data_words
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.fleet.duties import Duty
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
 
     return_freed_memory()
     config = load_config(options.config)
-    if (words := certificate_words(config)) is not None:
+    for words in filter(None, (certificate_words(config), data_words(config.data))):
         logging.getLogger("hushfleet.edge").warning("%s", words)
     simulation = config.simulation
     timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None

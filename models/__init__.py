@@ -14,9 +14,10 @@ from hushfleet.user_files import in_file
 if TYPE_CHECKING:
     from hushfleet.models.model import Model
 
-__all__ = ["get_model", "is_offered", "is_own", "model_names"]
+__all__ = ["OFFERED", "get_model", "is_offered", "is_own", "model_names"]
 
-OFFERED = "python:"  # begins the names of networks that a Python program has given, see `hushfleet.models.module.offer`
+OFFERED = "python:"
+"""Begins the name of a network that one process alone knows."""
 
 # By the file that it is in.
 _FILES = {
@@ -35,7 +36,7 @@ def model_names() -> list[str]:
 
 
 def is_offered(name: str) -> bool:
-    """Whether this names a network that one process knows, and no other."""
+    """Whether this is a name that `models.module.offer` gave, in whichever process."""
     return name.startswith(OFFERED)
 
 
@@ -56,8 +57,9 @@ def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, 
 
         return own_model(name, classes=classes, input_shape=input_shape)
     if name not in _FILES:
-        names = ", ".join(model_names())
-        raise BadInput(f"there is no model {name!r}; choose one of {names}, or your own, path/to/file.py:NAME")
+        raise BadInput(
+            f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"
+        )
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2")
     given: dict[str, Any] = {} if classes is None else {"classes": classes}

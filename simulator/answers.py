@@ -18,6 +18,7 @@ from hushfleet.aggregator.results.result import Example, Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.local_only import Alone
@@ -52,8 +53,9 @@ def with_answers(
         closed = store.last_closed_round
     took_part = [each.name for each in simulation.fleet.devices if folder.device(each.name).store.exists()]
     jobs = [_Job(folder.path.absolute(), runtime, name, closed) for name in ("", *took_part[:MOST_DEVICES])]
-    asked = zip(jobs, workers.map(_ask, jobs), strict=True)
-    said = {job.device: found for job, found in asked if found is not None}
+    found = counted(workers.map(_ask, jobs), "asking the models for the common test", total=len(jobs))
+    asked = zip(jobs, found, strict=True)
+    said = {job.device: each for job, each in asked if each is not None}
     by_global = said.pop("")
     classes = len(simulation.prepared.spec.model.class_names)
     own = sum((confusion(test.labels, each, classes) for each in said.values()), np.zeros((classes, classes), int))

@@ -24,6 +24,7 @@ from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.studies.sweep import with_wire
+from hushfleet.user_files import checked_folder
 
 INTERRUPTED = 130
 
@@ -85,8 +86,8 @@ def open_simulation(
 
 
 def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or a new one of this name and time."""
-    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""
+    return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str, int | None] | None = None) -> Task:

@@ -112,13 +112,18 @@ def main() -> None:
     try:
         build_app()()
     except HushfleetError as error:
-        from rich.console import Console  # most calls that end here had no need of it
-
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escape(str(error))}")
-        sys.exit(error.exit_code)
+        sys.exit(_told(str(error), error.exit_code))
+    except OSError as error:  # a full disk, a folder that may not be written to
+        if error.filename is None:
+            raise
+        sys.exit(_told(f"{error.filename}: {error.strerror}", 1))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def _told(text: str, code: int) -> int:
+    from rich.console import Console  # most calls have no need of it
+    from rich.markup import escape
+
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(text)}")
+    return code

@@ -75,7 +75,8 @@ def record(
         declined_in.setdefault(round, set()).add(device)
         declines.setdefault(device, Counter())[code] += 1
         reasons[code] = reason
-    names = sorted({row.device for row in (*privacy, *store.devices())} | declines.keys() | set(fleet))
+    seen = {row.device for row in privacy} | {row.device for row in store.devices()}
+    names = sorted(seen | declines.keys() | set(fleet))
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,

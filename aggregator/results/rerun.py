@@ -84,8 +84,8 @@ def commit() -> str | None:
 def samples_digest(samples: Samples) -> str:
     """SHA-256 of the shape, the images and the labels, as hex."""
     found = hashlib.sha256(json.dumps(samples.images.shape).encode())
-    found.update(np.ascontiguousarray(samples.images))
-    found.update(np.ascontiguousarray(samples.labels, dtype="<i8"))
+    for part in (samples.images, samples.labels.astype("<i8", copy=False)):
+        found.update(memoryview(np.ascontiguousarray(part)))
     return found.hexdigest()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -71,8 +72,8 @@ def figures_of(run: Path, *, follow: bool = False) -> Iterator[Figures]:
 
 
 def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]) -> Figures:
-    values = {name: event.get(key) for key, name in _OF_ROUND.items()} | own
-    values |= {"privacy/epsilon_server": state.epsilon_server, "privacy/epsilon_release": state.epsilon_release}
+    values = {name: event.get(key) for key, name in _OF_ROUND.items()}
+    values |= {**own, "privacy/epsilon_server": state.epsilon_server, "privacy/epsilon_release": state.epsilon_release}
     known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
     return Figures(state.rounds_closed, float(event["at"]), known)
 
@@ -84,17 +85,19 @@ class _OwnMetrics:
         self._folder = folder
         self._tails: dict[str, EventTail] = {}
         self._answered: set[str] = set()
+        self._lines: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
 
     def answered(self, device: str) -> None:
         self._answered.add(device)
 
     def means(self, round: int) -> dict[str, float]:
-        """Over the devices that answered since the last call."""
-        lines = []
+        """Over the devices that answered since the last call. A device may be some rounds ahead of what is read."""
         for device in sorted(self._answered):
             tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
-            lines += [line for line in tail.read() if line.get("round") == round]
+            for line in tail.read():
+                self._lines[line.get("round", 0)].append(line)
         self._answered.clear()
+        lines = self._lines.pop(round, [])
         found = {name: [line[key] for line in lines if line.get(key) is not None] for key, name in _OF_DEVICES.items()}
         return {name: fmean(values) for name, values in found.items() if values}
 

@@ -28,6 +28,24 @@ Stamp = tuple[int, int, int]
 _log = logging.getLogger("hushfleet.edge")
 
 
+def data_words(section: DataSection) -> str | None:
+    """What a person should know before a task comes; None where there is nothing to say.
+
+    A device starts all the same: a disk may come later, and a camera's first image.
+    """
+    for key, text in (("path", section.path), ("held_out", section.held_out)):
+        path = Path(text or ".")
+        name, later = f"data.{key} = {str(path)!r}", "; until then this device sits rounds out" * (key == "path")
+        if section.kind == "arrays":
+            if text and not path.is_file():
+                return f"{name}: there is no such .npz file, with `images` and `labels`{later}"
+        elif text and not path.is_dir():
+            return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
+        elif text and not any(each.is_file() for each in path.glob("*/**/*")):
+            return f"{name}: there are no images in class folders, as in {path}/CLASS/1.jpg{later}"
+    return None
+
+
 class LocalData:
     """The samples that a task trains on.
 

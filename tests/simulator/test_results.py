@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import io
 import json
 import math
 import shutil
 import sqlite3
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.result import Result, SweepPoint
+from hushfleet.simulator.answers import with_answers
+from hushfleet.simulator.engines.fast.examples import choose_examples
 from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.studies.sweep import with_sweeps
@@ -152,3 +162,45 @@ def test_the_last_line_of_a_round_counts_and_a_torn_one_does_not(copy: Simulatio
     path = copy.folder.device("device-0").metrics
     path.write_text('{"round": 1, "loss": 3.0}\n{"round": 1, "loss": 2.0}\nnoise\n{"round": "x"}\n{"round": 2, "lo')
     assert read_metrics(copy, "device-0") == {1: {"round": 1, "loss": 2.0}}
+
+
+def test_a_device_that_declined_every_round_has_its_row(copy: Simulation) -> None:
+    last = NAMES[-1]
+    database = sqlite3.connect(copy.folder.aggregator / "aggregator.sqlite")
+    with contextlib.closing(database), database:
+        for table in ("privacy", "updates", "devices"):
+            column = "id" if table == "devices" else "device"
+            database.execute(f"DELETE FROM {table} WHERE {column} = ?", (last,))
+        database.executemany("INSERT INTO declines VALUES (?, ?, 'budget', '8.1 of 8')", [(n, last) for n in (1, 2, 3)])
+    result = assemble(copy, engine="fast")
+    assert result.details.devices == NAMES
+    assert last not in {row.device for row in result.privacy}
+    assert result.details.declines == {last: {"budget": 3}}
+    assert result.details.decline_reasons == {"budget": "8.1 of 8"}
+    assert [row[-1] for row in result.details.epsilon_server] == [0.0] * 3
+    assert result.details.rounds_accepted[-1] == 0
+
+
+def test_what_the_models_say_is_what_they_were_tested_to_say(calm: Simulation, result: Result) -> None:
+    alone = [Alone(name, 0.1, 0.1, said=tuple(range(12))) for name in NAMES]
+    with Workers(1) as workers:
+        details = with_answers(result, calm, workers, alone, runtime="onnx").details
+    test = calm.fleet.common_test
+    for counts, models, accuracy in (
+        (details.confusion_global, 1, result.rounds[-1].accuracy_global),
+        (details.confusion_own, 8, result.rounds[-1].accuracy_own_common),
+    ):
+        matrix = np.array(counts)
+        assert matrix.sum(axis=1).tolist() == (models * np.bincount(test.labels, minlength=10)).tolist()
+        assert matrix.trace() / matrix.sum() == pytest.approx(accuracy)
+    chosen = choose_examples(test, seed=calm.seed)
+    for place, (index, each) in enumerate(zip(chosen, details.examples, strict=True)):
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(each.png))))
+        np.testing.assert_array_equal(pixels, test.images[index][0])
+        assert (each.label, each.device, each.said_alone) == (test.labels[index], NAMES[place % 8], place)
+
+
+def test_it_says_what_it_takes_to_run_it_again(result: Result, calm: Simulation) -> None:
+    assert result.rerun is not None
+    assert parse_task(tomllib.loads(result.rerun.task)) == calm.task
+    assert result.rerun.digests.keys() == {"task package", "training images", "test images"}

@@ -19,6 +19,7 @@ from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.processes import run_fleet
@@ -100,7 +101,7 @@ def serve(path: Path, stop: threading.Event) -> None:
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
         known = partial(key_of, registry, register)
-        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known)]
+        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known), LockOut(folder, registry)]
         enroller = Enroller(
             folder.config,
             registry,

@@ -20,7 +20,7 @@ MOST_SYMBOLS = 24
 MOST_LINES = 12
 MOST_NAMES = 40
 SYMBOLS = ("circle", "square", "triangle-up", "diamond")
-PERCENT = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
+PERCENT: dict[str, Any] = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
 
 
 def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False) -> go.Scatter:

@@ -25,6 +25,9 @@ from hushfleet.aggregator.results.report.words import gained, number, percent, s
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import TRUST
 
+MOST_DIFFERENCES = 8
+"""Tasks that differ in more keys are different tasks."""
+
 
 def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
     """The results of run folders, by their folders' names, or whole paths where two have the same name.
@@ -39,11 +42,11 @@ def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
 def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     """A heading row with the runs' names, then a row for each thing that is compared.
 
-    Runs that differ by their seed alone have a column more: the mean over seeds, with its standard error.
+    Runs that differ by their seed alone have a column more: the mean over seeds, and of gains its standard error.
     """
     results = list(runs.values())
     headlines = [judge(result) for result in results]
-    alike = differ_by_seed(results)
+    alike, differences = differ_by_seed(results), task_differences(results)
     rows: list[list[str]] = [
         ["", *runs],
         ["method", *(result.method for result in results)],
@@ -51,23 +54,21 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in results)],
         ["trust model", *(result.trust or TRUST[result.accounting] for result in results)],
         ["epsilon_server (delta)", *(f"{number(h.epsilon_server)} ({number(h.delta)})" for h in headlines)],
-        *([f"task: {key}", *values] for key, values in task_differences(results).items()),
+        *([f"task: {key}", *values] for key, values in differences.items() if len(differences) <= MOST_DIFFERENCES),
     ]
     for where, each in (
         ("common test", [headline.common for headline in headlines]),
         ("own data", [headline.local for headline in headlines]),
     ):
-        told: list[tuple[str, list[str], Gain | None]] = [
-            ("federated", [percent(one.federated) for one in each], _mean([one.federated for one in each])),
-            ("alone", [percent(one.alone) for one in each], _mean([one.alone for one in each])),
-        ]
-        for name, values, mean in told:
-            rows.append([f"{name}, {where}", *values, *([percent(mean and mean.mean)] if alike else [])])
-        over_seeds = _mean([one.gain and one.gain.mean for one in each])
-        sure = over_seeds and over_seeds.outcome
-        rows.append(
-            [f"gained, {where}", *map(_gained, each), *([Cell(gained(over_seeds), sure or "")] if alike else [])]
-        )
+        federated, alone = ([getattr(one, name) for one in each] for name in ("federated", "alone"))
+        gains = [one.gain.mean if one.gain else None for one in each]
+        for name, cells, values, form in (
+            ("federated", [percent(value) for value in federated], federated, _percent),
+            ("alone", [percent(value) for value in alone], alone, _percent),
+            ("gained", [Cell(gained(one.gain), one.verdict or "") for one in each], gains, gained),
+        ):
+            mean = Gain.of([value for value in values if value is not None])
+            rows.append([f"{name}, {where}", *cells, *([form(mean)] if alike else [])])
         rows.append([f"verdict, {where}", *(Cell(VERDICTS[one.verdict], one.verdict or "") for one in each)])
     rows.append(["sent up by a device, a round", *(size(_bytes_a_round(result)) for result in results)])
     if alike:
@@ -127,12 +128,8 @@ def _keys(result: Result) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition(" = ") for line in lines)}
 
 
-def _mean(values: Sequence[float | None]) -> Gain | None:
-    return Gain.of([value for value in values if value is not None])
-
-
-def _gained(each: Comparison) -> Cell:
-    return Cell(gained(each.gain), each.verdict or "")
+def _percent(mean: Gain | None) -> str:
+    return percent(None if mean is None else mean.mean)
 
 
 def _plain(each: Comparison) -> dict[str, Any]:
@@ -140,8 +137,8 @@ def _plain(each: Comparison) -> dict[str, Any]:
     return {
         "federated": each.federated,
         "alone": each.alone,
-        "gain": gain and gain.mean,
-        "standard_error": gain and gain.standard_error,
+        "gain": gain.mean if gain else None,
+        "standard_error": gain.standard_error if gain else None,
         "chance": each.chance,
         "verdict": each.verdict,
     }

@@ -65,8 +65,11 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.results.result import write_whole
         from hushfleet.simulator.studies.audit.games import Effort
         from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
+        from hushfleet.user_files import checked_folder
 
         console = Console(stderr=as_json)
+        if out is not None:
+            checked_folder(out)
         overrides = [*(settings or []), *([] if unit is None else [f"privacy.unit={unit.value}"])]
         task = load_task(task_file, tuple(overrides))
         with shown(console):

@@ -66,9 +66,14 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
         from hushfleet.simulator.studies.reproduce.show import listed
         from hushfleet.simulator.units import shown_time
+        from hushfleet.user_files import checked_folder
 
-        console, kept = Console(), Kept(out, results)
+        console, kept = Console(), Kept(checked_folder(out), results)
         if list_all or paper is None:
+            of_one = {"--table": table, "--figure": figure, "--dataset": dataset, "--method": method, "--column": column,
+                      "--reading": reading, "--runtime": runtime, "--show-task": show_task}  # fmt: skip
+            for option in (name for name, value in of_one.items() if value):
+                raise BadInput(f"{option} does nothing in a list: name a PAPER and its table, without --list")
             console.print(
                 listed(what_there_is([paper] if paper else paper_names(), kept, seeds, quick, data_dir, console))
             )

@@ -266,7 +266,8 @@ def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:
 
 def _table_order(path: Path) -> tuple[int, int, str]:
     kind, _, number = path.stem.partition("-")
-    return {"table": 0, "figure": 1}.get(kind, 2), int(number) if number.isdigit() else 0, path.stem
+    digits = re.match(r"\d*", number)
+    return {"table": 0, "figure": 1}.get(kind, 2), int(digits[0]) if digits and digits[0] else 0, path.stem
 
 
 _ROMAN = {"i": 1, "ii": 2, "iii": 3, "iv": 4, "v": 5, "vi": 6}

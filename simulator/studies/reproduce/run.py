@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
 from hushfleet.simulator.engines.fast.runtimes import VMAP, quickest
-from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Workers, begin_worker
+from hushfleet.simulator.engines.fast.workers import Workers, begin_worker, inherited
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, begin, go_on
@@ -138,13 +137,8 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self.receiver, sender = context.Pipe(duplex=False)
         self.process = context.Process(target=_run_apart, args=(sender, cell, self.folder, data_dir, runtime, workers))
-        os.environ.update(ENVIRONMENT)  # is read when a process starts
-        # Inherited: Ctrl-C reaches this process only, which ends the others in order.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with inherited():
             self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
 
     @property

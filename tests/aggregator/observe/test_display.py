@@ -85,6 +85,21 @@ def test_answers_end_with_the_round_and_duplicates_count_once() -> None:
     assert list(state.states().values()) == ["training", "ready", "lost", "training"]
 
 
+def test_a_pipe_says_why_devices_declined_also_in_a_round_that_never_closes() -> None:
+    shown, raw = console(200, terminal=False)
+    display = FleetDisplay(console=shown)
+    for event in events(3, closed=0):
+        display.apply(event)
+    for device in ("pi-001", "pi-002"):
+        display.apply({"event": "decline", "round": 1, "device": device, "code": "budget", "reason": "8.1 of 8"})
+    display.apply({"event": "round_extended", "round": 1, "accepted": 1})
+    lines = raw.getvalue().decode().splitlines()[1:]
+    assert lines == [
+        "round 1: pi-001 declined: budget (8.1 of 8)",
+        "round 1: too few updates (1) at the deadline, which is set anew",
+    ]
+
+
 def test_what_happens_to_many_devices_in_a_round_is_one_calm_line() -> None:
     state = fed(events(40))
     for number in range(20):

@@ -26,14 +26,14 @@ from hushfleet.aggregator.results.report.verdict import (
     trade_answer,
 )
 from hushfleet.aggregator.results.report.words import number, percent_up, points, size
-from hushfleet.aggregator.results.result import WireInfo
+from hushfleet.aggregator.results.result import Example, Rerun, Result, WireInfo
 from support import report_samples
 
 samples = vars(report_samples)
 sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED"]
 
 SECTIONS = ["accuracy", "devices-alone", "privacy", "bytes", "fleet", "course", "layers", "labels", "run", "meaning"]
-FIELD = ["bytes", "fleet", "run", "meaning"]
+FIELD = ["bytes", "run", "meaning"]
 
 
 class Page(HTMLParser):
@@ -57,7 +57,7 @@ class Page(HTMLParser):
         if tag == "section":
             self._here = values["id"]
         self.missing += values.get("class") == "missing"
-        if tag != "meta":
+        if tag not in ("meta", "img"):
             self.open.append(f"{tag} {values.get('type', '')}".strip())
 
     def handle_endtag(self, tag: str) -> None:
@@ -190,8 +190,8 @@ def test_other_forms_are_drawn_by_their_bytes_and_the_runs_own_is_marked() -> No
     page = Page(render_report(sample(wire_sweep=((QUANTIZED, 6000), (one_bit, 750)))))
     words = page.sections["wire-sweep"]
     assert len(page.plots["wire-sweep"]) == 1
-    assert words.index("one-bit") < words.index("quantized, step 0.5 (this run)")
-    assert "one-bit (this run)" not in words
+    assert words.index("one-bit") < words.index("quantized, step 0.5 *")
+    assert "one-bit *" not in words
     assert "\n1\n750 B\n1.96\n72.0 %" in words
     assert "\n8\n6 kB\n0.0895\n71.0 %" in words
     assert "wire-sweep" not in Page(render_report(sample())).sections
@@ -406,3 +406,41 @@ def test_the_report_is_written_whole(tmp_path: Path) -> None:
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.match(r"<!DOCTYPE html>", html)
     assert html.endswith("</html>\n")
+
+
+def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:
+    result = sample()
+    shown = Example(png="aGVsbG8=", label=2, device="<b>", said_global=2, said_own=0)
+    counts = [[3, 1, 0], [0, 4, 0], [2, 0, 0]]
+    details = {"examples": [shown], "confusion_global": counts, "confusion_own": counts, "confusion_devices": 1}
+    html = render_report(result.model_copy(update={"details": result.details.model_copy(update=details)}))
+    page = Page(html)
+    assert [value for _, name, value in page.attributes if name == "src"] == ["data:image/png;base64,aGVsbG8="]
+    words = page.sections["answers"]
+    assert "global: <owl & co>" in words
+    assert "<b>, own: cat" in words
+    assert "alone" not in words
+    assert "Weakest class: <owl & co>, 0.0 % right." in words
+    heat, _ = page.traces("answers")
+    assert heat["z"][0] == [0.75, 0.25, 0]
+    field = render_report(result.model_copy(update={"engine": "field"}))
+    assert "Images and what models say of them stay with their owners" in field
+
+
+def test_a_tile_has_the_colour_of_its_verdict() -> None:
+    def tiles(result: Result) -> list[str]:
+        page = Page(render_report(result))
+        return [value for tag, name, value in page.attributes if (tag, name) == ("li", "class")]
+
+    assert tiles(sample()) == ["better", "better"]
+    assert tiles(sample(own=0.6)) == ["worse", "better"]
+    assert tiles(sample(own=0.2)) == ["nothing", "better"]
+    assert "learned nothing" in Page(render_report(sample(own=0.2))).sections[""]
+
+
+def test_the_task_is_there_to_run_it_again() -> None:
+    made = Rerun(command="hushfleet simulate t.toml", task='name = "t"\nseed = 7', digests={"test images": "ab12"})
+    words = Page(render_report(sample().model_copy(update={"rerun": made}))).sections["run"]
+    for told in ("hushfleet simulate t.toml", 'name = "t"\nseed = 7', "SHA-256 of the test images\nab12"):
+        assert told in words
+    assert "does not say how it was run" in Page(render_report(sample())).sections["run"]

@@ -29,6 +29,7 @@ from hushfleet.aggregator.results.report.timeline import (
     time_by_board,
     time_unit,
     timeline_section,
+    worst_in_words,
     worst_round,
 )
 from hushfleet.aggregator.results.result import ACTIVITIES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
@@ -251,6 +252,24 @@ def test_in_words() -> None:
     assert worst_round(longer.model_copy(update={"rounds": [longer.rounds[0], slow, *longer.rounds[2:]]})) == 1
     away = ("aa", "--aa", "ax", "axa", "a-a", "..x-", "ax-", "a--a", "-x-")
     assert [letters for letters in away if is_long_away(letters)] == ["..x-", "ax-", "a--a", "-x-"]
+
+
+def test_the_worst_round_is_named_and_why() -> None:
+    timeline = plain(["aala", "ax-a", "d..r", "----"], timed=True)
+    assert worst_in_words(timeline, {}) == "Round 1 went worst: of 3 that were asked, 1 declined."
+    declined = plain(["adaa", "ada."])
+    told = worst_in_words(declined, {"budget": "8.1 of 8"})
+    assert told == "Round 2 went worst: of 2 that were asked, 2 declined (reasons in this run: budget)."
+    assert worst_in_words(plain(["aa", "aa"]), {}) == ""
+    assert worst_in_words(plain(["aa", "aa"], timed=True), {}).startswith("Round 1 took longest, 0.9 s")
+    assert told in section_of_details(declined, decline_reasons={"budget": "8.1 of 8"}).lead
+
+
+def section_of_details(timeline: FleetTimeline, **details: Any) -> Section:
+    result = with_timeline(timeline)
+    section = timeline_section(result.model_copy(update={"details": result.details.model_copy(update=details)}))
+    assert section is not None
+    return section
 
 
 def test_where_nothing_is_to_be_seen_there_is_no_section() -> None:

@@ -21,7 +21,7 @@ def test_the_task_as_a_file_is_the_task() -> None:
             "method": {"name": "fedglp-adp", "learning_rate": 1e-5},
             "privacy": {"clip_norm": 2.0, "noise_multiplier": 0.3, "delta": 1e-5},
             "data": {"name": "digits", "devices": 3},
-            "scenario": {"crash": [{"process": "aggregator", "at_s": 5.0}]},
+            "scenario": {"crash": [{"process": "aggregator", "at_s": 5.0, "for_s": 1.0}]},
         }
     )
     text = rerun.toml_of(task.to_plain())

@@ -10,6 +10,7 @@ import pytest
 
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.simulator.engines.fast.examples import choose_examples
 from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
@@ -58,7 +59,10 @@ def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Pa
         for samples in (simulation.fleet.common_test, device.local_test.samples):
             right = inference(params, samples.x).argmax(axis=1) == samples.labels
             expected.append(float(right.mean()))
-        assert found[index] == (device.name, *map(pytest.approx, expected), "")
+        test = simulation.fleet.common_test
+        shown = test.take(choose_examples(test, seed=simulation.seed))
+        said = tuple(inference(params, shown.x).argmax(axis=1))
+        assert found[index] == (device.name, *map(pytest.approx, expected), "", said)
     assert max(one.accuracy_common for one in found) > 0.15, "better than guessing"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,13 +124,14 @@ def test_tables_share_the_cells_that_are_the_same_run() -> None:
 
 def test_every_published_cell_is_found_and_says_what_left_without_noise() -> None:
     kept = Kept(PUBLISHED)
-    cells = {cell.digest: cell for recipe in RUNNABLE for cell in cells_of(recipe, seeds=3, quick=False)}
+    cells = defaultdict(list)  # several where tables take different accuracies of one run
+    for cell in (cell for recipe in RUNNABLE for cell in cells_of(recipe, seeds=3, quick=False)):
+        cells[cell.digest].append(cell)
     published = list(kept)
     assert len(published) == len(list(PUBLISHED.glob("cells/**/*.json"))) > 30
     for one in published:
-        found = kept.of(cells[one.digest])
-        assert found is not None
-        assert found.accuracies == one.accuracies
+        found = [kept.of(cell) for cell in cells[one.digest]]
+        assert one in found, one.cell
     raw = [one.task for one in published if one.raw_values]
     assert {(task["method"]["name"], task["privacy"]["accounting"]) for task in raw} == RAW
 
