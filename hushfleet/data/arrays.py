@@ -112,7 +112,8 @@ def as_values(x: Any, where: str) -> np.ndarray:
     if not 2 <= x.ndim <= 4 or 0 in x.shape[1:]:
         raise BadInput(f"{where} has shape {list(x.shape)}; it must be [n, C, H, W], [n, C, T] of series, or [n, F]")
     if x.dtype != np.uint8:
-        x = x.astype(np.float32)
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+            x = x.astype(np.float32)
         wrong = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
         if wrong.any():
             raise BadInput(

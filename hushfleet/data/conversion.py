@@ -19,8 +19,8 @@ _DEVICES = ("device", "client", "client_id", "user", "user_id", "subject")
 
 
 def as_data(source: Any) -> Data:
-    """:param source: `Data`; (x, y) or (x, y, devices) of arrays; a PyTorch data set of pairs (sample, label); a Hugging
-        Face data set; or a dict (or `DatasetDict`) of one of the last two, with `train` and `test`.
+    """:param source: `Data`; (x, y) or (x, y, devices) of arrays; a PyTorch data set of pairs (sample, label); a
+        Hugging Face data set; or a dict of such with `train` and `test`, as a `DatasetDict` is.
 
     :raises BadInput: it is nothing of the kind; the text says what is.
     """
@@ -60,8 +60,8 @@ def from_torch(dataset: Any) -> Data:
 
 
 def from_hugging_face(dataset: Any) -> Data:
-    """Of a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` says whose
-    a sample is. `rename_column` gives them names that are known here."""
+    """Of a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` says
+    whose a sample is. `rename_column` gives them names that are known here."""
     names = dataset.column_names
     x, y = (
         next((name for name in known if name in names), None) for known in (_INPUTS, _LABELS)

@@ -58,7 +58,8 @@ def read_csv(
             raise BadInput(f"{path}, line {line}: {len(row)} fields, and the header has {len(header)}")
         for column, target in zip(columns, range(len(columns)), strict=True):
             try:
-                values[place, target] = float(row[column])
+                with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+                    values[place, target] = float(row[column])
             except ValueError as error:
                 raise BadInput(f"{path}, line {line}: {header[column]!r} = {row[column]!r} is no number") from error
         wrong = np.flatnonzero(~np.isfinite(values[place]))
