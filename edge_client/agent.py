@@ -348,6 +348,7 @@ class Agent:
                 duty.advance(self.link, now, busy=busy)
         if self.health is not None and now >= self.health.due_at:
             task = self.tasks.runtime
+            self.health.chosen = self.store.accelerator()
             hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
             health = self.health.message(now, session=self._session, hushed=hushed)
             self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)

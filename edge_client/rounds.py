@@ -324,8 +324,11 @@ class RoundHandler:
         self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray, roster: Roster | None
     ) -> OutboxEntry | None:
         """The committed update; None if a newer plan came meanwhile."""
-        if self._store.count_attempt("round", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
+        attempts = self._store.count_attempt("round", f"{plan.task}/{plan.round}")
+        if attempts > MAX_ATTEMPTS:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
+        if attempts > 1:
+            task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
         nominal_s = task.nominal_seconds(params) if task.constant_time else None
         self._announce("training")
         began = self._clock()

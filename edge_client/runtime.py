@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
+from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
@@ -63,9 +64,10 @@ class TaskRuntime:
         simulation, layout = config.simulation, spec.model.layout
         method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
         # The sizes are the task's: whether a graph is refused must not tell how many samples this device has.
-        for graph, batch in ((gradient, method.config.batch_size), (inference, EVALUATION_BATCH)):
-            facts = check_graph(graph, max_bytes=MAX_GRAPH_BYTES)
-            check_cost(facts, batch=batch, memory_bytes=config.memory_mib << 20)
+        cost, _ = (
+            check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=batch, memory_bytes=config.memory_mib << 20)
+            for graph, batch in ((gradient, method.config.batch_size), (inference, EVALUATION_BATCH))
+        )
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
         threads = 1 if simulation else os.cpu_count() or 1
         self.features: FeatureGraph | None = None
@@ -81,8 +83,18 @@ class TaskRuntime:
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
         self.data = LocalData(config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty)
-        self.gradient = GradientGraph(gradient, layout, threads=threads)
         self.inference = InferenceGraph(inference, layout, threads=threads)
+        self.gradient = AcceleratorTrial(
+            gradient,
+            GradientGraph(gradient, layout, threads=threads),
+            self.inference,
+            task=digest,
+            spec=spec,
+            cost=cost,
+            threads=threads,
+            config=config,
+            store=store,
+        ).gradient()
         self._store = store
         self._clock = clock
         self._metrics = MetricsFile.of(config, self.features)
@@ -121,6 +133,11 @@ class TaskRuntime:
         if self._nominal_s is None:
             self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
         return self._nominal_s
+
+    def use_processor(self, reason: str) -> None:
+        """From now on, if it was not so already."""
+        if isinstance(self.gradient, AcceleratedGradient):
+            self.gradient.give_up(reason)
 
     def run_round(
         self, plan: RoundPlan, params: np.ndarray, roster: Roster | None, *, on_batch: OnBatch

@@ -27,13 +27,14 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
     trust, of_task = _trust(store)
     head = store.own_head()
     model = own_accuracy(store, config.data)
-    waiting = read_waiting(store.path.parent)
+    waiting, chosen = read_waiting(store.path.parent), store.accelerator()
     return {
         "device": config.device.id,
         "public_key": store.identity.public_key.hex(),
         "running": is_in_use(store.path),
         "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
         "certificate": _certificate(config),
+        "accelerator": chosen and {"used": chosen.used, "words": chosen.failed or chosen.reason},
         "model": model and model._asdict(),
         "stopped_because": store.stopped_because,
         "epsilon_server": _number(ledger.epsilon_server(delta=delta)),
@@ -61,6 +62,8 @@ def told(report: dict[str, Any]) -> list[str]:
         lines.append(f"attention  {report['certificate']}")
     if report["stopped_because"] is not None:
         lines.append(f"stopped    {report['stopped_because']}")
+    if (chosen := report["accelerator"]) is not None:
+        lines.append(f"computes   on the {'GPU' if chosen['used'] == 'cuda' else 'processor'}: {chosen['words']}")
     if (model := report["model"]) is not None:
         lines.append(f"model      {_model(model)}")
     against = "the sums that it is in" if report["trust"] == "secure-sum" else "this device's updates"

@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from hushfleet.errors import BadInput
+
 _DIGEST_BYTES = 32
 
 
@@ -29,6 +31,16 @@ def _xdg(variable: str, fallback: str) -> Path:
 def in_file(name: str) -> bool:
     """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
     return ".py:" in name
+
+
+def checked_folder(folder: Path, option: str = "--out") -> Path:
+    """The folder, which need not be there yet. Raises `BadInput` where nothing could be written into it."""
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise BadInput(f"{option} {folder}: {existing} is a file, not a folder; choose another place")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {folder}: {existing} may not be written to; choose another place")
+    return folder
 
 
 def read_cached(path: Path) -> bytes | None:

@@ -19,11 +19,13 @@ from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.studies.sweep import with_wire
+from hushfleet.user_files import checked_folder
 
 INTERRUPTED = 130
 
@@ -85,13 +87,23 @@ def open_simulation(
 
 
 def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or a new one of this name and time."""
-    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""
+    return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str, int | None] | None = None) -> Task:
-    """The task with what `--set` and other options change of it."""
+def overridden(
+    path: Path,
+    settings: Sequence[str] | None,
+    options: Mapping[str, int | str | None] | None = None,
+    *,
+    method: str = "",
+) -> Task:
+    """The task with what `--set` and other options change of it.
+
+    :param method: `FILE.py:NAME`, which this process and those that it starts may then run; empty: the task's own.
+    """
     given = [f"{key}={value}" for key, value in (options or {}).items() if value is not None]
+    given += [f"method.name={allow_file(method)}"] if method else []
     return load_task(path, (*(settings or ()), *given))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.errors import BadInput
 
 Engine = Literal["fast", "live", "ray"]
 Runtime = Literal["auto", "onnx", "native", "torch", "vmap"]
@@ -14,7 +15,8 @@ Runtime = Literal["auto", "onnx", "native", "torch", "vmap"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """
+    """Raises `BadInput` for an option that the engine would ignore.
+
     :param own_processes: of the live engine: so many devices have a process of their own, and the others share one for
         each core; 0: all have their own.
     :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
@@ -40,3 +42,27 @@ class RunOptions:
     local_only: bool = True
     sweep: Sequence[float] = ()
     sweep_wire: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        plain = RunOptions.__dataclass_fields__
+        for name, engines in _ENGINES.items():
+            if self.engine not in engines and getattr(self, name) != plain[name].default:
+                raise BadInput(
+                    f"--{name.replace('_', '-')} does nothing with --engine {self.engine}: it is for --engine "
+                    f"{' or '.join(engines)}"
+                )
+        if self.engine == "live" and self.runtime not in ("auto", "onnx"):
+            raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
+        if self.emulate and self.own_processes:
+            raise BadInput("--own-processes cannot be combined with --emulate: it needs a process a device")
+
+
+_ENGINES: dict[str, tuple[Engine, ...]] = {
+    "broker": ("live",),
+    "emulate": ("live",),
+    "own_processes": ("live",),
+    "clocked": ("fast", "ray"),
+    "evaluate_every": ("fast", "ray"),
+    "ray_address": ("ray",),
+}
+"""Of options that some engines have no use for."""

@@ -79,8 +79,8 @@ def _schedule(simulation: Simulation) -> Schedule:
 
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
     schedule, hosts = _schedule(simulation), _hosts(simulation, options.own_processes)
-    if hosts and (options.emulate or not schedule.is_calm):
-        raise BadInput("--own-processes cannot be combined with --emulate or a scenario: they need a process a device")
+    if hosts and not schedule.is_calm:
+        raise BadInput("--own-processes cannot be combined with a scenario: it needs a process a device")
     player = ScenarioPlayer(simulation, schedule)
     fleet = LiveFleet(
         simulation,

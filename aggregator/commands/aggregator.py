@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
+_OF_A_FLEET = ("federation", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
 _FILE = {"exists": True, "dir_okay": False}
 
 
@@ -81,14 +82,17 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
         from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+        from hushfleet.user_files import checked_folder
         from hushfleet.wire.format.topics import check_name
         from hushfleet.wire.link.address import BrokerAddress
         from hushfleet.wire.link.mqtt import MqttLink
 
         of_fleet = None if fleet is None else FleetFolder(fleet)
         if of_fleet is not None:
-            if task_file or broker:
-                raise BadInput("--fleet DIR has its own task and broker; leave TASK.toml and --broker away")
+            for name in ("task_file", "broker", *_OF_A_FLEET):
+                if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+                    word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
+                    raise BadInput(f"--fleet DIR says that itself: leave {word} away")
             task_file, broker, federation = of_fleet.task, of_fleet.local_broker, of_fleet.config.federation
             out, resume, identity = of_fleet.run, True, of_fleet.aggregator / "identity.key"
             ca_file = of_fleet.ca / "ca.pem"
@@ -96,7 +100,9 @@ def register(app: typer.Typer) -> None:
         if task_file is None or broker is None:
             raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
         task = load_task(task_file, tuple(settings or ()))
-        folder = out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if roster is not None and task.privacy.accounting != "secure":
+            raise BadInput(f"--roster belongs to secure sums, and the task's accounting is {task.privacy.accounting!r}")
+        folder = checked_folder(out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         check_name(federation, "the federation's name")
         address = BrokerAddress.parse(
             broker, username=username, password_file=password_file,

@@ -22,8 +22,9 @@ from hushfleet.aggregator.config.sections import (
     WireSection,
     is_path,
 )
-from hushfleet.config.schema import Checked, Count, from_plain, read_file, to_plain
+from hushfleet.config.schema import Checked, Count, from_plain, read_file, to_plain, unknown
 from hushfleet.config.spec import PrivacySpec, SecureSpec
+from hushfleet.config.written import faults, with_lines
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
@@ -296,20 +297,27 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
         named = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
             table[key] = str(folder / Path(named).expanduser())
-    return parse_task(plain, overrides, where=str(path))
+    return parse_task(plain, overrides, file=path)
 
 
-def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where: str = "the task") -> Task:
-    """The task of a file's content. Raises `BadInput`."""
+def parse_task(
+    plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where: str = "the task", file: Path | None = None
+) -> Task:
+    """The task of a file's content. Raises `BadInput` with everything that is wrong.
+
+    :param file: what it was read from, for the lines of mistakes.
+    """
+    where = str(file or where)
     if not isinstance(plain, dict):
         raise BadInput(f"{where}: a task has sections such as [model] and [data], not a list or a single value")
     for override in overrides:
         _apply(plain, override)
-    read, errors = {**plain}, []
-    for name in plain.keys() & {"method", *_SECTIONS}:
+    read, errors = {**plain}, list(unknown(Task, plain))
+    for name in plain.keys() & _SECTIONS.keys():
+        errors += faults(_SECTIONS[name], plain[name], name)
+    if "method" in plain:
         try:
-            given = plain[name]
-            read[name] = MethodSection.of(given) if name == "method" else from_plain(_SECTIONS[name], given, where=name)
+            read["method"] = MethodSection.of(plain["method"])
         except Malformed as error:
             errors.append(str(error))
     if not errors:
@@ -317,7 +325,13 @@ def parse_task(plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where:
             return _with_steps(from_plain(Task, read, where="task"), plain)
         except Malformed as error:
             errors = [str(error).removeprefix("task: ").removeprefix("task.")]
-    raise BadInput(f"{where}: {'; '.join(sorted(errors))}")
+    if file is not None:
+        set_here = tuple(override.partition("=")[0].strip() for override in overrides)
+        not_here = [error for error in errors if set_here and error.startswith(set_here)]
+        errors = [*with_lines(file, sorted(set(errors) - set(not_here))), *not_here]
+    else:
+        errors = sorted(errors)
+    raise BadInput(f"{where}: {'; '.join(errors)}")
 
 
 def _with_steps(task: Task, plain: dict[str, Any]) -> Task:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, NotNegative, Positive, Share, from_plain, read_file
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.config.schema import Checked, NotNegative, Positive, Share, read_file
+from hushfleet.config.written import read_written
+from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import Name, check_name
 
 FILE_NAME = "fleet.toml"
@@ -109,12 +110,7 @@ class FleetFolder:
         file = self.path / FILE_NAME
         if not file.exists():
             raise BadInput(f"{path} is not the folder of a fleet: there is no {FILE_NAME}; see: hushfleet fleet init")
-        try:
-            self.config: FleetConfig = from_plain(FleetConfig, read_file(file))
-        except Malformed as error:
-            raise BadInput(
-                f"{file}: {str(error).removeprefix('FleetConfig: ').removeprefix('FleetConfig.')}"
-            ) from error
+        self.config: FleetConfig = read_written(FleetConfig, file)
         if (self.path / "run").exists():
             raise BadInput(
                 f"each run of a fleet has a folder of its own now: mv {self.path / 'run'} {self.path / 'runs'}/NAME, "

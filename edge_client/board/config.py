@@ -19,12 +19,11 @@ from hushfleet.config.schema import (
     PositiveOrInf,
     Probability,
     Share,
-    from_plain,
-    read_file,
     require,
 )
 from hushfleet.config.spec import Accounting
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.config.written import read_written
+from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
@@ -41,6 +40,8 @@ class DeviceSection(Checked):
     :param state_dir: holds the store; one folder for each device, never shared or copied.
     :param roster_key: the operator's public key, 64 hex digits: a secure sum is joined only where this key has signed
         who may be in it; without it the aggregator's word is taken.
+    :param accelerator: `auto`: training is on a GPU where ONNX Runtime has CUDA and that is the faster one here;
+        `cuda`: wherever it computes what the processor does; `cpu`: never.
     """
 
     id: Name
@@ -48,6 +49,7 @@ class DeviceSection(Checked):
     federation: Name = "default"
     board: str = "generic-x86"
     roster_key: PublicKeyText | None = None
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,15 @@ class FleetSection(Checked):
 
 @dataclass(frozen=True)
 class DataSection(Checked):
-    """Where the device's own images are.
+    """Where the device's own data are.
 
-    :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels.
+    :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
+        line a sample.
     :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
         model gets right. It stays on the device.
     """
 
-    kind: Literal["folder", "arrays"]
+    kind: Literal["folder", "arrays", "csv"]
     path: str
     held_out: str | None = None
 
@@ -233,11 +236,7 @@ def load_config(path: Path) -> DeviceConfig:
     """Reads DEVICE.toml; relative paths in it are relative to the file. Raises `BadInput`."""
     if not path.exists():
         raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example")
-    plain = read_file(path)
-    try:
-        config = from_plain(DeviceConfig, plain)
-    except Malformed as error:
-        raise BadInput(f"{path}: {str(error).removeprefix('DeviceConfig: ').removeprefix('DeviceConfig.')}") from error
+    config = read_written(DeviceConfig, path)
     load_board(config.device.board)
     base = path.resolve().parent
     sections: dict[str, Any] = {}

@@ -17,6 +17,7 @@ import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.installed import standing_of
+from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.errors import BadInput
 from hushfleet.release import this_platform
 from hushfleet.wire.format.fields import DeclineCode
@@ -43,6 +44,7 @@ class BoardHealth:
         self.due_at = now
         self.last_decline: DeclineCode | None = None
         self.last_error: ErrorCode | None = None
+        self.chosen: ChosenAccelerator | None = None
 
     def message(self, now: float, *, session: int, hushed: bool) -> Health:
         """What is said at `now`; the next one is due a whole number of minutes after the client's start.
@@ -67,6 +69,7 @@ class BoardHealth:
             platform="-".join(this_platform()),
             tried=standing.tried,
             attempt=standing.attempt,
+            accelerator=self.chosen.chosen if self.chosen else "",
         )
 
     def _disk_percent(self) -> int:

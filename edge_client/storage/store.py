@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hushfleet.config.schema import pack, unpack
+from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
@@ -253,6 +254,17 @@ class DeviceStore:
 
     def keep_own_head(self, head: KeptHead) -> None:
         self._set_facts("keep the own head", own_head=pack(head))
+
+    def accelerator(self) -> ChosenAccelerator | None:
+        """What was chosen last; None where there was nothing to choose. Raises `StoreError`."""
+        data = self._fact("accelerator")
+        if data is None:
+            return None
+        with self._whole("choice of an accelerator"):
+            return unpack(ChosenAccelerator, data, what="the choice of an accelerator")
+
+    def keep_accelerator(self, chosen: ChosenAccelerator) -> None:
+        self._set_facts("keep the choice of an accelerator", accelerator=pack(chosen))
 
     def count_attempt(self, kind: str, what: str) -> int:
         """How often `what` was begun since it last ended in any way but an abrupt one, this time included.

@@ -8,14 +8,16 @@ Nothing is converted except an integer where a float is expected and a list wher
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import re
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -138,16 +140,17 @@ def read_file(path: Path) -> Any:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, with their constraints."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 @cache
 def _fields(kind: type) -> tuple[list[str], Any]:
     """The names of a dataclass's fields, and the tuple type of their values."""
-    hints = _hints(kind)
+    kinds = hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
-    return names, tuple[tuple(hints[name] for name in names)]  # type: ignore[misc]
+    return names, tuple[tuple(kinds[name] for name in names)]  # type: ignore[misc]
 
 
 def _decoded(kind: Any, value: Any) -> Any:
@@ -177,15 +180,27 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
     if isinstance(plain, float) and math.isnan(plain):
         raise Malformed(f"{where}: expected a number, got nan")
     if dataclasses.is_dataclass(value) and isinstance(plain, dict):
-        names = [f.name for f in dataclasses.fields(value)]
-        unknown = sorted(str(key) for key in plain if key not in names)
-        if unknown:
-            raise Malformed(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(names)}")
+        for refused in unknown(type(value), plain, where):
+            raise Malformed(refused)
         for name, item in plain.items():
             _check_known(getattr(value, name), item, f"{where}.{name}")
     elif isinstance(value, tuple) and isinstance(plain, (list, tuple)):
         for place, (one, item) in enumerate(zip(value, plain, strict=True)):
             _check_known(one, item, f"{where}[{place}]")
+
+
+def missing(name: str, where: str = "") -> str:
+    """What is said of a field that must be there."""
+    return f"{where}{': ' if where else ''}missing field `{name}`"
+
+
+def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]:
+    """What is said of each key that no field of a dataclass has, and which one may have been meant."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    for key in sorted(str(key) for key in plain if key not in names):
+        close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        yield f"{where}{': ' if where else ''}unknown field {_shown(key)}{hint}; known are {', '.join(names)}"
 
 
 def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
@@ -194,6 +209,7 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
     :param places: the names of what msgspec calls by number, where a tuple of fields was converted.
     """
     message, _, path = str(error).partition(" - at `")
+    message = message.replace(" | null`", "`")
     for word, plainly in _WORDS.items():
         message = message.replace(word, plainly)
     is_key = path.startswith("key` in ")
@@ -202,7 +218,7 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
         steps[0] = places[int(steps[0])]
     value, known = plain, True
     for place, step in enumerate(steps):
-        if get_origin(_bare(kind)) in (typing.Union, types.UnionType):  # which of the types was meant is not known
+        if get_origin(bare(kind)) in (typing.Union, types.UnionType):  # which of the types was meant is not known
             steps = steps[:place]
             break
         kind = _inner(kind, step)
@@ -213,12 +229,11 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
             known = False  # msgspec does not say which item of a table it was
     name = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps if step != "...")
     name = f"{where}{name}" if where else name.removeprefix(".")
-    accepted = _accepted((get_args(_bare(kind)) or [None])[0] if is_key else kind)
+    accepted = _accepted((get_args(bare(kind)) or [None])[0] if is_key else kind)
     if not message.startswith(("Expected", "Invalid", "Number")):  # of a `__post_init__`, or about a field's absence
         message = message.replace("Object missing required", "missing")
         if "missing" in message and isinstance(value, dict):
-            unknown = sorted(str(key) for key in value if key not in _hints(_bare(kind)))
-            message += f"; unknown field {unknown[0]!r}" if unknown else ""
+            message = "; ".join([message, *islice(unknown(bare(kind), value), 1)])
         return f"{name}: {message}" if name else message
     message = f"{message[0].lower()}{message[1:]}"
     rule = f"must be {accepted}" if accepted else message
@@ -237,25 +252,26 @@ _WORDS = {
     "`bytes`": "bytes",
     "`null`": "nothing",
 }
+_LONGEST_KEY = 40  # for which a similar one is looked for: what comes from the network may be long
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
-def _bare(kind: Any) -> Any:
+def bare(kind: Any) -> Any:
     """A type without its constraints, and without its None."""
     if get_origin(kind) is Annotated:
-        return _bare(get_args(kind)[0])
+        return bare(get_args(kind)[0])
     if type(None) in get_args(kind):
-        return _bare(get_args(kind)[0])
+        return bare(get_args(kind)[0])
     return kind
 
 
 def _inner(kind: Any, step: str) -> Any:
     """The type of what `step` leads to; None where that is not known."""
-    kind = _bare(kind)
+    kind = bare(kind)
     if dataclasses.is_dataclass(kind):
-        return _hints(kind).get(step)  # type: ignore[arg-type]
+        return hints(kind).get(step)  # type: ignore[arg-type]
     if hasattr(kind, "_fields"):
-        return [*_hints(kind).values()][int(step)]
+        return [*hints(kind).values()][int(step)]
     arguments = get_args(kind)
     if not arguments:
         return None
@@ -269,8 +285,8 @@ def _accepted(kind: Any) -> str:
     said = [meta.description for meta in getattr(kind, "__metadata__", ()) if meta.description]
     for argument in get_args(kind) if type(None) in get_args(kind) else ():
         said.append(_accepted(argument))
-    if get_origin(_bare(kind)) is Literal:
-        said.append(f"one of {', '.join(map(repr, get_args(_bare(kind))))}")
+    if get_origin(bare(kind)) is Literal:
+        said.append(f"one of {', '.join(map(repr, get_args(bare(kind))))}")
     return next(filter(None, said), "")
 
 

@@ -2,7 +2,7 @@
 
 Nothing is copied: ONNX Runtime reads the parameters from the caller's flat vector and writes the gradient
 to the caller's buffer, through bindings to the addresses of their tensors. One thread and fixed kernels
-make every result a pure function of its inputs, to the bit.
+make every result a pure function of its inputs, to the bit; another provider than the processor's promises no bits.
 
 Graph inputs: `param.<name>` for each tensor of the layout, `x` float32 [B, C, H, W], `y` int64 [B], and
 `dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). A gradient under an objective that distils also
@@ -23,13 +23,19 @@ from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.linear import LinearClipping
 
+Provider = tuple[str, Mapping[str, str]]
+"""An execution provider as ONNX Runtime calls it, and its options."""
+
 _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 
-def open_session(graph: bytes, *, threads: int = 1, fold: bool = True) -> ort.InferenceSession:
+def open_session(
+    graph: bytes, *, threads: int = 1, fold: bool = True, provider: Provider | None = None
+) -> ort.InferenceSession:
     """A session that takes little memory and gives the same results each time. Raises `GraphRefused`.
 
     :param fold: whether what follows from constants alone is computed once and kept.
+    :param provider: what executes all operators that it can; None, and for the others: the processor.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -43,9 +49,12 @@ def open_session(graph: bytes, *, threads: int = 1, fold: bool = True) -> ort.In
     options.enable_mem_pattern = False
     try:
         left_out = [] if fold else ["ConstantFolding"]
-        session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"], disabled_optimizers=left_out)
+        providers = ["CPUExecutionProvider"] if provider is None else [provider, "CPUExecutionProvider"]
+        session = ort.InferenceSession(graph, options, providers, disabled_optimizers=left_out, enable_fallback=0)
     except Exception as error:  # the binding raises a class of its own for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot load the graph: {error}") from error
+    if provider is not None and provider[0] not in session.get_providers():  # its libraries do not load
+        raise GraphRefused(f"ONNX Runtime cannot use its {provider[0]} here")
     session._model_bytes = b""  # the file, kept for other providers to be tried; there are none
     return session
 
@@ -54,11 +63,17 @@ class _BoundGraph:
     """A session whose inputs and outputs are bound to the memory of NumPy arrays."""
 
     def __init__(
-        self, graph: bytes, layout: ParamLayout, *, outputs: Mapping[str, tuple[int, ...] | None], threads: int
+        self,
+        graph: bytes,
+        layout: ParamLayout,
+        *,
+        outputs: Mapping[str, tuple[int, ...] | None],
+        threads: int,
+        provider: Provider | None = None,
     ) -> None:
         """:param outputs: the names and shapes that the graph must have; None where a shape is not fixed."""
         self.layout = layout
-        self.session = open_session(graph, threads=threads)
+        self.session = open_session(graph, threads=threads, provider=provider)
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.params = [f"param.{name}" for name in layout.names]
         found = {value.name: value for value in self.session.get_outputs()}
@@ -123,10 +138,12 @@ class GradientGraph:
     :raises GraphRefused: the graph does not load, or does not fit `layout`.
     """
 
-    def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
+    def __init__(
+        self, graph: bytes, layout: ParamLayout, *, threads: int = 1, provider: Provider | None = None
+    ) -> None:
         shapes = zip(layout.names, layout.shapes, strict=True)
         outputs = {"loss": (), **{f"grad.{name}": shape for name, shape in shapes}}
-        self._graph = _BoundGraph(graph, layout, outputs=outputs, threads=threads)
+        self._graph = _BoundGraph(graph, layout, outputs=outputs, threads=threads, provider=provider)
         self.layout = layout
         self.masks = sorted(
             (name for name in self._graph.batched if name.startswith("dropout.")),

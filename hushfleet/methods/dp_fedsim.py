@@ -12,7 +12,13 @@ Reading: Eq. (5) is taken at the device's own model of its last round, as in Fed
 Reading: Eq. (6) divides by a layer's sum; of its values at most two can then reach the paper's threshold of 0.4, and
 almost nothing is personal. FedDPA's code, with the same threshold, stretches a layer to 0..1 (`min-max`, the default
 here); `sum` is the equation as printed.
+Reading: Eq. (8) is where a round starts. Algorithm 1 has it in its loop over local epochs: `masks = "epoch"` then sets
+the values of low Fisher value back to the global ones before each further epoch, so that only the last one moves them.
 Reading: the gradient g of Eqs. (9)-(12) is the update of the round, Delta w of Algorithm 1.
+If it is the gradient, which moves a model by the learning rate times as much, b and the noise of Eq. (14) shrink with
+it: that is a `privacy.clip_norm` of learning rate x b, and no other mechanism.
+Reading: N of Eq. (13), "the number of clients participating in federated learning", is the cohort; if it is all of
+them, the multiplier is smaller by the root of their ratio, 0.766 in place of 2.4224, and charged as that.
 Reading: delta of Eq. (9) is not stated; it is 1e-8 here. That of Eq. (10) is not needed: a zero update is not scaled.
 Reading: without AGC the whole update is clipped, to c = privacy.clip_norm.
 Reading: similarity is that of models, Eq. (15) and Algorithm 1; the text speaks of update directions as well. The
@@ -37,13 +43,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, array_namespace
 from hushfleet.blocks import blocks
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher, Normalisation
+from hushfleet.methods.local import AllTogether, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.server import Mean
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
@@ -62,6 +70,7 @@ class DPFedSimConfig(TrainingConfig):
 
     :param fisher_threshold: lambda of Eq. (7).
     :param normalisation: of the Fisher values of a layer: `min-max` or `sum`.
+    :param masks: whether Eq. (8) is for a `round`, or for each local `epoch`.
     :param agc: adaptive clipping; off clips the whole update to the clip norm (Table II).
     :param msa: weigh updates by similarity; off takes the plain mean (Table II).
     :param max_stretch: as published, most that a layer's clip norm may be in units of the base clip norm.
@@ -70,6 +79,7 @@ class DPFedSimConfig(TrainingConfig):
 
     fisher_threshold: float = within("(0, 1]", 0.4)
     normalisation: Normalisation = "min-max"
+    masks: Literal["round", "epoch"] = "round"
     agc: bool = True
     msa: bool = True
     max_stretch: float = within("[1, 1000000]", 1000.0)
@@ -90,9 +100,24 @@ def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Meth
     return Method(
         # Eqs. (5)-(8)
         ByFisher(config.fisher_threshold, "layer", config.normalisation, inclusive=True, newcomers=False),
+        Sgd(order=BackToGlobal() if config.masks == "epoch" else AllTogether()),
         stages=adaptive if config.agc else CLIP_AND_NOISE,
         server=SimilarityMean() if config.msa else Mean(),
     )
+
+
+@dataclass(frozen=True)
+class BackToGlobal(AllTogether):
+    """Each local epoch starts with Eq. (8); of a newcomer, who has no Fisher values, the round alone."""
+
+    @property
+    def resets(self) -> bool:
+        return True
+
+    def reset(self, context: RoundContext, params: Array) -> None:
+        if context.chosen is not None:
+            xp = array_namespace(params)
+            params[...] = xp.where(context.chosen, params, context.global_params)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,14 @@ class AllTogether:
         """Which of them the batches of an epoch (0, 1, ...) update."""
         return range(parts)
 
+    @property
+    def resets(self) -> bool:
+        """Whether `reset` does anything."""
+        return False
+
+    def reset(self, context: RoundContext, params: Array) -> None:
+        """Changes `params [..., d]`, in place, at the end of each epoch but the last."""
+
 
 @dataclass(frozen=True)
 class SharedOnly(AllTogether):

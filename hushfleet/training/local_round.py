@@ -81,11 +81,14 @@ def train_vector(training: Sgd, context: RoundContext, params: Array, executor: 
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
     moved = entries[0] if len(entries) == 1 else ALL  # several parts are the whole vector, together
-    memory = _lasting(training, context.state.private)
+    memory, epoch = _lasting(training, context.state.private), 0
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
         batch.moved = moved
         now, memory = _first(context, step.rows), {name: array[step.rows] for name, array in memory.items()}
+        if training.order.resets and step.epoch > epoch:
+            training.order.reset(now, at)
+        epoch = step.epoch
         active = training.order.active(step.epoch, len(entries))
         for number in active:
             batch.part, batch.entries = number, entries[number]

@@ -70,6 +70,9 @@ BAD = {
     "a board that is none": (["--boards", "abacus"], ["abacus", "raspberry-pi-zero-2-w"]),
     "a sweep of words": (["--sweep", "0,some"], ["--sweep", "0,some", "numbers"]),
     "a codec that is none": (["--sweep-wire", "1,some"], ["--sweep-wire", "some", "wire.codec"]),
+    "an option of another engine": (["--emulate"], ["--emulate", "does nothing", "--engine live"]),
+    "a runtime where devices have theirs": (["--engine", "live", "--runtime", "torch"], ["--runtime torch", "live"]),
+    "a folder in a file": (["--out", "task.toml/run"], ["--out", "task.toml", "is a file"]),
     "nothing to resume": (["--resume", "--out", "nowhere"], ["nowhere", "resume"]),
 }
 

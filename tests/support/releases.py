@@ -12,6 +12,10 @@ from hushfleet.firmware_profiles.cards.bundle import _START, _copy_ours
 from hushfleet.release import pack, this_platform
 
 Change = Callable[[Path], None]
+_WAITS = {  # of a client in the field; shorter here, so that tests wait less
+    "fleet/updates.py": ("LOOK_EVERY_S = 5.0", "LOOK_EVERY_S = 0.5"),
+    "fleet/trial.py": ("BEAT_S = 1.0", "BEAT_S = 0.2"),
+}
 
 
 def build_release(out: Path, version: str, *, key: Any, change: Change | None = None, **manifest: Any) -> Path:
@@ -25,6 +29,8 @@ def build_release(out: Path, version: str, *, key: Any, change: Change | None = 
         folder = Path(name)
         _copy_ours(folder, version)
         (folder / "__main__.py").write_text(_START)
+        for name, waits in _WAITS.items():
+            _replace(folder / "hushfleet" / "edge_client" / name, *waits)
         if change is not None:
             change(folder)
         pack(folder, out, key=key, version=version, python=python, arch=arch, **fields)
@@ -52,15 +58,17 @@ def crashes_after_connecting(folder: Path) -> None:
 
 
 def never_connects(folder: Path) -> None:
-    file = folder / "hushfleet" / "wire" / "link" / "connection.py"
-    text = file.read_text()
     line = "self._client.connect(address.host"
-    assert line in text
-    file.write_text(text.replace(line, "raise OSError('this release never connects')\n            " + line))
+    never = "raise OSError('this release never connects')\n            " + line
+    _replace(folder / "hushfleet" / "wire" / "link" / "connection.py", line, never)
 
 
 def _after_connecting(folder: Path, code: str) -> None:
-    file = folder / "hushfleet" / "edge_client" / "fleet" / "trial.py"
-    text, line = file.read_text(), "                installed.say_healthy(trial)\n"
-    assert line in text
-    file.write_text(text.replace(line, f"{line}                {code}\n"))
+    line = "                installed.say_healthy(trial)\n"
+    _replace(folder / "hushfleet" / "edge_client" / "fleet" / "trial.py", line, f"{line}                {code}\n")
+
+
+def _replace(file: Path, before: str, after: str) -> None:
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))

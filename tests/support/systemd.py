@@ -35,7 +35,7 @@ class EmulatedBoard:
     """
 
     home: Path
-    check_s: float = 2.5
+    check_s: float = 1.0
     watchdog_s: float = 30.0
     memory_mib: int = 600
     preloaded: Mapping[str, str] = field(default_factory=dict)

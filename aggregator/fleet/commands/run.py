@@ -19,8 +19,8 @@ from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
@@ -88,6 +88,8 @@ def _stop_on_signals() -> threading.Event:
 
 def serve(path: Path, stop: threading.Event) -> None:
     """The fleet service of the folder `path`, until `stop` is set."""
+    from hushfleet.aggregator.fleet.page.server import PageServer  # with a web server, which other commands do without
+
     folder = FleetFolder(path)
     operator, ca_file = load_or_create(folder.operator_key), folder.ca / "ca.pem"
     mine = folder.service
@@ -100,7 +102,7 @@ def serve(path: Path, stop: threading.Event) -> None:
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
         known = partial(key_of, registry, register)
-        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known)]
+        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known), LockOut(folder, registry)]
         enroller = Enroller(
             folder.config,
             registry,

@@ -125,6 +125,7 @@ class Health(Checked):
         and was undone; `none`: this board takes no releases.
     :param platform: of its Python, as manifests of releases name it: `cp313-aarch64`.
     :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` speaks of; empty before the first.
+    :param accelerator: what a trial on random numbers chose for the task; empty where there was nothing to choose.
     """
 
     device: Name
@@ -142,6 +143,7 @@ class Health(Checked):
     platform: Text = later("")
     tried: Text = later("")
     attempt: Count = later(0)
+    accelerator: Literal["", "cpu", "cuda"] = later("")
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -62,24 +64,39 @@ class Workers:
             # Spawned, not forked: a fork of a process that has used OpenMP threads may hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=begin_worker)
-        before = {name: os.environ.get(name) for name in ENVIRONMENT}
-        os.environ.update(ENVIRONMENT)  # a process is started when there is work for it, and inherits this
-        try:
+        with inherited():  # a process is started when there is work for it
             return self._pool.map(function, items)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is not None:
+            if kind is KeyboardInterrupt:  # what is half done is done again, as after a power cut
+                for process in multiprocessing.active_children():
+                    process.kill()
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+
+
+@contextmanager
+def inherited() -> Iterator[None]:
+    """What processes inherit that are started inside: `ENVIRONMENT`, and that Ctrl-C is left to this process.
+
+    It ends the others in order.
+    """
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def begin_worker() -> None:

@@ -396,4 +396,4 @@ def _rhythm(method: TaskMethod, training: Sgd, ready: _Ready, noised: bool) -> t
     ends = tuple(epochs(len(ready.member.samples), method.config, record))
     active = {tuple(training.order.active(epoch, parts)) for epoch in range(len(ends))}
     clip_norm = None if record is None else record.clip_norm
-    return parts, ends if len(active) > 1 else None, clip_norm
+    return parts, ends if len(active) > 1 or training.order.resets else None, clip_norm

@@ -9,6 +9,7 @@ import typer
 
 from hushfleet.errors import BadInput, PrivacyError
 
+HONEST_FRACTION = 0.9
 HELP = """Will it pay? What a board would gain by taking part, what it would give away, and what it takes.
 
 For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from
@@ -41,7 +42,7 @@ def register(app: typer.Typer) -> None:
         delta: Annotated[float, typer.Option(help="Probability with which the promise may fail.")] = 1e-5,
         features: Annotated[str, typer.Option(help="scattering, filters (tiny images) or a file.onnx.")] = "scattering",
         boards: Annotated[str, typer.Option(metavar="A,B,...", help="Whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb",
-        honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least; the others may work with the server.")] = 0.9,
+        honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least; the others may work with the server.")] = HONEST_FRACTION,
         alpha: Annotated[float | None, typer.Option(min=0.01, help="How unlike the devices' labels are (Dirichlet), 0.5: very. Default: alike.")] = None,
         local: Annotated[bool, typer.Option("--local", help="Nobody is trusted: each device adds all of the noise.")] = False,
         out: Annotated[Path | None, typer.Option(metavar="TASK.toml", help="Also write a task file.")] = None,
@@ -58,6 +59,8 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.studies.plan.show import show, to_plain
         from hushfleet.simulator.studies.plan.task_file import task_text
 
+        if local and honest_fraction != HONEST_FRACTION:
+            raise BadInput("--honest-fraction does nothing with --local: each device adds all of the noise")
         asked = Question(
             devices=devices, images=images, classes=classes, epsilon=epsilon, delta=delta, features=features,
             honest_fraction=honest_fraction, alpha=alpha, local=local,

@@ -267,7 +267,7 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
         ({"round": 5}, "round = 5"),
         ({"model": {"name": 3}}, "model.name = 3: expected a text"),
         ({"method": {"name": "fedproxy"}}, "method.name = 'fedproxy': must be one of .*dp-fedavg, .*fedglp-adp"),
-        ({"method": {"gama": 0.1}}, "method: unknown field 'gama'; known are .*gamma"),
+        ({"method": {"gama": 0.1}}, "method: unknown field 'gama' .did you mean 'gamma'.*; known are .*gamma"),
         ({"method": {"gamma": 1000}}, r"method: gamma = 1000.*: must be in \[0, 100\]"),
         ({"method": {"optimizer": "lamb"}}, "method.optimizer = 'lamb': must be one of 'adam', 'sgd'"),
         ({"method": {"batch_size": 1.5}}, "method.batch_size = 1.5: expected an integer"),

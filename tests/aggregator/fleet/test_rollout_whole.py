@@ -104,10 +104,10 @@ def test_a_board_goes_from_one_release_to_the_next(tmp_path: Path, releases: Rel
     [
         (crashes, "was started 5 times", {}),
         slow(cannot_be_imported, "was started 5 times", {}),
-        slow(hangs, "was not healthy within 30 minutes", {"check_s": 0.5, "watchdog_s": 5.0}),
+        slow(hangs, "was not healthy within 30 minutes", {"check_s": 0.25, "watchdog_s": 5.0}),
         slow(eats_memory, "was started 5 times", {"memory_mib": 300}),
         slow(crashes_after_connecting, "was started 5 times", {}),
-        slow(never_connects, "was not healthy within 30 minutes", {"check_s": 0.5}),
+        slow(never_connects, "was not healthy within 30 minutes", {"check_s": 0.25}),
     ],
 )
 def test_a_board_finds_its_way_back_by_itself(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 import time
@@ -19,7 +20,7 @@ from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.fleet.renewal import Renewal
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, LinkLost
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
 from support.desk import Board, event_of, make_folder, served, until
@@ -108,8 +109,20 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
 
         until(is_deaf)
         announcer.subscribe(board.topics.msg(board.device))
-        links[0].publish(board.topics.msg(board.device), b"x")
+        with contextlib.suppress(LinkLost):
+            links[0].publish(board.topics.msg(board.device), b"x")
         assert announcer.receive(0.5) is None, "and is not heard"
+
+        def is_out() -> bool:
+            """The service ends its connection a moment later."""
+            try:
+                links[0].publish(board.topics.msg(board.device), b"x")
+            except LinkLost:
+                return True
+            return False
+
+        until(is_out)
+        assert not isinstance(links[1].receive(0.5), LinkDown), "others stay"
         links[0].close()
         refused = board.link()
         event_of(refused, LinkDown)  # its certificate is revoked

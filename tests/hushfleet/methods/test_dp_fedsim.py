@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.fisher import MOVED, normalised
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.model.params import ParamLayout
-from support.methods import Constant, Fisher, advanced, context_of, released
+from support.methods import Constant, Fisher, advanced, context_of, released, trained
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 LAYERS = [slice(0, 6), slice(6, 10)]
@@ -59,6 +60,33 @@ def test_a_device_that_has_no_model_starts_with_the_global_one() -> None:
     data = Fisher(vector(*range(10)))
     np.testing.assert_array_equal(context_of(method, None, theirs, samples=data).start, theirs)
     assert data.asked_at is None
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_masks_in_each_epoch_are_algorithm_1(newcomer: bool) -> None:
+    """Before the second and third of three epochs, values of low Fisher value are the global ones again."""
+    own, theirs, rate = np.linspace(-1, 1, 10, dtype=np.float32), np.full(10, 0.5, np.float32), 0.1
+    data = Samples(np.arange(1, 8, dtype=np.uint8).reshape(7, 1, 1, 1), np.arange(7) % 2, (0.0,), (1.0,))
+    weights = np.linspace(0.5, 2, 10, dtype=np.float32)
+
+    def gradient(params, x, y, dropout=(), out=None, **_):
+        out[...] = (params - weights * y.mean()) * (1 + x.mean())
+        return 0.0, out
+
+    method = fedsim(masks="epoch", optimizer="sgd", learning_rate=rate, batch_size=2, local_epochs=3)
+    state = None if newcomer else DeviceState(PublicState.initial(10), own)
+    done = trained(method, theirs, gradient, data, state=state, rng=np.random.default_rng(3))
+    kept = np.zeros(10, bool) if newcomer else done.context.chosen
+    assert newcomer or 0 < kept.sum() < 10
+    params, rng, out = np.where(kept, own, theirs), np.random.default_rng(3), np.empty(10, np.float32)
+    for epoch in range(3):
+        if epoch and not newcomer:
+            params = np.where(kept, params, theirs)
+        order = rng.permutation(7)
+        for first in range(0, 7, 2):
+            batch = data.take(order[first : first + 2])
+            params = params - np.float32(rate) * gradient(params, batch.x, batch.labels, out=out)[1]
+    np.testing.assert_allclose(done.end, params, rtol=1e-5)
 
 
 def thresholds(method, update: np.ndarray) -> np.ndarray:

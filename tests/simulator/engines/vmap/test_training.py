@@ -176,6 +176,12 @@ def test_newcomers_and_returning_devices_share_a_round(device: str) -> None:
     check(device, method_of("fedglp-adp"), fresh=(1, 2))
 
 
+def test_values_that_go_back_to_the_global_ones_do_at_each_members_own_epochs(device: str) -> None:
+    once, often = (method_of("dp-fedsim", masks=masks, local_epochs=3) for masks in ("round", "epoch"))
+    for one, other in zip(check(device, often, fresh=(1,)), check(device, once, fresh=(1,)), strict=True):
+        assert np.array_equal(one.own, other.own) == (one.context.chosen is None)
+
+
 def test_a_member_alone_is_a_cohort_too_and_so_is_nobody(device: str) -> None:
     check(device, method_of("fedavg"), counts=(7,))
     assert train_cohort(method_of("fedavg"), [], DIGITS.model.init(1), DIGITS, device, inputs=Inputs()) == []
@@ -300,9 +306,8 @@ class Remembering(MeanGradient):
         _, mean = batch.mean(params)
         weights = losses / batch.sizes[..., None]
         weighted = (weights[..., None] * each).sum(-2)
-        (before,) = memory or (0 * mean,)
-        gradient = weighted + 0.5 * before + 0.25 * mean
-        return losses.sum(-1) / batch.sizes, gradient + 0, (gradient,)
+        gradient = weighted + 0.5 * memory.get("before", 0 * mean) + 0.25 * mean
+        return losses.sum(-1) / batch.sizes, gradient + 0, {"before": gradient}
 
 
 def bound(parts: Method, **config: Any) -> TaskMethod:

@@ -1,0 +1,100 @@
+"""The connection of a board that was locked out is ended, without a restart of the broker.
+
+Mosquitto reads its lists again when it is told to, and closes no connection for them: a board that is connected would
+stay so, deaf and mute, and not know why. But of two connections with one client id MQTT ends the older one, and the
+fleet's broker takes the client id from the certificate. So the authority signs one in the board's name, and whoever has
+its key connects with it once: that is this service alone, since the key is made here and forgotten. The board's own
+certificate is revoked by then; it asks for another one, and is told why it gets none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.interface import Delivery, LinkUp
+from hushfleet.wire.link.mqtt import MqttLink
+
+LOOK_EVERY_S = 1.0
+PATIENCE_S = 15.0
+_READ_AGAIN_S = 2.0  # the broker has the new lists by then, so that the board does not come back
+_DAYS = 1 / 24
+
+log = logging.getLogger("hushfleet.fleet")
+
+
+class LockOut:
+    """A part of the fleet service: once for each board that is locked out, and at the service's start."""
+
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
+        self._folder, self._registry = folder, registry
+        self._since: dict[str, float] = {}  # when it was seen to be locked out
+        self._done: set[str] = set()
+        self._taking: _Session | None = None
+        self._look_at = 0.0
+
+    def filters(self, topics: Topics) -> Sequence[str]:
+        return []
+
+    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+        """Nothing is heard."""
+
+    def advance(self, service: Service, now: float) -> None:
+        if self._taking is not None and self._taking.has_ended(now):
+            self._taking = None
+        if self._taking is not None or now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        blocked = {board.device for board in self._registry.boards() if board.state == "blocked"}
+        self._since = {device: self._since.get(device, now) for device in blocked}
+        self._done &= blocked
+        ripe = [device for device, since in self._since.items() if now >= since + _READ_AGAIN_S]
+        for device in sorted(set(ripe) - self._done)[:1]:
+            self._done.add(device)
+            try:
+                self._taking = _Session(self._folder, device, give_up=now + PATIENCE_S)
+            except (BadInput, OSError) as error:
+                log.error("the connection of %s could not be ended: %s", device, error)
+
+
+class _Session:
+    """A second connection in a board's name. Its files are needed until it is there, and nobody else may read them."""
+
+    def __init__(self, folder: FleetFolder, device: str, *, give_up: float) -> None:
+        ca_file, key, now = folder.ca / "ca.pem", make_key(), datetime.datetime.now(datetime.UTC)
+        signed = Authority.load(ca_file, folder.ca / "ca.key").sign_client(
+            device, key.public_key(), days=_DAYS, now=now
+        )
+        self._device, self._give_up = device, give_up
+        self._files = tempfile.TemporaryDirectory(prefix="hushfleet-")
+        cert_file, key_file = (Path(self._files.name) / name for name in ("cert.pem", "cert.key"))
+        cert_file.write_bytes(signed.pem)
+        key_file.write_bytes(private_pem(key))
+        address = BrokerAddress.parse(folder.local_broker, ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+        self._link = MqttLink(address, client_id=device)
+        self._link.open()
+
+    def has_ended(self, now: float) -> bool:
+        """Whether it was there, or has waited for too long."""
+        came = isinstance(self._link.receive(0.0), LinkUp)
+        if came:
+            log.info("%s is locked out, and its connection has ended", self._device)
+        elif now < self._give_up:
+            return False
+        else:
+            log.warning(
+                "whether %s is still connected could not be seen; it is deaf and mute in any case", self._device
+            )
+        self._link.close()
+        self._files.cleanup()
+        return True

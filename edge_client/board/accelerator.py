@@ -1,0 +1,205 @@
+"""Gradients on a board's GPU, where it computes what the processor does, and faster: decided once a task, by a trial.
+
+ONNX Runtime has CUDA only where somebody has installed it (docs/boards/jetson-orin.md). A GPU changes the last bits of
+a gradient and nothing else: clipping and noise stay where they are. It is never needed: whatever fails, in a trial or
+in the middle of a round, is computed on the processor, and the round goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from hushfleet.config.spec import TaskSpec
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.constant_time import nominal_seconds
+from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import GraphRefused, StoreError
+from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
+from hushfleet.graphs.shapes import GraphCost
+from hushfleet.training.draws import draw_dropout
+
+PROVIDER = "CUDAExecutionProvider"
+OWN_MIB = 800
+"""What CUDA, cuBLAS and cuDNN take for themselves of a Jetson's memory, which GPU and processor share. Estimated."""
+MOST_TRIALS = 2
+MAX_WORDS = 400
+_TOLERANCE = 1e-3
+_BATCHES = 3
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class AcceleratedGradient:
+    """A `GradientFunction` on the GPU; on the processor from its first failure on.
+
+    :param on_failure: called then, with the reason.
+    """
+
+    def __init__(self, cpu: GradientGraph, gpu: GradientGraph, on_failure: Callable[[str], None]) -> None:
+        self._cpu, self._on_failure = cpu, on_failure
+        self._gpu: GradientGraph | None = gpu
+        self.clipped_sum = None  # there is none but for a linear layer, which stays on the processor
+
+    def __call__(self, *arguments: Any, **named: Any) -> tuple[float, np.ndarray]:
+        if self._gpu is not None:
+            try:
+                return self._gpu(*arguments, **named)
+            except Exception as error:  # out of memory, a driver's fault, ...: ONNX Runtime has a class for each
+                self.give_up(f"the GPU failed: {error}")
+        return self._cpu(*arguments, **named)
+
+    def give_up(self, reason: str) -> None:
+        if self._gpu is not None:
+            self._gpu = None
+            self._on_failure(reason)
+
+
+class AcceleratorTrial:
+    """Chooses for one task. Its own data are random: nothing of the board's images is in a choice.
+
+    :param cost: of the gradient's graph at the task's batch size.
+    """
+
+    def __init__(
+        self,
+        graph: bytes,
+        cpu: GradientGraph,
+        logits_of: InferenceGraph,
+        *,
+        task: bytes,
+        spec: TaskSpec,
+        cost: GraphCost,
+        threads: int,
+        config: DeviceConfig,
+        store: DeviceStore,
+    ) -> None:
+        self._graph, self._cpu, self._logits_of = graph, cpu, logits_of
+        self._task, self._spec, self._cost, self._threads = task, spec, cost, threads
+        self._wanted = "cpu" if config.simulation is not None else config.device.accelerator
+        self._memory_bytes = config.memory_mib << 20
+        self._store = store
+
+    def gradient(self) -> GradientGraph | AcceleratedGradient:
+        """The one that this task is trained with."""
+        if not self._is_open():
+            return self._cpu
+        kept, gpu = self._store.accelerator(), None
+        if kept is None or (kept.task, kept.runtime) != (self._task, ort.__version__):
+            gpu, kept = self._choose()
+        elif kept.used == "cuda":
+            gpu, kept = self._opened(kept)
+        _log.info("gradients are computed on %s: %s", kept.used, kept.failed or kept.reason)
+        return self._cpu if gpu is None else AcceleratedGradient(self._cpu, gpu, self._failed)
+
+    def _is_open(self) -> bool:
+        if self._wanted == "cpu" or self._cpu.clipped_sum is not None:
+            return False
+        if PROVIDER in ort.get_available_providers():
+            return True
+        if self._wanted == "cuda":
+            _log.warning("device.accelerator is cuda, and ONNX Runtime %s has no %s", ort.__version__, PROVIDER)
+        return False
+
+    def _choose(self) -> tuple[GradientGraph | None, ChosenAccelerator]:
+        chosen = ChosenAccelerator(self._task, ort.__version__, "cpu", "")
+        gpu = None
+        try:
+            if self._store.count_attempt("accelerator", self._task.hex()) > MOST_TRIALS:
+                raise GraphRefused(f"trying it ended the client abruptly {MOST_TRIALS} times")
+            gpu = self._open()
+            self._check(gpu)
+            on_cpu, on_gpu = self._seconds(self._cpu), self._seconds(gpu)
+            reason = f"in a trial the GPU took {on_gpu / on_cpu:.2g} times as long as the processor"
+            faster = on_gpu < on_cpu or self._wanted == "cuda"
+            chosen = replace(chosen, chosen="cuda" if faster else "cpu", reason=reason)
+        except StoreError:
+            raise
+        except Exception as error:  # whatever a driver comes up with, the processor remains
+            chosen = replace(chosen, reason=f"the GPU is not used: {error}"[:MAX_WORDS])
+        self._store.end_attempt("accelerator")
+        self._store.keep_accelerator(chosen)
+        return gpu if chosen.chosen == "cuda" else None, chosen
+
+    def _opened(self, kept: ChosenAccelerator) -> tuple[GradientGraph | None, ChosenAccelerator]:
+        try:
+            return self._open(), kept
+        except Exception as error:
+            return None, replace(kept, failed=str(error))  # for this start; memory may be free at the next one
+
+    def _open(self) -> GradientGraph:
+        """Raises `GraphRefused` also where there is too little memory for it."""
+        needed = 2 * self._cost.held_bytes + 12 * self._cpu.layout.size + (OWN_MIB << 20)
+        given = min(self._memory_bytes, free_memory_bytes())
+        if needed > given:
+            raise GraphRefused(f"it takes some {needed >> 20} MiB, and {given >> 20} MiB are free for it")
+        limit = self._memory_bytes - (OWN_MIB << 20)
+        provider: Provider = (PROVIDER, _options(limit) if PROVIDER.startswith("CUDA") else {})
+        return GradientGraph(self._graph, self._cpu.layout, threads=self._threads, provider=provider)
+
+    def _check(self, gpu: GradientGraph) -> None:
+        """Raises `GraphRefused` unless it computes what the processor does, on random batches."""
+        rng, model = np.random.default_rng(0), self._spec.model
+        for count in (1, 2, 8, 8):
+            params = self._params(rng)
+            x = rng.standard_normal((count, *model.input_shape), np.float32)
+            labels = rng.integers(0, len(model.class_names), count)
+            masks = draw_dropout(model.dropout, count, rng)
+            taught: dict[str, Any] = {}
+            if self._cpu.distills:
+                teacher = rng.standard_normal((count, len(model.class_names)), np.float32)
+                taught = {"teacher": teacher, "distill": np.full(count, 0.5, np.float32)}
+            loss, expected = self._cpu(params, x, labels, masks, **taught)
+            other, found = gpu(params, x, labels, masks, **taught)
+            apart = float(np.linalg.norm(found - expected)) / max(float(np.linalg.norm(expected)), 1e-12)
+            if not (apart <= _TOLERANCE and abs(other - loss) <= _TOLERANCE * max(abs(loss), 1e-6)):
+                raise GraphRefused(f"its gradients are {apart:.2g} of their length away from the processor's")
+
+    def _seconds(self, gradient: GradientGraph) -> float:
+        """What training takes, by batches of the task's kind; the first one, which sets things up, is not counted."""
+        params = self._params(np.random.default_rng(0))
+        times = [
+            nominal_seconds(self._spec, params, gradient, self._logits_of, clock=time.perf_counter)
+            for _ in range(_BATCHES + 1)
+        ]
+        return median(times[1:])
+
+    def _params(self, rng: np.random.Generator) -> np.ndarray:
+        return rng.normal(0, 0.05, self._cpu.layout.size).astype(np.float32)
+
+    def _failed(self, reason: str) -> None:
+        _log.error("%s; from now on gradients are computed on the processor", reason)
+        try:
+            kept = self._store.accelerator()
+            if kept is not None:
+                self._store.keep_accelerator(replace(kept, failed=reason[:MAX_WORDS]))
+        except StoreError as error:  # a full disk must not end a round that goes on
+            _log.error("%s", error)
+
+
+def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """What new work may take without swapping, by the kernel's estimate; 0 where it is not told."""
+    try:
+        (kib,) = [line.split()[1] for line in meminfo.read_text("ascii").splitlines() if "MemAvailable:" in line]
+        return int(kib) << 10
+    except (OSError, ValueError):
+        return 0
+
+
+def _options(memory_bytes: int) -> dict[str, str]:
+    """TF32 would leave 10 bits of a factor; the exhaustive search would be repeated for each size of a batch."""
+    return {
+        "gpu_mem_limit": str(memory_bytes),
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "0",
+    }

@@ -1,0 +1,87 @@
+"""TOML that a person wrote: all that is wrong with it at once, and in which line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hushfleet.config.schema import bare, from_plain, hints, missing, read_file, unknown
+from hushfleet.errors import BadInput, Malformed
+
+T = TypeVar("T")
+
+_SECTION = re.compile(r"^\s*\[\[?\s*([\w.-]+)\s*\]")
+_KEY = re.compile(r"^(\s*)([\w-]+)\s*=")
+_NAMED = re.compile(r"^([\w.]+(?:: \w+(?= = ))?)")
+_UNKNOWN = re.compile(r"unknown field '([\w-]+)'")
+
+
+def read_written(kind: type[T], path: Path) -> T:
+    """The file's content, see `hushfleet.config.schema`. Raises `BadInput` with everything that is wrong."""
+    plain = read_file(path)
+    try:
+        return from_plain(kind, plain)
+    except Malformed:
+        raise BadInput(f"{path}: {'; '.join(with_lines(path, faults(kind, plain)))}") from None
+
+
+def faults(kind: Any, plain: Any, where: str = "") -> list[str]:
+    """All that `from_plain` would refuse, each with the name of its field; empty where it accepts.
+
+    :param where: what comes before the names of fields.
+    """
+    inner, found = bare(kind), list[str]()
+    if not (dataclasses.is_dataclass(inner) and isinstance(plain, dict)):
+        return _refused(kind, plain, where)
+    for field in dataclasses.fields(inner):
+        name = f"{where}.{field.name}" if where else field.name
+        if field.name in plain:
+            found += faults(hints(inner)[field.name], plain[field.name], name)
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            found.append(missing(field.name, where))
+    found += unknown(inner, plain, where)
+    return found or _refused(kind, plain, where)
+
+
+def _refused(kind: Any, plain: Any, where: str) -> list[str]:
+    try:
+        from_plain(kind, plain, where=where)
+    except Malformed as error:
+        own = "" if where else f"{getattr(kind, '__name__', kind)}"
+        return [str(error).removeprefix(f"{own}: ").removeprefix(f"{own}.")]
+    return []
+
+
+def with_lines(path: Path, found: Sequence[str]) -> list[str]:
+    """The same faults in the order of the file, each with the line and the column where its key is."""
+    if path.suffix == ".json":
+        return list(found)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    placed = [(_place(lines, fault), fault) for fault in found]
+    end = (len(lines) + 1, 0)
+    return [
+        fault if place is None else f"line {place[0]}, column {place[1]}: {fault}"
+        for place, fault in sorted(placed, key=lambda each: each[0] or end)
+    ]
+
+
+def _place(lines: Sequence[str], fault: str) -> tuple[int, int] | None:
+    """The line and the column, from 1, of the key that a fault names; None where it cannot be told, as in a table that
+    is written in one line."""
+    named, strange = _NAMED.match(fault), _UNKNOWN.search(fault)
+    whole = (
+        [] if named is None or fault.startswith(("unknown ", "missing ")) else named[1].replace(": ", ".").split(".")
+    )
+    whole += [] if strange is None else [strange[1]]
+    section: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if head := _SECTION.match(line):
+            section = head[1].split(".")
+            if section == whole:
+                return number, line.index("[") + 1
+        elif (key := _KEY.match(line)) and [*section, key[2]] == whole:
+            return number, len(key[1]) + 1
+    return None
