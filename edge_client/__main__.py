@@ -22,6 +22,7 @@ from types import FrameType
 import hushfleet
 from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.edge_client.board.installed_runtime import use_installed_runtime
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 
@@ -108,6 +109,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    config = load_config(options.config)
+    if config.device.accelerator != "cpu" and config.simulation is None:
+        use_installed_runtime(sys.path)
     from hushfleet.edge_client.agent import Agent
     from hushfleet.edge_client.board.local_data import data_words
     from hushfleet.edge_client.board.pacing import Pacer, open_store
@@ -118,7 +122,6 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.wire.link.mqtt import MqttLink
 
     return_freed_memory()
-    config = load_config(options.config)
     for words in filter(None, (certificate_words(config), data_words(config.data))):
         logging.getLogger("hushfleet.edge").warning("%s", words)
     simulation = config.simulation

@@ -39,6 +39,24 @@ hushfleet fleet add greenhouse --count 1 --board {board}
 hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-01
 ```
 """
+_GPU = """\
+## The GPU
+
+**Not tried on a real one.** Training is on the processor unless an ONNX Runtime with CUDA is installed on the system,
+for the system's own Python (3.10 on JetPack 6) and NumPy 2. NVIDIA's index has one:
+
+```text
+sudo python3 -m pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126 onnxruntime-gpu
+sudo systemctl restart hushfleet-client
+```
+
+The client takes it in place of the release's own, and says so in its log. With each new task it holds gradients on
+random batches to the processor's (within 1e-3), measures both, and keeps what is faster; `hushfleet-edge status` says
+what that is. CUDA must find some 800 MiB (estimated) and twice what the graph needs, of the memory for training.
+Whatever fails, at the start or in the middle of a round, is computed on the processor, and the round goes on.
+`device.accelerator` in DEVICE.toml decides otherwise: `"cpu"`: never; `"cuda"`: also where it is slower. `install.sh`
+opens the GPU's device files to the client where they are there (`hushfleet-client.service.d/gpu.conf`).
+"""
 _CONTAINER = """\
 JetPack 4 has Python 3.6 and glibc 2.27, where no current wheel loads. Run a Debian 12 system in a container, with ssh,
 and push into it. The GPU is not used.
@@ -79,6 +97,8 @@ def page(title: str, boards: tuple[Board, ...]) -> str:
         lines.append(_WITH_CARD.format(board=first.name))
     else:
         lines += [*([_CONTAINER] if "container" in first.os else []), _WITH_PUSH.format(board=first.name)]
+    if not card and "container" not in first.os:
+        lines.append(_GPU)
     lines += ["## What to expect", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in _expected(first)]
     notes = [f"- {note}" for note in dict.fromkeys(note for board in boards for note in board.notes)]

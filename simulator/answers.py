@@ -84,7 +84,7 @@ def _examples(
 ) -> list[Example]:
     """Each with the models of another device, in turn."""
     test, devices = simulation.fleet.common_test, list(own)
-    if test.images.shape[1] not in _MODES:
+    if test.images.shape[1] not in _MODES or not test.are_images:
         return []
     shown = []
     for place, index in enumerate(choose_examples(test, seed=simulation.seed)):

@@ -18,6 +18,7 @@ DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files a
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")
 ]
+MethodFile = Annotated[str, typer.Option("--method", metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")]  # fmt: skip
 Devices = Annotated[int | None, typer.Option(min=1, help="Instead of data.devices.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Instead of round.rounds.")]
 
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
         model: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module, instead of model.name.")] = "",
-        method: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = "",
+        method: MethodFile = "",
     ) -> None:  # fmt: skip
         """Simulate a fleet: the same method, codec, ledger and round as in the field, on this machine.
 
@@ -62,16 +63,12 @@ def register(app: typer.Typer) -> None:
         """
         from rich.console import Console
 
-        from hushfleet.methods import allow_file
         from hushfleet.simulator.boards import read_boards
         from hushfleet.simulator.command import numbers, overridden, run_and_show, run_path, wire_choices
 
         console = Console()
-        if model:
-            settings = [*(settings or []), f"model.name={model}"]
-        if method:
-            settings = [*(settings or []), f"method.name={allow_file(method)}"]
-        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds, "seed": seed})
+        changed = {"data.devices": devices, "round.rounds": rounds, "seed": seed, "model.name": model or None}
+        task = overridden(task_file, settings, changed, method=method)
         folder = run_path(out, task.name)
         options = RunOptions(
             engine=engine,

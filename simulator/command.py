@@ -19,6 +19,7 @@ from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
@@ -90,9 +91,19 @@ def run_path(out: Path | None, name: str) -> Path:
     return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def overridden(path: Path, settings: Sequence[str] | None, options: Mapping[str, int | None] | None = None) -> Task:
-    """The task with what `--set` and other options change of it."""
+def overridden(
+    path: Path,
+    settings: Sequence[str] | None,
+    options: Mapping[str, int | str | None] | None = None,
+    *,
+    method: str = "",
+) -> Task:
+    """The task with what `--set` and other options change of it.
+
+    :param method: `FILE.py:NAME`, which this process and those that it starts may then run; empty: the task's own.
+    """
     given = [f"{key}={value}" for key, value in (options or {}).items() if value is not None]
+    given += [f"method.name={allow_file(method)}"] if method else []
     return load_task(path, (*(settings or ()), *given))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.data.partition import label_counts, partition, split_local
+from hushfleet.data.partition import given_parts, label_counts, partition, split_local
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
 
@@ -89,19 +89,23 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     :param boards: profiles, dealt to the devices in turn.
     """
     section, seed = task.data, task.seed
-    train = dataset.train
+    train, owners = dataset.train, dataset.owners
     if section.limit is not None and section.limit < len(train):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LIMIT_STREAM,)))
-        train = train.take(np.sort(rng.choice(len(train), section.limit, replace=False)))
-    parts = partition(
-        train.labels,
-        kind=section.partition,
-        devices=section.devices,
-        seed=seed,
-        alpha=section.alpha,
-        classes_per_device=section.classes_per_device,
-        min_samples=section.min_samples,
-    )
+        chosen = np.sort(rng.choice(len(train), section.limit, replace=False))
+        train, owners = train.take(chosen), None if owners is None else owners[chosen]
+    if section.partition == "given":
+        parts = given_parts(owners, devices=section.devices, min_samples=section.min_samples)
+    else:
+        parts = partition(
+            train.labels,
+            kind=section.partition,
+            devices=section.devices,
+            seed=seed,
+            alpha=section.alpha,
+            classes_per_device=section.classes_per_device,
+            min_samples=section.min_samples,
+        )
     devices = []
     for index, (name, indices) in enumerate(zip(device_names(section.devices), parts, strict=True)):
         if section.test_fraction > 0:
@@ -163,7 +167,7 @@ def _like_own(held: np.ndarray, test: Samples, *, seed: int, index: int) -> np.n
 
 
 def save_samples(samples: Samples, path: Path) -> None:
-    """The `.npz` that a simulated device reads: `images` uint8 `[n, C, H, W]`, `labels` int64 `[n]`."""
+    """The `.npz` that a simulated device reads: `images` uint8 or float32 `[n, C, H, W]`, `labels` int64 `[n]`."""
     np.savez(path, images=samples.images, labels=samples.labels)
 
 

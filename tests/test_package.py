@@ -8,10 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from hushfleet.aggregator.results.result import Result
 
 ROOT = Path(__file__).resolve().parents[1]
 NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")
@@ -29,6 +33,23 @@ for ours, theirs in ((hushfleet.aggregator, aggregator), (hushfleet.models, mode
 assert load_board("generic-x86").memory_mib
 """
 
+SMALL = """
+name = "small"
+[model]
+name = "linear"
+[method]
+name = "dp-fedavg"
+[privacy]
+noise_multiplier = 1.0
+clip_norm = 1.0
+delta = 1e-3
+[data]
+name = "digits"
+devices = 2
+[round]
+rounds = 1
+"""
+
 
 def installed_name(path: Path) -> str:
     """Where a file of the checkout is once it is installed."""
@@ -38,7 +59,10 @@ def installed_name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is written into the checkout; what the build said is beside it."""
+    """Built from the source distribution, as an index would have both; what the build said is beside it.
+
+    From a copy of the checkout, so that nothing is written into that.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -46,11 +70,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     for name in ("hushfleet", *NESTED):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(folder)!r}))"
+    archive = folder / _build("sdist", source, folder)
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder / "unpacked", filter="data")
+    return folder / _build("wheel", next((folder / "unpacked").iterdir()), folder)
+
+
+def _build(kind: str, source: Path, out: Path) -> str:
+    """The name of the file that was made in `out`."""
+    build = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
     done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (folder / "build.txt").write_text(done.stdout + done.stderr)
-    return folder / done.stdout.splitlines()[-1]
+    (out / "build.txt").write_text(done.stdout + done.stderr)
+    return done.stdout.splitlines()[-1]
 
 
 def test_the_wheel_has_every_package_and_data_file(wheel: Path) -> None:
@@ -78,6 +110,24 @@ def test_a_users_own_packages_with_the_names_of_our_folders(wheel: Path, tmp_pat
         "bin",
         "hushfleet",
     ]
+
+
+def test_a_fleet_runs_from_the_wheel_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """A broker, the aggregator and two boards, away from the checkout; other packages are this environment's."""
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    site = next(home.glob("lib/python*/site-packages"))
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    (tmp_path / "small.toml").write_text(SMALL)
+    run = [home / "bin" / "hushfleet", "simulate", "small.toml", "--engine", "live", "--no-local-only", "--out", "run"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row.participants for row in Result.load(tmp_path / "run" / "result.json").rounds] == [2]
+    where = [python, "-c", "import hushfleet.edge_client; print(hushfleet.edge_client.__file__)"]
+    assert str(site) in subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
 
 def test_nothing_is_looked_up_by_a_folders_name() -> None:

@@ -1,4 +1,4 @@
-"""`hushfleet compare`: runs side by side."""
+"""`hushfleet compare`: runs side by side, in a table, a page or JSON."""
 
 from __future__ import annotations
 

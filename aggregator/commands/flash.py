@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
 
 import hushfleet
 from hushfleet.aggregator.fleet.cards import (
@@ -24,6 +24,7 @@ from hushfleet.aggregator.fleet.cards import (
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import Release
+from hushfleet.aggregator.observe.progress import shown
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
@@ -31,6 +32,7 @@ from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
 from hushfleet.firmware_profiles.cards.stock_image import System, read_system
 from hushfleet.firmware_profiles.cards.write import write_card
 from hushfleet.firmware_profiles.cards.writers import choose_writer
+from hushfleet.progress import counted
 
 DAY_S = 86400.0
 
@@ -86,7 +88,8 @@ def _flash(
         release = release_for(registry, target)
         if release is None:
             print(f"building a release for Python {target.python} on {target.arch}: a minute or two, once")
-            release = build_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
+            with shown(Console()):
+                release = build_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
         cards = [
             card_of(folder, row, release=release, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys)
             for row in boards
@@ -110,9 +113,8 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
         return
     plain = out / ".stock.img"
     try:
-        with _bar() as bar:
-            task = bar.add_task(f"unpacking {image.name}", total=None)
-            copy_sparse(image, plain, progress=lambda done: bar.advance(task, done))
+        with shown(Console()):
+            copy_sparse(image, plain)
         yield plain
     finally:
         plain.unlink(missing_ok=True)
@@ -120,22 +122,15 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
 
 def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
     """A copy of the image for each card; it gets its name when its card is written."""
-    with _bar() as bar:
-        task = bar.add_task("", total=len(cards) * image.stat().st_size)
-        for card in cards:
-            bar.update(task, description=card.device)
+    with shown(Console()):
+        for card in counted(cards, "cards", total=len(cards)):
             part = out / f".{card.device}.part"
             try:
-                copy_sparse(image, part, progress=lambda done: bar.advance(task, done))
+                copy_sparse(image, part)
                 yield card, ImageBoot(part)
                 part.replace(out / f"{card.device}.img")
             finally:
                 part.unlink(missing_ok=True)
-
-
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, transient=True)
 
 
 def _tell(

@@ -46,14 +46,9 @@ class _LoadedWhenCalled(TyperGroup):
 
 def load_command(name: str) -> Any:
     """The click command of this name, with its options."""
-    (entry,) = entry_points(group="hushfleet.commands", name=name)
+    entry, *_ = entry_points(group="hushfleet.commands", name=name)
     app = typer.Typer(rich_markup_mode="markdown")
-    try:
-        register = entry.load()
-    except ModuleNotFoundError as error:
-        _explain_missing(app, name, error)
-    else:
-        register(app)
+    entry.load()(app)
     return get_group(app).commands[name]
 
 
@@ -98,14 +93,6 @@ def _not_loaded() -> None:
     """Stands for a command that was not called."""
 
 
-def _explain_missing(app: typer.Typer, name: str, error: ModuleNotFoundError) -> None:
-    @app.command(name=name, help=f"Not available here: the package {error.name!r} is not installed.")
-    def unavailable() -> None:
-        raise HushfleetError(
-            f"`hushfleet {name}` needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'"
-        )
-
-
 def main() -> None:
     """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -113,6 +100,10 @@ def main() -> None:
         build_app()()
     except HushfleetError as error:
         sys.exit(_told(str(error), error.exit_code))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "hushfleet"):
+            raise
+        sys.exit(_told(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1))
     except OSError as error:  # a full disk, a folder that may not be written to
         if error.filename is None:
             raise

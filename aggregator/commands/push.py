@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 import hushfleet
 from hushfleet.aggregator.fleet.cards import Target, build_release, card_of, choose_boards, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.push import look_at, push
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.observe.progress import shown
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
@@ -56,7 +58,8 @@ def _push(
         release = next(filter(None, (release_for(registry, target) for target in targets)), None)
         if release is None:
             print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
-            release = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
+            with shown(Console()):
+                release = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
         target = next(target for target in targets if release_for(registry, target) == release)
         card = card_of(folder, board, release=release, target=target, images=images)
         days = folder.config.enrolment.token_days

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, PositiveOrInf, Probability, Share, from_plain
+from hushfleet.config.schema import Checked, Finite, Positive, PositiveOrInf, Probability, Share, from_plain
 from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
@@ -17,8 +17,10 @@ from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.privacy.accounting.epsilon import Accountant
 from hushfleet.user_files import in_file
 
-DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", "folder"]
-Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological"]
+OwnData = Literal["folder", "arrays", "csv"]
+DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn"] | OwnData
+OWN_DATA = get_args(OwnData)
+Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
 
 
@@ -162,6 +164,12 @@ class DataSection(Checked):
     simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
     relative path starts at the task file's folder (in an override: at the working directory).
 
+    `arrays` is an `.npz` file `path` with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
+    `csv` a file `path` with the columns `label`, perhaps `device`, and values, or a folder with `train.csv` and
+    `test.csv`. Their values are normalised by `mean` and `std` per channel (of bytes, scaled to 0..1), which are those
+    of the simulation's training part unless they are given; in the field give them, `class_names` and `input_shape`.
+    With `partition = "given"` each sample is its device's, as the file says.
+
     `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
 
     With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
@@ -179,7 +187,9 @@ class DataSection(Checked):
     augment: Augment = "none"
     path: Path | None = None
     class_names: tuple[str, ...] = ()
-    input_shape: tuple[int, int, int] | None = None
+    input_shape: tuple[_AtLeast1, _AtLeast1, _AtLeast1] | None = None
+    mean: tuple[Finite, ...] = ()
+    std: tuple[Positive, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,8 +203,12 @@ class DataSection(Checked):
             raise ValueError(f"class_names = {list(self.class_names)}: each name may stand there once")
         if self.name == "folder" and (not self.class_names or self.input_shape is None):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
-        if self.name != "folder" and self.path is not None:
-            raise ValueError(f"path belongs to name = 'folder'; where {self.name!r} lies is said by --data-dir")
+        if self.name not in OWN_DATA and self.path is not None:
+            raise ValueError(f"path belongs to your own data ({', '.join(OWN_DATA)}); {self.name!r} is in --data-dir")
+        if len(self.mean) != len(self.std) or (self.mean and self.name not in OWN_DATA):
+            raise ValueError("mean and std come together, one of each for a channel, with your own data")
+        if self.partition == "given" and self.name not in ("arrays", "csv"):
+            raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
+from hushfleet.progress import doing
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
 
@@ -118,7 +119,8 @@ def build_release(
             "another one with --version"
         )
     key = load_or_create(folder.release_key)
-    with tempfile.TemporaryDirectory(dir=folder.releases, prefix=".") as name:
+    work = doing(f"building a release for Python {target.python} on {target.arch}")
+    with work, tempfile.TemporaryDirectory(dir=folder.releases, prefix=".") as name:
         out = Path(name) / "new.hfr"
         bundle.build(
             out, key=key, python=target.python, arch=target.arch, version=version, wheels=wheels, downgrade=downgrade

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger
 from hushfleet.aggregator.results.report.words import number, percent, size
 
@@ -60,6 +62,14 @@ def rollout(rollout: RolloutView) -> str:
     why = f": {rollout.reason}" if rollout.reason else ""
     counted = f"{rollout.reached} of {rollout.wanted} boards run it{back}"
     return f"release {rollout.version} {rollout.state} ({rollout.stage}): {counted}{why}"
+
+
+def certificates(view: FleetView) -> str:
+    """`its certificates end 2036-11-20, its authority 2046-11-18`; empty where it is not known."""
+    if view.certificates_end is None or view.authority_end is None:
+        return ""
+    own, authority = (f"{date.fromtimestamp(end):%Y-%m-%d}" for end in (view.certificates_end, view.authority_end))
+    return f"its certificates end {own}, its authority {authority}"
 
 
 def stranger(stranger: Stranger) -> str:

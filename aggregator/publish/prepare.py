@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hushfleet.aggregator.config.sections import OWN_DATA, DataSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
+from hushfleet.data.arrays import load_arrays
+from hushfleet.data.csv_file import load_csv_set
 from hushfleet.data.folder import load_folder_set
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
@@ -72,8 +75,14 @@ def prepare(
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.data.class_names
     shape = dataset.input_shape if dataset else task.data.input_shape
-    if shape is None:
-        raise BadInput("data.input_shape is missing: nothing says how large images are")
+    if shape is None or not class_names:
+        raise BadInput(
+            "data.path is missing; without it data.class_names and data.input_shape must say what devices have"
+        )
+    if len(task.data.mean) not in (0, shape[0]):
+        raise BadInput(f"data.mean has {len(task.data.mean)} values; the data have {shape[0]} channels")
+    if task.data.augment != "none" and shape[1] == 1:
+        raise BadInput(f"data.augment = {task.data.augment!r} changes images, and the data are {_shown(shape)}")
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.count, 1, 1)
@@ -173,6 +182,8 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         mean, std = _normalisation(task, section.input_shape[0])
         shape, names = section.input_shape, section.class_names
         return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
+    if section.name in OWN_DATA:
+        return _load_own(section)
     dataset = load(section.name, data_dir=data_dir)
     if task.model.features is None:
         return dataset
@@ -181,8 +192,23 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     return replace(dataset, train=train, test=test)
 
 
+def _load_own(section: DataSection) -> DataSet | None:
+    """Of `arrays` and `csv`."""
+    path, shape = section.path, section.input_shape
+    if path is None:
+        return None
+    data = load_arrays(path) if section.name == "arrays" else load_csv_set(path, input_shape=shape)
+    names, moments = section.class_names, {"mean": section.mean, "std": section.std}
+    dataset = data.dataset(section.name, class_names=names, **moments, where=str(path))
+    if shape not in (None, dataset.input_shape):
+        raise BadInput(f"data.input_shape = {_shown(shape)}: {path} has samples of {_shown(dataset.input_shape)}")
+    return dataset
+
+
 def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation where a data set does not say its own: features are made of pixels in [0, 1]."""
+    if task.data.mean:
+        return task.data.mean, task.data.std
     mean, std = (FOLDER_MEAN, FOLDER_STD) if task.model.features is None else (0.0, 1.0)
     return (mean,) * channels, (std,) * channels
 

@@ -106,14 +106,15 @@ class FleetSection(Checked):
 
 @dataclass(frozen=True)
 class DataSection(Checked):
-    """Where the device's own images are.
+    """Where the device's own data are.
 
-    :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of images and labels.
+    :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
+        line a sample.
     :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
         model gets right. It stays on the device.
     """
 
-    kind: Literal["folder", "arrays"]
+    kind: Literal["folder", "arrays", "csv"]
     path: str
     held_out: str | None = None
 

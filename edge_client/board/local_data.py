@@ -1,4 +1,4 @@
-"""The device's own labelled images, read again when they have changed since the last round.
+"""The device's own labelled samples, read again when they have changed since the last round.
 
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
 round takes long, so they are read only if their number, size or newest date has changed.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
+from hushfleet.data.arrays import as_labels, as_values, opened
+from hushfleet.data.csv_file import read_csv
 from hushfleet.data.folder import load_folder
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
@@ -83,6 +83,8 @@ class LocalData:
     def _load(self, path: Path) -> Samples:
         if self._section.kind == "arrays":
             samples = load_arrays(path, self._model)
+        elif self._section.kind == "csv":
+            samples = load_csv(path, self._model)
         else:
             model = self._model
             samples = load_folder(
@@ -102,18 +104,27 @@ class LocalData:
 
 
 def load_arrays(path: Path, model: ModelSpec) -> Samples:
-    """An .npz with `images` uint8 `[n, C, H, W]` and `labels` int64 `[n]`. Raises `BadInput`."""
-    with _opened(path) as arrays:
-        if missing := {"images", "labels"} - set(arrays):
-            raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs `images` and `labels`")
-        images, labels = arrays["images"], arrays["labels"]
-    samples = Samples(images, labels.astype(np.int64, casting="safe", copy=False), model.mean, model.std)
-    if images.shape[1:] != model.image_shape:
-        raise BadInput(f"{path} has images of {list(images.shape[1:])}, the task wants {list(model.image_shape)}")
-    classes = len(model.class_names)
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise BadInput(f"{path} has labels {labels.min()} to {labels.max()}, the task has 0 to {classes - 1}")
-    return samples
+    """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
+    or names of classes. Raises `BadInput`."""
+    with opened(path) as arrays:
+        x, y = ("images", "labels") if "images" in arrays else ("x", "y")
+        if missing := {x, y} - set(arrays):
+            raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs {x!r} and {y!r}")
+        values, labels = arrays[x], arrays[y]
+    return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}")
+
+
+def load_csv(path: Path, model: ModelSpec) -> Samples:
+    """A line a sample, see `hushfleet.data.csv_file`. Raises `BadInput`."""
+    values, labels, _ = read_csv(path, input_shape=model.image_shape)
+    return _fitting(values, labels, model, str(path))
+
+
+def _fitting(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str) -> Samples:
+    if values.shape[1:] != model.image_shape:
+        raise BadInput(f"{where}: samples of {list(values.shape[1:])}, the task wants {list(model.image_shape)}")
+    labels = as_labels(labels, model.class_names, count=len(values), where=where)
+    return Samples(values, labels, model.mean, model.std)
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None) -> LabelledSamples:
@@ -133,17 +144,8 @@ def load_indices(path: Path) -> np.ndarray | None:
 
     None for an .npz of images. Raises `BadInput`.
     """
-    with _opened(path) as arrays:
+    with opened(path) as arrays:
         return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            yield arrays
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
 
 
 def _stamp(path: Path) -> Stamp:

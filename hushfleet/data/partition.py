@@ -85,6 +85,28 @@ def partition(
     )
 
 
+def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> list[Indices]:
+    """The samples as the data deal them out.
+
+    :param owners: int64 `[n]`, the device of each sample, from 0.
+    :raises BadInput: the data do not say, or speak of another number of devices, or give one of them too few.
+    """
+    if owners is None:
+        raise BadInput(
+            "data.partition = 'given': the data do not say which device has a sample (train_device, or device)"
+        )
+    counts = np.bincount(owners)
+    if len(counts) != devices:
+        raise BadInput(
+            f"data.devices = {devices}: with data.partition = 'given' it must be {len(counts)}, as in the data"
+        )
+    if counts.min() < min_samples:
+        raise BadInput(
+            f"data.min_samples = {min_samples}: a device has {counts.min()} samples; lower it, or leave it out"
+        )
+    return [np.flatnonzero(owners == device) for device in range(devices)]
+
+
 def split_local(
     indices: Indices, labels: npt.NDArray[np.integer[Any]], *, test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:

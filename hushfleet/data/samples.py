@@ -1,4 +1,5 @@
-"""Labelled images in memory: bytes until they are asked for, normalised float32 when they are; or features of them.
+"""Labelled samples in memory: images as bytes until they are asked for, normalised float32 when they are; values of
+sensors as float32; or features.
 
 CIFAR-10 as float32 is 600 MB and as bytes 150; a device's share of it is taken from the bytes.
 """
@@ -47,22 +48,24 @@ class LabelledSamples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Some labelled images.
+    """Some labelled images, or other samples of one shape.
 
-    :param images: uint8 `[n, C, H, W]`.
+    :param images: uint8 `[n, C, H, W]`, or float32 of values that are no bytes.
     :param labels: int64 `[n]`, 0 to classes - 1.
-    :param mean: per channel, of pixels scaled to 0..1.
+    :param mean: per channel; of bytes, scaled to 0..1.
     :param std: per channel, likewise; positive.
     """
 
-    images: npt.NDArray[np.uint8]
+    images: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise BadInput(f"images must be uint8 [n, C, H, W], got {self.images.dtype} {list(self.images.shape)}")
+        if self.images.dtype not in (np.uint8, np.float32) or self.images.ndim != 4:
+            raise BadInput(
+                f"images must be uint8 or float32 [n, C, H, W], got {self.images.dtype} {list(self.images.shape)}"
+            )
         if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
             raise BadInput(
                 f"labels must be int64 [{len(self.images)}], one for each image, "
@@ -80,22 +83,31 @@ class Samples:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std. Computed anew at each call."""
+        """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std, or (value - mean) / std. Computed anew at each call."""
         x = self.images.astype(np.float32)
         x *= self.scale[:, None, None]
         x -= self.shift[:, None, None]
         return x
 
     @property
-    def kept(self) -> npt.NDArray[np.uint8]:
+    def kept(self) -> npt.NDArray[Any]:
         """The images."""
         return self.images
 
     @property
     def scale(self) -> npt.NDArray[np.float32]:
         """float32 `[C]`."""
-        scale: npt.NDArray[np.float32] = (1 / (255 * np.array(self.std))).astype(np.float32)
+        scale: npt.NDArray[np.float32] = (1 / (self._unit * np.array(self.std))).astype(np.float32)
         return scale
+
+    @property
+    def are_images(self) -> bool:
+        """Whether they can be shown, and moved or mirrored; not of series, vectors and values of sensors."""
+        return self.images.dtype == np.uint8 and self.images.shape[2] > 1
+
+    @property
+    def _unit(self) -> int:
+        return 255 if self.images.dtype == np.uint8 else 1
 
     @property
     def shift(self) -> npt.NDArray[np.float32]:
@@ -163,12 +175,14 @@ class DataSet:
     """A named data set with its fixed training and test parts.
 
     :param class_names: what labels 0, 1, ... mean; every name can serve as a folder name.
+    :param owners: int64 `[n]`, which device has a training sample, from 0; None where nobody says so.
     """
 
     name: str
     train: Samples
     test: Samples
     class_names: tuple[str, ...]
+    owners: npt.NDArray[np.int64] | None = None
 
     @property
     def classes(self) -> int:

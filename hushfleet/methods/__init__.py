@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -123,6 +124,10 @@ def _loaded(name: str) -> Published:
         spec.loader.exec_module(module)
     except OSError as error:
         raise BadInput(f"method.name = {name!r}: cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # of code that is being written
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        raise BadInput(f"{path}, line {line}, cannot be imported: {type(error).__name__}: {error}") from error
     return _published(getattr(module, attribute, None), name)
 
 

@@ -63,10 +63,10 @@ def with_sweeps(result: Result, noise: Sequence[SweepPoint], wire: Sequence[Wire
         return result
     own, own_form = noise_point(result), wire_point(result)
     others = [point for point in noise if point.noise_multiplier != own.noise_multiplier]
-    forms = [point for point in wire if point.wire != own_form.wire]
+    forms = [own_form if point.wire == own_form.wire else point for point in wire]
     details = {
         "privacy_sweep": sorted([own, *others], key=lambda point: point.noise_multiplier) if noise else [],
-        "wire_sweep": [own_form, *forms] if wire else [],
+        "wire_sweep": forms if own_form in forms or not wire else [own_form, *forms],
     }
     return result.model_copy(update={"details": result.details.model_copy(update=details)})
 

@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.commands.boards import register
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import Board, Quantity, board_names, load_board
 from hushfleet.firmware_profiles.board import parse_board
-from hushfleet.firmware_profiles.cli import register
 
 EXPECTED = {
     "generic-x86",

@@ -70,6 +70,9 @@ BAD = {
     "a board that is none": (["--boards", "abacus"], ["abacus", "raspberry-pi-zero-2-w"]),
     "a sweep of words": (["--sweep", "0,some"], ["--sweep", "0,some", "numbers"]),
     "a codec that is none": (["--sweep-wire", "1,some"], ["--sweep-wire", "some", "wire.codec"]),
+    "an option of another engine": (["--emulate"], ["--emulate", "does nothing", "--engine live"]),
+    "a runtime where devices have theirs": (["--engine", "live", "--runtime", "torch"], ["--runtime torch", "live"]),
+    "a folder in a file": (["--out", "task.toml/run"], ["--out", "task.toml", "is a file"]),
     "nothing to resume": (["--resume", "--out", "nowhere"], ["nowhere", "resume"]),
 }
 
@@ -170,8 +173,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "audit", "boards", "broker", "client", "demo", "devices", "flash", "fleet", "forecast", "methods",
-    "plan", "privacy", "push", "reproduce", "simulate",
+    "aggregator", "audit", "boards", "broker", "client", "compare", "demo", "devices", "flash", "fleet", "forecast",
+    "log", "methods", "plan", "privacy", "push", "report", "reproduce", "simulate",
 ]  # fmt: skip
 
 

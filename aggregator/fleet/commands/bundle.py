@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 import hushfleet
 from hushfleet.aggregator.fleet.cards import Target, build_release
 from hushfleet.aggregator.fleet.commands.desk import Dir
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.observe.progress import shown
 
 
 def register(fleet: typer.Typer) -> None:
@@ -36,7 +38,8 @@ def _bundle(
     folder = FleetFolder(path)
     with FleetRegistry(folder.path) as registry:
         target = Target(python, arch)
-        release = build_release(folder, registry, target, version=version, wheels=wheels, downgrade=downgrade)
+        with shown(Console()):
+            release = build_release(folder, registry, target, version=version, wheels=wheels, downgrade=downgrade)
     print(
         f"built {release.file}, {release.size / 1e6:.1f} MB: new cards get it\n"
         f"next, for boards that run: hushfleet fleet rollout {path} --to {release.version}"

@@ -21,7 +21,6 @@ from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.processes import run_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
@@ -89,6 +88,8 @@ def _stop_on_signals() -> threading.Event:
 
 def serve(path: Path, stop: threading.Event) -> None:
     """The fleet service of the folder `path`, until `stop` is set."""
+    from hushfleet.aggregator.fleet.page.server import PageServer  # with a web server, which other commands do without
+
     folder = FleetFolder(path)
     operator, ca_file = load_or_create(folder.operator_key), folder.ca / "ca.pem"
     mine = folder.service

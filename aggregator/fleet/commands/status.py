@@ -73,6 +73,7 @@ def table(view: FleetView) -> RenderableType:
         parts += [Text(line) for line in (words.progress(view.run), words.privacy(view.run), words.traffic(view.run))]
     if view.rollout is not None:
         parts.append(Text(words.rollout(view.rollout)))
+    parts += [Text(said, SOFT) for said in (words.certificates(view),) if said]
     parts += [_problem("", problem) for problem in view.problems]
     if view.boards:
         parts.append(_boards(view))

@@ -78,6 +78,11 @@ if [ -d "$here/after" ]; then cp -R "$here/after/." "$here/../"; fi
 
 # 6. Units
 for unit in "$here"/units/*; do put "$unit" "$units/$(basename "$unit")" 644 root; done
+# A Jetson's GPU, or another of NVIDIA's
+if [ -e "$root/dev/nvhost-gpu" ] || [ -e "$root/dev/nvgpu" ] || [ -e "$root/dev/nvidiactl" ]; then
+    mkdir -p "$units/hushfleet-client.service.d"
+    put "$here/gpu.conf" "$units/hushfleet-client.service.d/gpu.conf" 644 root
+fi
 mkdir -p "$root/etc/systemd/journald.conf.d" "$units/multi-user.target.wants" "$units/timers.target.wants"
 put "$here/journald.conf" "$root/etc/systemd/journald.conf.d/hushfleet.conf" 644 root
 for unit in hushfleet-client.service hushfleet-update.path; do

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hushfleet.errors import BadInput
-from hushfleet.simulator.cli import DataDir, Devices, Rounds, Settings
+from hushfleet.simulator.cli import DataDir, Devices, MethodFile, Rounds, Settings
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
@@ -63,6 +63,7 @@ def register(app: typer.Typer) -> None:
             typer.Option(min=0, help="CPU time of a training step on one core of generic-x86, instead of a trial's."),
         ] = None,
         settings: Settings = None,
+        method: MethodFile = "",
         data_dir: DataDir = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
         plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None,
@@ -85,11 +86,11 @@ def register(app: typer.Typer) -> None:
         console = Console(stderr=as_json)
         if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:  # before any work is done
             raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
-        written = overridden(task_file, settings)
+        written = overridden(task_file, settings, method=method)
         if devices is None and boards.strip().endswith(".toml"):
             with suppress(BadInput):  # shares, or a mistake that is told when the number is known
                 devices = len(read_boards(boards))
-        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds})
+        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds}, method=method)
         policies = read_policies(policy or [], task.round)
         mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
         with shown(console):

@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from hushfleet.simulator.run_folder import Simulation
 
 ON_DEVICES = "onnx"
+NATIVE = "native"
 VMAP = "vmap"
-RUNTIMES = (ON_DEVICES, "native", "torch", VMAP)
+RUNTIMES = (ON_DEVICES, NATIVE, "torch", VMAP)
 LONG = 2e10
 """Samples times parameters of a run that takes `onnx` about twenty seconds on two cores."""
 
 
 def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
-    if runtime != "native":
+    if runtime != NATIVE:
         return None
     return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
 def quickest(model: str) -> str:
     """The quickest runtime on this machine's processor: compiled kernels where the network has them."""
-    return ON_DEVICES if unavailable("native", model) else "native"
+    return ON_DEVICES if unavailable(NATIVE, model) else NATIVE
 
 
 def choose_runtime(simulation: Simulation) -> str:
@@ -84,7 +85,7 @@ def make_gradient(
     if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # known to the parent alone
         return GradientGraph(graph, layout)
     network = get_model(model, classes=classes, input_shape=input_shape)
-    if runtime == "native":
+    if runtime == NATIVE:
         from hushfleet.models.native.gradient import NativeGradient
 
         return NativeGradient(network, objective=objective)

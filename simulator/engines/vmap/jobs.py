@@ -6,22 +6,18 @@ It takes the accelerator where there is one. While a group is trained, the worke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.model.evaluation import evaluate
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
-from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.draws import Inputs
 
 
@@ -36,15 +32,6 @@ def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[Answer]:
         before = _in_order(group, known, workers.map(commit, trained))
         first += len(group)
     yield from before
-
-
-def tested_on_cuda(simulation: Simulation) -> PreparedTask:
-    """With global models tested on CUDA where there is one: ONNX Runtime takes longer than a large network's round."""
-    prepared = simulation.prepared
-    if prepared.evaluate_global is None or not torch.cuda.is_available():
-        return prepared
-    run = loaded_run(simulation.folder.path.absolute(), "vmap")
-    return replace(prepared, evaluate_global=lambda params: evaluate(run.inference, params, run.common_test))
 
 
 @lru_cache(maxsize=2)

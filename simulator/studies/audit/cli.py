@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hushfleet.simulator.cli import MethodFile
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,6 +38,7 @@ def register(app: typer.Typer) -> None:
         one_run: Annotated[bool, typer.Option(help="Unit record: also many canaries in one training on real images.")] = True,
         data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
         settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.noise_multiplier=1.5.")] = None,
+        method: MethodFile = "",
         out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False,
     ) -> None:  # fmt: skip
@@ -59,10 +62,10 @@ def register(app: typer.Typer) -> None:
         """
         from rich.console import Console
 
-        from hushfleet.aggregator.config.task import load_task
         from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.publish.prepare import prepare
         from hushfleet.aggregator.results.result import write_whole
+        from hushfleet.simulator.command import overridden
         from hushfleet.simulator.studies.audit.games import Effort
         from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
         from hushfleet.user_files import checked_folder
@@ -70,8 +73,8 @@ def register(app: typer.Typer) -> None:
         console = Console(stderr=as_json)
         if out is not None:
             checked_folder(out)
-        overrides = [*(settings or []), *([] if unit is None else [f"privacy.unit={unit.value}"])]
-        task = load_task(task_file, tuple(overrides))
+        changed = {"privacy.unit": None if unit is None else unit.value}
+        task = overridden(task_file, settings, changed, method=method)
         with shown(console):
             prepared = prepare(task, data_dir=data_dir, run_id="audit")
         effort = Effort(trials, seconds)

@@ -88,13 +88,9 @@ class Cell:
 
     @cached_property
     def _specials(self) -> list[Special]:
-        here = {"group": self.group.id, "row": self.row.id, "column": self.column_id}
-        here["reading"] = self.reading.id if self.reading else ""
-        return [
-            special
-            for special in self.recipe.specials
-            if all(fnmatchcase(id, getattr(special, name) or "*") for name, id in here.items())
-        ]
+        reading = self.reading.id if self.reading else ""
+        here = {"group": self.group.id, "row": self.row.id, "column": self.column_id, "reading": reading}
+        return [special for special in self.recipe.specials if special.applies(**here)]
 
     @cached_property
     def plain(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 FAILED = 1
-RUNS = Path("runs/reproduce-cells")
+OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
+PAGE = Path("docs/reproduction.md")
 
 HELP = """Reproduce a paper's table: its cells are run here, and stand beside the paper's own numbers.
 
@@ -22,6 +23,8 @@ Examples:
 `hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1 --data-dir DIR`
 
 `hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick --data-dir DIR`
+
+`hushfleet reproduce --report`
 """
 
 
@@ -41,7 +44,8 @@ def register(app: typer.Typer) -> None:
         seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
         quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the others.")] = False,
         data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are; default: download.")] = None,
-        out: Annotated[Path, typer.Option(help="Where cells and reports go.")] = Path("runs/reproduce"),
+        whole_page: Annotated[bool, typer.Option("--report", help="Write the page of all published cells: --out, by default docs/reproduction.md.")] = False,
+        out: Annotated[Path | None, typer.Option(help="Where cells and reports go; default: runs/reproduce.")] = None,
         results: Annotated[Path, typer.Option(help="Published cells, which count as finished.")] = Path("docs/results"),
         runs: Annotated[Path, typer.Option(help="Where cells are while they run.")] = RUNS,
         jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: by cores and free memory.")] = 0,
@@ -60,7 +64,14 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.command import interrupted
         from hushfleet.simulator.studies.reproduce import table as tables
         from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
-        from hushfleet.simulator.studies.reproduce.command import Shown, estimates, report, to_run, what_there_is
+        from hushfleet.simulator.studies.reproduce.command import (
+            Shown,
+            estimates,
+            report,
+            to_run,
+            what_there_is,
+            write_page,
+        )
         from hushfleet.simulator.studies.reproduce.kept import Kept
         from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
         from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
@@ -68,7 +79,12 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.units import shown_time
         from hushfleet.user_files import checked_folder
 
-        console, kept = Console(), Kept(checked_folder(out), results)
+        console = Console()
+        if whole_page:
+            write_page(Kept(results), out or PAGE, console)
+            return
+        out = checked_folder(out or OUT)
+        kept = Kept(out, results)
         if list_all or paper is None:
             of_one = {"--table": table, "--figure": figure, "--dataset": dataset, "--method": method, "--column": column,
                       "--reading": reading, "--runtime": runtime, "--show-task": show_task}  # fmt: skip

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.result import write_whole
@@ -17,6 +18,7 @@ from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_
 from hushfleet.simulator.studies.reproduce.estimate import Estimator
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
+from hushfleet.simulator.studies.reproduce.report import write_report
 from hushfleet.simulator.studies.reproduce.show import print_table, render_page
 from hushfleet.simulator.units import shown_time
 
@@ -67,6 +69,13 @@ class Shown(AbstractContextManager["Shown"]):
     def ended(self, cell: Cell, words: str) -> None:
         self._done += self._expected[cell.key]
         self._console.print(words, highlight=False)
+
+
+def write_page(kept: Kept, page: Path, console: Console) -> None:
+    """The page of all results; sentences that the cells do not carry are named."""
+    for sentence, reason in write_report(kept, page).left_out:
+        console.print(f"[yellow]left out[/], since {escape(reason)}: {escape(sentence)}", highlight=False)
+    console.print(f"page    {page}", highlight=False)
 
 
 def report(table: tables.PaperTable, out: Path, console: Console) -> None:

@@ -1,23 +1,28 @@
-"""How long a cell takes on this machine, on one core.
+"""How long a cell takes on this machine: processor time of one core.
 
-Finished cells of the same network and method on the same processor say it best. Where there are none, a short trial of
-the network's gradient says how many samples a second are trained on; what a method does beside its gradients (codec,
-noise, Fisher information) is then not in it, so the recipe says how many gradients a sample takes (`passes`).
+A short trial says how many samples a second the network's gradient takes; tests, noise and coding are counted beside
+it by what they were measured to take. Finished cells of the same network, method and unit on the same processor then
+say by how much such a sum is wrong (`Estimator`); where there are none, the recipe says how many gradients a sample
+takes (`passes`).
 """
 
 from __future__ import annotations
 
+import copy
 import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.errors import BadInput
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.simulator.engines.fast.runtimes import make_gradient, quickest
@@ -25,7 +30,10 @@ from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 
 _TRIAL_S = 0.5
-_TESTS_PER_GRADIENT = 3.0  # a test is a forward pass: about a third of a gradient
+# Measured with compiled kernels on one core: `cifar10-cnn` in batches of 16, `mnist-cnn` with 1,000 devices.
+_TESTS_PER_GRADIENT = 2.5  # a test is a forward pass
+_UPDATE_S = 60e-9  # clipping, noise, coding, storing, decoding and adding, for each parameter of an update
+_NOISED_STEP_S = 28e-9  # the noise of a step of DP-SGD, for each parameter
 SIZES = {
     "digits": (1437, 360),
     "mnist": (60_000, 10_000),
@@ -36,10 +44,12 @@ SIZES = {
     "svhn": (73_257, 26_032),
 }
 """Training and test images of each set, known without loading it."""
+CLASSES = 10
 
 
-def expected_work(task: Task, *, evaluate_last: int) -> tuple[float, float]:
+def expected_work(cell: Cell) -> tuple[float, float]:
     """Samples that are trained on, epochs counted, and images that models are tested on, in the whole run."""
+    task, last = cell.task(), min(cell.evaluate_last, cell.rounds)
     train, test = SIZES[task.data.name]
     devices, rounds = task.data.devices, task.round.rounds
     share, kept_back = min(train, task.data.limit or train) / devices, task.data.test_fraction
@@ -51,36 +61,59 @@ def expected_work(task: Task, *, evaluate_last: int) -> tuple[float, float]:
         batch = task.privacy.sample_rate * share if task.privacy.sample_rate else config.batch_size
         samples = config.local_steps * min(batch, share)
     cohort = min(task.round.cohort_size or devices, devices)
-    return rounds * cohort * samples, min(evaluate_last, rounds) * cohort * (test + own_test) + rounds * test
+    tested = last * cohort * (test + own_test) + rounds * test
+    if cell.metric == "accuracy_next_local":  # all devices, each on the images of its own classes
+        tested += last * devices * test * (task.data.classes_per_device or CLASSES) / CLASSES
+    return rounds * cohort * samples, tested
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A finished cell's own seconds, and what its sum needs."""
+
+    one: KeptCell
+    task: Task
 
 
 class Estimator:
     """Seconds of cells, on one core.
 
-    :param finished: cells from which rates are taken.
-    :param trial: samples a second by network and batch size, where there are none; default: `measured_rate`.
+    :param finished: cells whose times correct the sums.
+    :param trial: samples a second by network and batch size; default: `measured_rate`.
     """
 
     def __init__(self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None) -> None:
         self._trial = trial or measured_rate
-        here, rates = processor(), defaultdict[tuple[str, str, int], list[float]](list)
+        self._finished = defaultdict[tuple[str, str, str], list[_Finished]](list)
         for one in finished:
-            if one.processor == here and one.seconds > 1:
-                method = one.task["method"]
-                kind = one.task["model"]["name"], method["name"], method.get("batch_size", 16)
-                rates[kind].append((one.samples + one.tested / _TESTS_PER_GRADIENT) / one.seconds)
-        self._rates = {kind: median(each) for kind, each in rates.items()}
+            if one.processor == processor() and one.seconds > 1:
+                with suppress(BadInput):  # of another version
+                    task = parse_task(copy.deepcopy(one.task), where=one.cell)
+                    self._finished[_kind(task)].append(_Finished(one, task))
 
     def seconds(self, cell: Cell) -> float | None:
         """None for a cell that cannot be run."""
         if cell.open or cell.data_set not in SIZES:
             return None
         task = cell.task()
-        trained, tested = expected_work(task, evaluate_last=cell.evaluate_last)
+        work = expected_work(cell)
+        known = self._finished.get(_kind(task), [])
+        wrong = [each.one.seconds / self._sum(each.task, each.one.samples, each.one.tested) for each in known]
+        if wrong:
+            return median(wrong) * self._sum(task, *work)
+        return self._sum(task, *work, passes=cell.row.passes)
+
+    def _sum(self, task: Task, trained: float, tested: float, *, passes: float = 1.0) -> float:
         batch = task.method.config().batch_size
-        known = self._rates.get((task.model.name, task.method.name, batch))
-        passes = 1.0 if known else cell.row.passes
-        return (trained * passes + tested / _TESTS_PER_GRADIENT) / (known or self._trial(task.model.name, batch))
+        size = get_model(task.model.name).layout.size
+        updates = task.round.rounds * min(task.round.cohort_size or task.data.devices, task.data.devices)
+        noised = trained / batch * _NOISED_STEP_S if task.privacy.unit == "record" else 0.0
+        gradients = trained * passes + tested / _TESTS_PER_GRADIENT
+        return gradients / self._trial(task.model.name, batch) + size * (updates * _UPDATE_S + noised)
+
+
+def _kind(task: Task) -> tuple[str, str, str]:
+    return task.model.name, task.method.name, task.privacy.unit
 
 
 @cache

@@ -35,7 +35,8 @@ class KeptCell:
     :param epsilon_server: of the noised values, for the device that has spent most, which is what a paper's accounting
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
-    :param seconds: of computing, all parts of an interrupted run together; on one core.
+    :param seconds: of one core, all parts of an interrupted run together: processor time (in the oldest cells,
+        and on several cores, time by the clock).
     :param samples: that were trained on, epochs counted.
     :param tested: images that models were tested on.
     """

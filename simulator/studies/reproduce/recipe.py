@@ -12,6 +12,7 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -89,6 +90,7 @@ class RowGroup(Axis):
 
     :param substitutions: where the task is not the paper's: "Fashion-MNIST instead of SVHN".
     :param values: the paper's numbers in percent, by row: one for each column, NaN where the paper has none.
+    :param only_order: the paper's numbers are of another network or other data: only orders can be compared.
     :param quoted: rows whose numbers are not in the table but in the text, or follow from it; and where.
     :param columns: those that the group has; empty for all.
     :param gpu: the network is too large for processor cores.
@@ -98,18 +100,27 @@ class RowGroup(Axis):
     values: dict[str, tuple[float, ...]] = {}
     quoted: dict[str, str] = {}
     substitutions: tuple[str, ...] = ()
+    only_order: bool = False
     columns: tuple[str, ...] = ()
     gpu: bool = False
 
 
 class Special(Change):
-    """A change of some cells only; names may have `*`, and one that is left out stands for all."""
+    """A change of some cells only, or a word on them; names may have `*`, and one that is left out stands for all.
+
+    :param why: why these cells came out as they did, in one sentence, with references (`evidence.py`).
+    """
 
     group: str | None = None
     row: str | None = None
     column: str | None = None
     reading: str | None = None
     open: str = ""
+    why: str = ""
+
+    def applies(self, *, group: str, row: str, column: str, reading: str) -> bool:
+        here = {"group": group, "row": row, "column": column, "reading": reading}
+        return all(fnmatchcase(id, getattr(self, name) or "*") for name, id in here.items())
 
 
 class Quick(Change):
@@ -125,6 +136,7 @@ class Recipe(_Frozen):
     :param label: what the paper calls it: "Table 1".
     :param claim: what the paper says about it, in one sentence.
     :param readings_text: what the paper leaves open, and what is taken here.
+    :param findings: what its cells say, for the page of results; numbers are references (`evidence.py`).
     :param first: cells in the order in which they are run, as `group/row/column` with `*`; the others follow.
     """
 
@@ -134,6 +146,7 @@ class Recipe(_Frozen):
     title: str
     claim: str = ""
     readings_text: str = ""
+    findings: tuple[str, ...] = ()
     open: str = ""
     needs: tuple[str, ...] = ()
     metric: Metric = "accuracy_global"
@@ -184,11 +197,12 @@ class Recipe(_Frozen):
 
 
 class Paper(_Frozen):
-    """`paper.toml`: what all its tables share."""
+    """`paper.toml`: what all its tables share; `holds` is what of it holds here, in sentences with references."""
 
     name: str
     source: str
     method: str = ""
+    holds: tuple[str, ...] = ()
 
 
 def recipes_folder() -> Path:

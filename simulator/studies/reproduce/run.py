@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ MEMORY_EACH = 2 << 30
 """Bytes that a cell may take: the data set, a worker's images, a cohort's updates."""
 RUN = "run"
 _LOG = "log.txt"
-_NEXT_LOCAL = "next_local.json"
+_MEASURED = "measured.json"
 _POLL_S = 0.2
 
 
@@ -57,27 +58,29 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
     runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
     # Own models are tested only where a table needs it: that can take longer than training.
     every, last = task.round.rounds, cell.evaluate_last
-    kept = run.path / _NEXT_LOCAL
-    next_local: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+    file = run.path / _MEASURED
+    measured = json.loads(file.read_text()) if file.exists() else {"next_local": {}, "processor_s": 0.0}
+    next_local, before_s = measured["next_local"], measured["processor_s"] - time.process_time()
     with Workers(workers) as pool, EventLog(run.events) as events:
 
         def on_closed(round: int) -> None:
             if cell.metric == "accuracy_next_local" and round > every - last and str(round) not in next_local:
                 next_local[str(round)] = next_models_accuracy(simulation, pool, round, runtime=runtime)
-                write_whole(kept, json.dumps(next_local))
+            measured["processor_s"] = before_s + time.process_time()
+            write_whole(file, json.dumps(measured))
 
         tested = {"evaluate_every": every, "evaluate_last": last}
         run_rounds(simulation, pool, events, runtime=runtime, on_closed=on_closed, **tested)
         choose_own_heads(simulation, pool, runtime=runtime)
     result = assemble(simulation, engine="fast")
-    samples, tested = expected_work(task, evaluate_last=last)
+    samples, images = expected_work(cell)
     return kept_cell(
         cell,
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
-        seconds=_computing_s(run.events),
+        seconds=before_s + time.process_time() if workers == 1 else _computing_s(run.events),
         samples=samples,
-        tested=tested,
+        tested=images,
         runtime=runtime,
         processor=processor(),
     )

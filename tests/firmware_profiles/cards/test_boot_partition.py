@@ -116,14 +116,14 @@ def test_random_tables_are_refused_in_words(tmp_path_factory: pytest.TempPathFac
 
 
 def test_copies_take_no_room_for_zeros(tmp_path: Path) -> None:
-    image, copy, seen = tmp_path / "a.img", tmp_path / "b.img", []
+    image, copy = tmp_path / "a.img", tmp_path / "b.img"
     with image.open("wb") as file:
         file.write(b"begin")
         file.seek(50 << 20)
         file.write(b"middle")
         file.truncate(100 << 20)
-    copy_sparse(image, copy, progress=seen.append)
-    assert os.path.getsize(copy) == sum(seen) == 100 << 20
+    copy_sparse(image, copy)
+    assert os.path.getsize(copy) == 100 << 20
     assert copy.stat().st_blocks * 512 < 4 << 20
     with copy.open("rb") as file:
         assert file.read(5) == b"begin"

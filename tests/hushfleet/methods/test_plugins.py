@@ -89,6 +89,15 @@ def test_what_cannot_be_a_method_says_why(name: str, said: str) -> None:
         allow_file(name)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("x = 1\nx = (", "line 2, .*SyntaxError"), ("\n\n1 / 0\n", "line 3, .*ZeroDivisionError")]
+)
+def test_a_file_that_cannot_be_imported_says_where(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        allow_file(f"{tmp_path}/broken.py:mine")
+
+
 def test_a_server_half_from_outside_moves_the_model_along_its_velocity() -> None:
     name = allow_file(f"{EXAMPLE.with_name('fedavgm.py')}:fedavgm")
     server = make_method(name, {"momentum_server": 0.5}, PRIVACY, LAYOUT, rounds=3).server

@@ -306,9 +306,8 @@ class Remembering(MeanGradient):
         _, mean = batch.mean(params)
         weights = losses / batch.sizes[..., None]
         weighted = (weights[..., None] * each).sum(-2)
-        (before,) = memory or (0 * mean,)
-        gradient = weighted + 0.5 * before + 0.25 * mean
-        return losses.sum(-1) / batch.sizes, gradient + 0, (gradient,)
+        gradient = weighted + 0.5 * memory.get("before", 0 * mean) + 0.25 * mean
+        return losses.sum(-1) / batch.sizes, gradient + 0, {"before": gradient}
 
 
 def bound(parts: Method, **config: Any) -> TaskMethod:

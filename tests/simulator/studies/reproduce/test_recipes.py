@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
-from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.models import get_model
-from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import Recipe, find_recipe, load_recipe, load_recipes, paper_names
+from hushfleet.simulator.studies.reproduce.recipe import (
+    Quick,
+    Recipe,
+    find_recipe,
+    load_paper,
+    load_recipe,
+    load_recipes,
+    paper_names,
+)
+from hushfleet.simulator.studies.reproduce.run import run_cell
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "results"
 RAW = {("fedglp-adp", "as-published")}
@@ -144,29 +151,55 @@ def test_data_that_is_not_at_hand_is_named_with_its_origin_and_its_place(tmp_pat
     assert "cifar-100-python" in missing["cifar100"]
 
 
-def test_svhn_and_its_recipe_fit_together(tmp_path: Path) -> None:
+def made_up(name: str, folder: Path) -> None:
+    """A few random images, in files as the set is distributed."""
     rng = np.random.default_rng(0)
-    for part, count in (("train", 200), ("test", 60)):
-        labels = np.tile(np.arange(1, 11, dtype=np.uint8), count // 10)[:, None]
-        images = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
-        savemat(tmp_path / f"{part}_32x32.mat", {"X": images, "y": labels})
-    assert not missing_data({"svhn"}, tmp_path)
-    (cell,) = cells_of(
-        find_recipe("fedglp-adp", table="1"),
-        seeds=1,
-        quick=False,
-        datasets=["SVHN"],
-        methods=["dp-fedavg"],
-        columns=["eps-16"],
-        readings=["user-level"],
+    for part, count in (("train", 800), ("test", 200)):
+        if name == "svhn":
+            labels = np.tile(np.arange(1, 11, dtype=np.uint8), count // 10)[:, None]
+            images = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
+            savemat(folder / f"{part}_32x32.mat", {"X": images, "y": labels})
+        else:
+            batch = {"data": rng.integers(0, 256, (count, 3072), dtype=np.uint8), "fine_labels": [*range(100)] * 2}
+            batch["fine_labels"] *= count // 200
+            (folder / "cifar-100-python").mkdir(exist_ok=True)
+            (folder / "cifar-100-python" / part).write_bytes(pickle.dumps(batch, protocol=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("paper", "number", "data_set"),
+    [
+        ("fedglp-adp", {"table": "1"}, "svhn"),
+        ("dp-fedsim", {"table": "I"}, "svhn"),
+        ("acdp-pfsd", {"table": "3"}, "svhn"),
+        ("apdp-fl", {"figure": "10"}, "cifar100"),
+        ("perfreezeclip", {"table": "2"}, "cifar100"),
+    ],
+)
+def test_sets_that_are_not_at_hand_run_from_what_users_have(
+    paper: str, number: dict[str, str], data_set: str, tmp_path: Path
+) -> None:
+    """One round of the paper's own method on four of twenty devices."""
+    made_up(data_set, tmp_path)
+    assert not missing_data({data_set}, tmp_path)
+    tiny = {
+        "round.rounds": 1,
+        "round.cohort_size": 4,
+        "data.devices": 4,
+        "data.alpha": 100.0,
+        "data.test_fraction": 0.2,
+    }
+    recipe = find_recipe(paper, **number)
+    recipe = recipe.model_copy(update={"quick": Quick(label="quick: one round", set=tiny)})
+    own = load_paper(paper).method
+    cell = next(
+        cell
+        for cell in cells_of(recipe, seeds=1, quick=True)
+        if cell.data_set == data_set and cell.plain["method"]["name"] == own
     )
-    task = cell.task()
-    data = load("svhn", data_dir=tmp_path)
-    few = replace(task, data=replace(task.data, alpha=100.0))
-    fleet = make_fleet(few, data)
-    model = get_model(task.model.name, classes=data.classes)
-    assert model.input_shape == data.input_shape
-    assert sum(len(device.train) for device in fleet.devices) == 200
+    kept = run_cell(cell, tmp_path / "run", data_dir=tmp_path, runtime="torch")
+    assert kept.value(cell.metric, "last") is not None
 
 
 def test_a_recipe_with_a_mistake_says_where(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""Your own data as arrays: images, series of sensor values, or vectors, with labels; and the file that holds them.
+
+    np.savez("mine.npz", train_x=..., train_y=...)      # test_x, test_y, train_device, class_names: as you have them
+
+One shape is on the wire, (C, H, W): a series of C channels and T steps is (C, 1, T), a vector of F values (F, 1, 1).
+Values are uint8, as images are, or float32; other numbers become float32.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hushfleet.data.partition import stratified_choice
+from hushfleet.data.samples import DataSet, Samples
+from hushfleet.errors import BadInput
+
+HELD_OUT = 0.2  # of the data, where they come without a test part
+_ORDER_SEED = 0
+_KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "class_names")
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Labelled samples of your own. Each array is checked when a data set is made of it (`dataset`).
+
+    :param train_x: `[n, C, H, W]`, `[n, C, T]` or `[n, F]`; None: a test part alone, as an aggregator in the field has.
+    :param train_y: `[n]`: whole numbers from 0, or names of classes.
+    :param test_x: None: a fifth of the data is held out, of each class alike.
+    :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
+    :param class_names: what labels 0, 1, ... mean; by default the labels themselves.
+    """
+
+    train_x: Any = None
+    train_y: Any = None
+    test_x: Any = None
+    test_y: Any = None
+    train_device: Any = None
+    class_names: Sequence[str] = ()
+
+    def save(self, path: Path) -> None:
+        """As the file that `data.name = "arrays"` reads."""
+        given = {key: value for key in _KEYS if (value := getattr(self, key)) is not None and len(value)}
+        np.savez(path, **{key: np.asarray(value) for key, value in given.items()})
+
+    def dataset(
+        self,
+        name: str,
+        *,
+        class_names: Sequence[str] = (),
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        where: str = "the data",
+    ) -> DataSet:
+        """:param class_names: in place of the data's own.
+        :param mean: per channel, and `std`: by default those of the training part (of the test part where it is alone).
+
+        :raises BadInput: arrays that do not fit; the text names the array and the sample.
+        """
+        names = tuple(map(str, class_names or self.class_names))
+        parts = {}
+        for part in ("train", "test"):
+            x, y = getattr(self, f"{part}_x"), getattr(self, f"{part}_y")
+            if (x is None) != (y is None):
+                raise BadInput(f"{where}: {part}_x and {part}_y come together or not at all")
+            if x is not None:
+                parts[part] = as_values(x, f"{where}: {part}_x"), np.asarray(y)
+        if not parts:
+            raise BadInput(f"{where} has neither train_x and train_y nor test_x and test_y")
+        names = names or class_names_of([y for _, y in parts.values()], where)
+        made = {
+            part: (x, as_labels(y, names, count=len(x), where=f"{where}: {part}_y")) for part, (x, y) in parts.items()
+        }
+        owners = None if self.train_device is None else _owners(self.train_device, made, where)
+        if "test" not in made:
+            x, y = made["train"]
+            rng = np.random.Generator(np.random.PCG64(_ORDER_SEED))
+            is_test = np.zeros(len(y), bool)
+            is_test[stratified_choice(y, round(HELD_OUT * len(y)), rng)] = True
+            made = {"train": (x[~is_test], y[~is_test]), "test": (x[is_test], y[is_test])}
+            owners = None if owners is None else owners[~is_test]
+        x, y = made["test"]
+        made.setdefault("train", (x[:0], y[:0]))
+        if made["train"][0].shape[1:] != x.shape[1:]:
+            raise BadInput(f"{where}: train_x has samples of {made['train'][0].shape[1:]}, test_x of {x.shape[1:]}")
+        if not mean or not std:
+            found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
+            mean, std = mean or found_mean, std or found_std
+        train, test = (Samples(*made[part], tuple(mean), tuple(std)) for part in ("train", "test"))
+        return DataSet(name, train, test, names, owners)
+
+
+def load_arrays(path: Path) -> Data:
+    """The file that `Data.save` writes. Raises `BadInput`."""
+    with opened(path) as arrays:
+        if unknown := sorted(set(arrays) - set(_KEYS)):
+            raise BadInput(f"{path} has the array {unknown[0]!r}; it may have {', '.join(_KEYS)}")
+        return Data(**{key: arrays[key] for key in arrays})
+
+
+def as_values(x: Any, where: str) -> np.ndarray:
+    """uint8 or float32 `[n, C, H, W]` of images, series or vectors. Raises `BadInput`."""
+    x = np.asarray(x)
+    if x.dtype.kind not in "uifb":
+        raise BadInput(f"{where} is {x.dtype}; it must be numbers")
+    if not 2 <= x.ndim <= 4 or 0 in x.shape[1:]:
+        raise BadInput(f"{where} has shape {list(x.shape)}; it must be [n, C, H, W], [n, C, T] of series, or [n, F]")
+    if x.dtype != np.uint8:
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+            x = x.astype(np.float32)
+        wrong = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        if wrong.any():
+            raise BadInput(
+                f"{where}: {wrong.sum()} samples, the first of them number {int(wrong.argmax())} (from 0), hold values "
+                "that are no finite float32 numbers; leave these samples out, or fill the gaps"
+            )
+    if x.ndim == 2:
+        x = x[:, :, None, None]
+    return np.ascontiguousarray(x if x.ndim == 4 else x[:, :, None, :])
+
+
+def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:
+    """int64 `[n]` of whole numbers, or of names of classes. Raises `BadInput`."""
+    y = np.asarray(y)
+    if y.shape != (count,):
+        raise BadInput(f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample")
+    classes = len(class_names)
+    if y.dtype.kind in "iu" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
+        labels = y.astype(np.int64)
+        if count and not 0 <= labels.min() <= labels.max() < classes:
+            raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}; there are 0 to {classes - 1}")
+        return labels
+    if y.dtype.kind not in "UO":
+        raise BadInput(f"{where} is {y.dtype}; it must be whole numbers, or names of classes")
+    number_of = {name: number for number, name in enumerate(class_names)}
+    for place, label in enumerate(y):
+        if str(label) not in number_of:
+            raise BadInput(f"{where}: label {str(label)!r} of sample {place} is none of {', '.join(class_names)}")
+    return np.array([number_of[str(label)] for label in y], np.int64)
+
+
+def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
+    """Those that occur, in order; of whole numbers all from 0."""
+    found = np.unique(np.concatenate([each.ravel() for each in labels]))
+    if found.dtype.kind in "UO":
+        texts = {str(each) for each in found}
+        numeric = all(text.isdecimal() for text in texts)
+        return tuple(sorted(texts, key=int) if numeric else sorted(texts))
+    if not len(found) or found.dtype.kind not in "iuf" or found.min() < 0 or found.max() >= 1 << 16:
+        raise BadInput(f"{where}: labels must be whole numbers from 0, or names of classes")
+    return tuple(str(number) for number in range(int(found.max()) + 1))
+
+
+def _owners(devices: Any, made: Mapping[str, Any], where: str) -> np.ndarray:
+    """Numbers from 0 in the order of the devices' names, int64 `[n]`."""
+    devices = np.asarray(devices)
+    if "train" not in made or devices.shape != made["train"][1].shape or devices.dtype.kind not in "iuUO":
+        raise BadInput(f"{where}: train_device must have a number or a name for each sample of train_x")
+    names = devices.astype(str) if devices.dtype.kind == "O" else devices
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of bytes scaled to 0..1; 1 for a channel that never changes."""
+    scale = 255.0 if x.dtype == np.uint8 else 1.0
+    mean, std = (getattr(x, moment)(axis=(0, 2, 3), dtype=np.float64) / scale for moment in ("mean", "std"))
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an .npz file. Raises `BadInput`, also for what is found while they are read."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            yield arrays
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error

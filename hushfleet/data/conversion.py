@@ -1,0 +1,99 @@
+"""Own data in whatever form a Python program has them, as `Data`: arrays, PyTorch data sets, Hugging Face data sets.
+
+Neither torch nor datasets is imported: both are known by what they offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hushfleet.data.arrays import Data
+from hushfleet.errors import BadInput
+
+_INPUTS = ("x", "image", "img", "images", "features", "inputs", "values", "signal")
+_LABELS = ("y", "label", "labels", "fine_label", "target")
+_DEVICES = ("device", "client", "client_id", "user", "user_id", "subject")
+
+
+def as_data(source: Any) -> Data:
+    """:param source: `Data`; (x, y) or (x, y, devices) of arrays; a PyTorch data set of pairs (sample, label); a
+        Hugging Face data set; or a dict of such with `train` and `test`, as a `DatasetDict` is.
+
+    :raises BadInput: it is nothing of the kind; the text says what is.
+    """
+    if isinstance(source, Data):
+        return source
+    if isinstance(source, Mapping):
+        if not {"train", "test"} >= source.keys() >= {"train"}:
+            raise BadInput(f"data = a dict with {sorted(map(str, source))}: it needs 'train', and may have 'test'")
+        parts = {part: _part(source[part]) for part in source}
+    else:
+        parts = {"train": _part(source)}
+    train, test = parts["train"], parts.get("test", Data())
+    return Data(train.train_x, train.train_y, test.train_x, test.train_y, train.train_device, train.class_names)
+
+
+def _part(source: Any) -> Data:
+    if isinstance(source, tuple | list) and len(source) in (2, 3) and all(hasattr(each, "shape") for each in source):
+        x, y, *devices = map(_array, source)
+        return Data(x, y, train_device=devices[0] if devices else None)
+    if hasattr(source, "column_names") and hasattr(source, "features"):
+        return from_hugging_face(source)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return from_torch(source)
+    raise BadInput(
+        f"data = {type(source).__name__}: give (x, y) arrays, hushfleet.Data, a PyTorch data set with a length, or a "
+        "Hugging Face data set; or a dict of them with 'train' and 'test'"
+    )
+
+
+def from_torch(dataset: Any) -> Data:
+    """Of a data set whose items are pairs (sample, label): tensors, arrays or PIL images (whose channels go first)."""
+    pairs = [dataset[index] for index in range(len(dataset))]
+    if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise BadInput("a PyTorch data set must have items, each of them a pair (sample, label)")
+    labels = np.array([int(label) for _, label in pairs], np.int64)
+    return Data(_stacked([x for x, _ in pairs]), labels, class_names=tuple(map(str, getattr(dataset, "classes", ()))))
+
+
+def from_hugging_face(dataset: Any) -> Data:
+    """Of a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` says
+    whose a sample is. `rename_column` gives them names that are known here."""
+    names = dataset.column_names
+    x, y = (
+        next((name for name in known if name in names), None) for known in (_INPUTS, _LABELS)
+    )  # fmt: skip
+    if x is None or y is None:
+        raise BadInput(
+            f"data: of the columns {names} none is called {' or '.join(_INPUTS if x is None else _LABELS)}; "
+            "use rename_column"
+        )
+    device = next((name for name in _DEVICES if name in names), None)
+    classes = getattr(dataset.features[y], "names", None) or ()
+    plain = dataset.with_format(None)
+    return Data(
+        _stacked(plain[x]),
+        np.asarray(plain[y][:]),
+        train_device=None if device is None else np.asarray(plain[device][:]),
+        class_names=tuple(map(str, classes)),
+    )
+
+
+def _stacked(samples: Any) -> np.ndarray:
+    arrays = [_array(sample) for sample in samples]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise BadInput(f"data: samples must have one shape, and have {', '.join(map(str, sorted(shapes)[:4]))}")
+    return np.stack(arrays)
+
+
+def _array(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu().numpy()
+    if hasattr(value, "getbands"):  # a PIL image
+        pixels = np.asarray(value if value.mode in ("L", "RGB") else value.convert("RGB"))
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return np.asarray(value)

@@ -1,0 +1,43 @@
+"""A table as a figure: our accuracies beside the printed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from hushfleet.simulator.studies.reproduce.table import Block, PaperTable
+
+_PRINTED, _OURS = "#8a8a8a", "#1b6ca8"
+# Text as text, and the same bytes for the same numbers.
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hushfleet", "font.size": 8}
+
+
+def draw(table: PaperTable, path: Path) -> None:
+    """Writes an SVG: a panel for each group and reading of which cells are finished, a line for each of its places."""
+    blocks = [block for block in table.blocks if block.begun]
+    heights = [block.places.ours.notna().sum() for block in blocks]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7, 0.6 + 0.24 * sum(heights) + 0.45 * len(blocks)), layout="constrained")
+        panels = figure.subplots(len(blocks), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        for axes, block in zip(panels, blocks, strict=True):
+            _panel(axes, block)
+        panels[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+        panels[-1].set_xlabel("accuracy, %")
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def _panel(axes: Any, block: Block) -> None:
+    places = block.places[block.places.ours.notna()].sort_values(["column", "row"], kind="stable")
+    lines = range(len(places))
+    axes.scatter(places.paper, lines, s=28, facecolors="none", edgecolors=_PRINTED, label="the paper")
+    axes.scatter(places.ours, lines, s=22, color=_OURS, label="ours")
+    for line, values in zip(lines, places["values"], strict=True):
+        axes.plot((min(values), max(values)), (line, line), color=_OURS, linewidth=1.2)
+    axes.set_yticks(lines, [f"{place.method}, {place.at}" for place in places.itertuples()])
+    axes.set_title(block.title, loc="left", fontsize=8)
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

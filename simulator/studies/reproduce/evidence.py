@@ -1,0 +1,155 @@
+"""The finished cells by their address, and prose whose numbers are taken from them.
+
+An address is `paper/table/group/row/column`, with `/reading` where the table has readings; within a table's own recipe
+the first two are left out. In prose, braces stand for a number:
+
+- `{A}`: our accuracy in percent, as the table takes it, mean over seeds
+- `{field: A}`: another number of the cell, see `FIELDS`
+- `{A - B}`: the difference of the two
+- `{A > B}`: both numbers, if that is so; likewise `<`
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import get_args
+
+from hushfleet.errors import BadInput
+from hushfleet.models import get_model
+from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell
+from hushfleet.simulator.studies.reproduce.recipe import Metric, Recipe, Window, load_recipes
+
+SEEDS = 5
+"""Seeds 0, 1, ... that are looked for."""
+REFERENCE = re.compile(r"\{(?:(?P<field>[a-z_]+): )?(?P<one>[^{} ]+)(?: (?P<sign>[-<>]) (?P<other>[^{} ]+))?\}")
+
+
+class Unsupported(LookupError):
+    """The finished cells do not carry it: which one is open, or says otherwise."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The finished seeds of one place in a table."""
+
+    cells: tuple[Cell, ...]
+    kept: tuple[KeptCell, ...]
+
+    @property
+    def cell(self) -> Cell:
+        """Of the first seed: all that the seeds share."""
+        return self.cells[0]
+
+    def accuracies(self, metric: Metric | None = None, window: Window | None = None) -> list[float]:
+        """In percent, by seed. Raises `Unsupported` where it was not measured."""
+        taken = metric or self.cell.metric, window or self.cell.recipe.window
+        values = [one.value(*taken) for one in self.kept]
+        measured = [100 * value for value in values if value is not None]
+        if len(measured) < len(values):
+            raise Unsupported(f"{self.cell.key} has no {metric}")
+        return measured
+
+    @property
+    def paper(self) -> float:
+        column = self.cell.column or self.cell.recipe.columns_of(self.cell.group)[0]
+        value = self.cell.recipe.paper_value(self.cell.group, self.cell.row.id, column.id)
+        if value is None:
+            raise BadInput(f"the paper prints no number for {self.cell.key}")
+        return value
+
+    @property
+    def noise(self) -> float:
+        """Norm of the noise in a round's mean, in clip norms, which bound what each device adds; of the unit device."""
+        task = self.cell.task()
+        if task.privacy.unit != "device":
+            return math.nan
+        size = get_model(task.model.name).layout.size
+        return self.kept[0].noise_multiplier * math.sqrt(size) / (task.round.cohort_size or task.data.devices)
+
+
+def _mean_of(metric: Metric) -> Callable[[Finished], float]:
+    return lambda place: fmean(place.accuracies(metric))
+
+
+FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
+    "ours": ("{:.1f}", lambda place: fmean(place.accuracies())),
+    "paper": ("{:.1f}", lambda place: place.paper),
+    "difference": ("{:+.1f}", lambda place: fmean(place.accuracies()) - place.paper),
+    "spread": ("{:.1f}", lambda place: stdev(place.accuracies())),
+    "seeds": ("{:.0f}", lambda place: len(place.kept)),
+    "last": ("{:.1f}", lambda place: fmean(place.accuracies(window="last"))),
+    "server": ("{:.4g}", lambda place: max(one.epsilon_server for one in place.kept)),
+    "release": ("{:.4g}", lambda place: max(one.epsilon_release for one in place.kept)),
+    "multiplier": ("{:.4g}", lambda place: place.kept[0].noise_multiplier),
+    "noise": ("{:.1f}", lambda place: place.noise),
+    **{metric.removeprefix("accuracy_"): ("{:.1f}", _mean_of(metric)) for metric in get_args(Metric)},
+}
+"""What prose may name: how it is written, and where it comes from. `server` and `release` are of the noised values;
+`noise` is `Finished.noise`; `own_common` and its like are the other accuracies."""
+
+
+class Evidence:
+    """All finished cells of all recipes."""
+
+    def __init__(self, kept: Kept, papers: Iterable[str]) -> None:
+        self.kept = kept
+        self.recipes = {paper: load_recipes(paper) for paper in papers}
+        found = defaultdict[str, list[tuple[Cell, KeptCell]]](list)
+        self._addresses = set[str]()
+        for recipe in (each for those in self.recipes.values() for each in those if not each.open):
+            for cell in cells_of(recipe, seeds=SEEDS, quick=False):
+                self._addresses.add(address := _address(cell))
+                if one := kept.of(cell):
+                    found[address].append((cell, one))
+        self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
+
+    def finished(self, recipe: Recipe) -> list[Cell]:
+        """Of one table, all seeds."""
+        return [cell for place in self._finished.values() for cell in place.cells if cell.recipe is recipe]
+
+    def at(self, address: str, *, within: Recipe | None = None) -> Finished:
+        """Raises `Unsupported` for a cell that is not finished, `BadInput` for one that no recipe has."""
+        if within and address.count("/") < 4:
+            address = f"{within.paper}/{within.name}/{address}"
+        if address not in self._addresses:
+            raise BadInput(f"no recipe has a cell {address}")
+        if address not in self._finished:
+            raise Unsupported(f"{address} is open")
+        return self._finished[address]
+
+    def filled(self, prose: str, *, within: Recipe | None = None) -> str:
+        """Prose with its numbers.
+
+        Raises `Unsupported` where a cell is not finished or says otherwise, `BadInput` for a reference that is none.
+        """
+
+        def number(match: re.Match[str]) -> str:
+            field = match["field"] or "ours"
+            if field not in FIELDS:
+                raise BadInput(f"{match[0]}: there is no {field}; there are {', '.join(FIELDS)}")
+            form, taken = FIELDS[field]
+            one = taken(self.at(match["one"], within=within))
+            if not match["sign"]:
+                return form.format(one)
+            other = taken(self.at(match["other"], within=within))
+            if match["sign"] == "-":
+                return form.format(one - other)
+            if not (one < other if match["sign"] == "<" else one > other):
+                raise Unsupported(f"{match[0]} does not hold: {form.format(one)} and {form.format(other)}")
+            return f"{form.format(one)} against {form.format(other)}"
+
+        filled = REFERENCE.sub(number, prose)
+        if "{" in filled:
+            raise BadInput(f"a reference that cannot be read: {filled}")
+        return filled
+
+
+def _address(cell: Cell) -> str:
+    parts = (cell.recipe.paper, cell.recipe.name, cell.place, *([cell.reading.id] if cell.reading else []))
+    return "/".join(parts)

@@ -1,0 +1,236 @@
+"""The page of all results, in Markdown: a table for each table of a paper, verdicts, and what of each paper holds.
+
+Nothing on it is written by hand but the sentences of the recipes, whose numbers are references to cells. A sentence
+that the cells do not carry, or not yet, is left out, and named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hushfleet.aggregator.results.result import write_whole
+from hushfleet.simulator.studies.reproduce.cells import ALL_COLUMNS
+from hushfleet.simulator.studies.reproduce.draw import draw
+from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
+from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.recipe import METRICS, Paper, Recipe, load_paper, paper_names
+from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
+from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table, measured_as
+from hushfleet.simulator.studies.reproduce.verdict import RULE, verdict
+
+FIGURES = "figures"
+_VERDICTS = ("reproduced", "order only", "not", "open")
+_MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
+_HEAD = """# Reproduction: what was run, and what came out
+
+Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
+this page. [Reproducing](reproducing.md) says what a cell and a reading are.
+
+**Epsilons are by Rényi accounting, as the papers' are, and of the noised values**; the
+[exact ones](privacy.md#the-accountant) are smaller. "ε server" is against whoever sees a device's own update,
+"ε release" against whoever sees only the aggregate models. `inf (x)`: the method also sends values
+[without noise](privacy.md#raw-values); then what holds is infinite, and x is what the noised values alone cost. "Noise"
+is the norm of the noise in a round's mean, in clip norms, which bound what each device adds to it.
+
+## How a verdict is found
+{rule}
+With one seed a spread is not known, and a verdict is that of one run. Readings are judged apart: that one of them comes
+near says that the numbers can be had so, not that the paper did it so.
+"""
+
+
+class Report:
+    """The page.
+
+    :param text: in Markdown.
+    :param tables: by the name of its figure, each table that has one.
+    :param left_out: sentences that the cells do not carry, and why.
+
+    Raises `BadInput` for a reference that is none.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self.tables: dict[str, PaperTable] = {}
+        self.left_out: list[tuple[str, str]] = []
+        papers = sorted(map(load_paper, evidence.recipes), key=lambda paper: (not paper.method, paper.name))
+        names = {load_paper(name).name: name for name in evidence.recipes}
+        counts, sections = [], list[str]()
+        for paper in papers:
+            count, lines = self._paper(paper, evidence.recipes[names[paper.name]])
+            holds = " ".join(self._sentences(paper.holds))
+            numbers = [count[each] if paper.method else "" for each in _VERDICTS]
+            counts.append([f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})", *numbers, holds])
+            sections += lines
+        held = markdown(pd.DataFrame(counts, columns=["", *_VERDICTS, "in short"]))
+        lines = [_HEAD.format(rule=RULE), "## What of each paper holds", "", *held, ""]
+        lines += ["The counts are of printed numbers; each reading of a table counts apart.", "", *sections]
+        self.text = "\n".join(lines).rstrip() + "\n"
+
+    def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[Counter[str], list[str]]:
+        lines = [f"## {paper.name}", "", f"{paper.source}.", ""]
+        waiting = defaultdict[str, list[str]](list)
+        counts, shown = Counter[str](), set[str]()
+        for recipe in recipes:
+            if recipe.open:
+                waiting[recipe.open].append(recipe.label)
+                continue
+            cells = self._evidence.finished(recipe)
+            table = make_table(recipe, cells, Progress(self._evidence.kept), quick=False)
+            digests = {cell.digest for cell in cells}
+            places = list(_judged(table))
+            left = _printed(recipe) - sum(found is not None for *_, found in places)
+            counts["open"] += left
+            if digests <= shown:
+                waiting["what is finished of it stands above" if cells else "not run yet"].append(recipe.label)
+                continue
+            shown |= digests
+            counts.update(found for *_, found in places if found)
+            lines += [f"### {recipe.label}: {recipe.title}", ""] if recipe.title != paper.name else []
+            lines += self._table(table, places)
+            lines += [f"![{recipe.label}]({FIGURES}/{_figure(recipe)})", ""]
+            lines += [f"Open: {left} of {_printed(recipe)} numbers.", ""] if left else []
+            self.tables[_figure(recipe)] = table
+        reasons = [f"- {', '.join(labels)}: {reason}." for reason, labels in waiting.items()]
+        return counts, [*lines, "Not shown:", "", *reasons, ""] if reasons else lines
+
+    def _table(self, table: PaperTable, places: Sequence[tuple[Block, Any, str | None]]) -> Iterator[str]:
+        recipe, blocks = table.recipe, table.blocks
+        printed = any(not math.isnan(place.paper) for _, place, _ in places)
+        if printed and recipe.claim:
+            yield f"The paper: {recipe.claim}"
+        for instead in dict.fromkeys(words for block in blocks for words in block.group.substitutions):
+            yield f"{instead[0].upper()}{instead[1:]}."
+        yield ""
+        yield from self._lines(recipe, places) if printed else _side_by_side(table)
+        yield ""
+        metrics = {block.metric: block.group.title for block in blocks}
+        if len(metrics) == 1:
+            yield f"- Accuracy: {measured_as(recipe, blocks[0].metric)}."
+        else:
+            yield from (f"- {title}: {measured_as(recipe, metric)}." for metric, title in metrics.items())
+        for row in recipe.rows:
+            if row.metric and any(place.row == row.id for _, place, _ in places):
+                yield f"- {row.title}: {METRICS[row.metric]}."
+        for reading in recipe.readings:
+            if reading.note and any(block.reading == reading for block in blocks):
+                yield f"- Reading *{reading.title}*: {reading.note}."
+        if raw := raw_words(table.places):
+            yield f"- {raw}."
+        yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
+        yield ""
+
+    def _lines(self, recipe: Recipe, places: Sequence[tuple[Block, Any, str | None]]) -> Iterator[str]:
+        """A line for each place. What all lines share stands above them; `why` are numbers of the sentences below."""
+        rows, sentences = [], dict[str, int]()
+        for block, place, found in places:
+            server, release = epsilons(place)
+            noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
+            why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
+            rows.append(
+                {
+                    "data": block.group.title,
+                    "reading": block.reading.title if block.reading else "",
+                    "at": place.at,
+                    "method": place.method,
+                    "paper": _number(place.paper),
+                    "ours": _mean_and_spread(place),
+                    "seeds": len(place.seeds),
+                    "noise": f"{noise:.3g}" if noise > 0 else "",
+                    "ε server": server,
+                    "ε release": release,
+                    "verdict": found or "open",
+                    "why": ", ".join(why),
+                }
+            )
+        lines = pd.DataFrame(rows)
+        same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
+        shared = [f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0]]
+        yield f"{'; '.join(shared)}.\n" if shared else ""
+        yield from markdown(lines.drop(columns=same))
+        yield ""
+        yield from (f"{number}. {sentence}" for sentence, number in sentences.items())
+
+    def _why(self, recipe: Recipe, block: Block, place: Any) -> list[str]:
+        reading = block.reading.id if block.reading else ""
+        here = {"group": block.group.id, "row": place.row, "column": place.column, "reading": reading}
+        return self._sentences([each.why for each in recipe.specials if each.why and each.applies(**here)], recipe)
+
+    def _sentences(self, prose: Sequence[str], recipe: Recipe | None = None) -> list[str]:
+        filled = []
+        for sentence in prose:
+            try:
+                filled.append(self._evidence.filled(sentence, within=recipe))
+            except Unsupported as reason:
+                self.left_out.append((sentence, str(reason)))
+        return filled
+
+
+def write_report(kept: Kept, page: Path) -> Report:
+    """Writes the page, and its figures into `figures/` beside it. Raises `BadInput`, `StoreError`."""
+    report = Report(Evidence(kept, paper_names()))
+    (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
+    for name, table in report.tables.items():
+        draw(table, page.parent / FIGURES / name)
+    write_whole(page, report.text)
+    return report
+
+
+def _judged(table: PaperTable) -> Iterator[tuple[Block, Any, str | None]]:
+    """The finished places, column by column, and the verdict of each."""
+    for block in table.blocks:
+        places = block.places[block.places.ours.notna()]
+        for _, column in places.groupby("column", observed=True):
+            lines = list(column.itertuples())
+            for place in lines:
+                yield block, place, verdict(place, lines, only_order=block.group.only_order)
+
+
+def _printed(recipe: Recipe) -> int:
+    """The paper's numbers, counted once for each reading."""
+    values = (value for group in recipe.groups for those in group.values.values() for value in those)
+    return sum(not math.isnan(value) for value in values) * max(1, len(recipe.readings))
+
+
+def _address(recipe: Recipe, block: Block, place: Any) -> str:
+    (row,) = (row for row in recipe.rows if row.id == place.row)
+    column = ALL_COLUMNS if row.same_in_all_columns else place.column
+    return "/".join([block.group.id, place.row, column, *([block.reading.id] if block.reading else [])])
+
+
+def _figure(recipe: Recipe) -> str:
+    return f"{recipe.paper}-{recipe.name}.svg"
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+def _mean_and_spread(place: Any) -> str:
+    return _number(place.ours) + (f" ± {place.spread:.2f}" if len(place.seeds) > 1 else "")
+
+
+def _side_by_side(table: PaperTable) -> Iterator[str]:
+    """Without printed numbers: a line for each row, best first, and a column for each group and column."""
+    columns = {
+        f"{block.title}, {at}": places.set_index("method")
+        for block in table.blocks
+        for at, places in block.places.groupby("at", sort=False, observed=True)
+    }
+    words = pd.DataFrame({name: places.apply(_mean_and_spread, axis=1) for name, places in columns.items()})
+    first = next(iter(columns.values()))
+    order = first.ours.sort_values(ascending=False).index
+    yield from markdown(words.reindex(order).fillna("").reset_index())
+
+
+def markdown(lines: pd.DataFrame) -> Iterator[str]:
+    """A table in Markdown."""
+    yield f"| {' | '.join(map(str, lines.columns))} |"
+    yield "|---" * len(lines.columns) + "|"
+    yield from (f"| {' | '.join(map(str, line))} |" for line in lines.itertuples(index=False))

@@ -1,0 +1,42 @@
+"""What finished cells say of the number that a paper prints, by one rule for all tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+Verdict = Literal["reproduced", "order only", "not"]
+NEAR = 2.0
+"""Points between our number and the printed one, where the seeds do not say more."""
+LEAD = 1.0, 1 / 3
+"""How far a lead may be from the printed one: points, or a share of the printed lead if that is more."""
+RULE = f"""
+- **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
+  that is more, and its lead over each finished method of the same column that the paper prints below it is the printed
+  lead within {LEAD[0]:g} point, or within a third if that is more.
+- **order only**: not that, but it stands above and below the finished methods of its column as the paper prints.
+- **not**: neither.
+- **open**: no cell is finished. Where network or data are not the paper's, only the order counts, and a method that
+  stands alone in its column is open too.
+"""
+
+
+def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict | None:
+    """Of one line of `Block.places`; None where it is open.
+
+    :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none.
+    :param only_order: numbers cannot be compared; without another method in the column it is open then.
+    """
+    if math.isnan(place.paper) or math.isnan(place.ours):
+        return None
+    others = [other for other in column if other.row != place.row and not math.isnan(other.paper - other.ours)]
+    error = place.spread / math.sqrt(len(place.seeds)) if len(place.seeds) > 1 else 0.0
+    near = abs(place.ours - place.paper) <= max(NEAR, 2 * error)
+    leads = [(place.paper - other.paper, place.ours - other.ours) for other in others if other.paper < place.paper]
+    if only_order and not others:
+        return None
+    if near and not only_order and all(abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads):
+        return "reproduced"
+    in_order = all((place.paper - other.paper) * (place.ours - other.ours) > 0 for other in others)
+    return "order only" if others and in_order else "not"

@@ -1,0 +1,38 @@
+"""What a device says of its data folder when it starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.local_data import data_words
+
+
+def made(folder: Path, *files: str) -> None:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "held_out", "words"),
+    [
+        ("folder", "images", None, None),
+        ("folder", "images", "images", None),
+        ("arrays", "a.npz", "a.npz", None),
+        ("folder", "imagse", None, "data.path = .*imagse.*no such folder.* sits rounds out"),
+        ("folder", "empty", None, "no images in class folders"),
+        ("folder", "flat", None, "no images in class folders"),
+        ("arrays", "b.npz", None, "no such .npz file"),
+        ("folder", "images", "held", "data.held_out = .*held.*no such folder.*each class$"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, kind: str, path: str, held_out: str | None, words: str | None) -> None:
+    made(tmp_path, "images/cat/1.jpg", "flat/1.jpg", "a.npz")
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    held = None if held_out is None else str(tmp_path / held_out)
+    said = data_words(DataSection(kind, str(tmp_path / path), held))  # type: ignore[arg-type]
+    assert said is None if words is None else re.search(words, said or "")

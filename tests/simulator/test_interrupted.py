@@ -1,0 +1,101 @@
+"""Ctrl-C in the commands that take long, as a terminal sends it: to all processes of the group."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
+TASK = """
+name = "long"
+[model]
+name = "digits-cnn"
+[method]
+name = "dp-fedavg"
+local_epochs = 1
+[privacy]
+noise_multiplier = 0.5
+[data]
+name = "digits"
+devices = 4
+limit = 200
+[round]
+rounds = 6
+"""
+SIMULATE = "simulate task.toml --workers 2 --out run"
+
+
+def updates(events: str) -> Callable[[int], bool]:
+    return lambda pid: any('"update"' in path.read_text() for path in Path().glob(events))
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@dataclass(frozen=True)
+class Case:
+    """:param when: it is interrupted, given the process id.
+    :param result: what it leaves behind when it goes on; None where there is nothing to go on with.
+    """
+
+    words: str
+    when: Callable[[int], bool]
+    result: str | None
+
+
+CASES = {
+    "in rounds": Case(SIMULATE, updates("run/aggregator/events.jsonl"), "run/report.html"),
+    "in a sweep": Case(f"{SIMULATE} --sweep 0,1", updates("run/sweep/*/*/events.jsonl"), "run/report.html"),
+    "in a demo": Case("demo secure --short --out run", updates("run/*/*/events.jsonl"), "run/secure/report.html"),
+    "before a run": Case(SIMULATE, has_torch, None),
+    "in an audit": Case("audit task.toml --trials 1000000", has_torch, None),
+    "in a forecast": Case("forecast task.toml", has_torch, None),
+}  # fmt: skip
+
+
+def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*COMMAND, *words],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            # Where the tests themselves run in the background, SIGINT is ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ctrl_c_ends_all_in_words_and_the_command_goes_on(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.toml").write_text(TASK)
+    asked, log = CASES[case], Path("log.txt")
+    process = start(shlex.split(asked.words), log)
+    while not asked.when(process.pid):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait() == 130, log.read_text()
+    assert "Traceback" not in log.read_text()
+    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+        os.killpg(process.pid, 0)
+    if asked.result is not None:
+        assert not Path(asked.result).exists()
+        (line,) = [line for line in log.read_text().splitlines() if line.lstrip().startswith("hushfleet ")]
+        assert line.split()[-1] == "--resume"
+        assert start([*shlex.split(asked.words), "--resume"], log).wait() == 0, log.read_text()
+        assert Path(asked.result).exists()
