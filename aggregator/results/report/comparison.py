@@ -79,7 +79,7 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
 def comparison_table(runs: Mapping[str, Result], *, title: str) -> TerminalTable:
     """The rows for a terminal."""
     head, *rows = comparison_rows(runs)
-    return terminal_table(Table(head, rows), title=title)
+    return terminal_table(Table(head, rows, names=len(head)), title=title)
 
 
 def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:

@@ -16,19 +16,21 @@ from hushfleet.aggregator.results.report.page import Plot, Section
 from hushfleet.aggregator.results.report.timeline import (
     MOST_BARS,
     MOST_ROWS,
-    OUTCOME_STATES,
     WORDS,
     accepted_share,
     binned_letters,
     gantt,
-    in_words,
-    is_long_away,
     matrix,
     mean_round,
     rows_by_board,
     time_by_board,
     time_unit,
     timeline_section,
+)
+from hushfleet.aggregator.results.report.timeline_words import (
+    OUTCOME_STATES,
+    in_words,
+    is_long_away,
     worst_in_words,
     worst_round,
 )
