@@ -10,7 +10,8 @@ Reading: top-k is of the whole vector; noise goes on every entry, the zeroed one
 the zeros are would tell something of the data that the noise does not cover. Zeros are thus sent, noised: a saving
 of bytes is not what the sparsity is for.
 Deviation: the code clips each tensor to C alone, so that an update of L tensors may have the norm sqrt(L) C, and it
-scales each perturbation by the squared weight (ASAM); the paper clips the update to C and says nothing of ASAM.
+scales each perturbation by the squared weight (ASAM); the paper clips the update to C and says nothing of ASAM, so this
+is plain SAM.
 Deviation: learning rates do not decay by round, there is no weight decay, and every device has the same weight.
 """
 

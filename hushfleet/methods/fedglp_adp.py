@@ -9,6 +9,11 @@ noising): layer l is clipped to C_l = C sqrt(tw_l) and each shared coordinate ge
 sqrt(L) sigma C_l / sqrt(n).
 
 Reading: the trend of Algorithm 1 needs a previous round, so a device's first round leaves the weights alone.
+Reading: the clip weights are updated after the round, for the next one (the text of Section 4.2 and Fig. 1); Algorithm
+2 updates them in line 10, before line 12 clips with them.
+Reading: a layer is a module, weight and bias together, so L of Eq. (15) is their number and not the tensors'.
+Reading: lambda_1 and lambda_2 are not printed; 0.1 and 0.05 are those of FedDPA's public code, to which Section 4.1
+refers for the two objectives.
 Reading: p grows with the device's own participations, so a device that misses rounds falls behind evenly.
 Reading: gamma is not stated for Table 1; 0.2 is the value of Table 4 closest to it.
 Deviation: one gradient serves Eqs. (9) and (10); `sequential` takes a second one for the shared part, after the

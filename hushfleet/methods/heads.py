@@ -17,6 +17,9 @@ model's, so that devices differ by their data alone. LG-FedAvg begins with a mod
 Reading: an update of FedRep is an epoch, as in its experiments (10 epochs of the head, then 1 or 5 of the backbone).
 Reading: a FedRep device's own model is its head and the backbone that it trained in the same round, so the head has not
 seen that backbone's last step. What it predicts with after aggregation is its head on the new global backbone.
+Reading: that is where FedRep's public code tests its heads, all clients after each aggregation (`hushfleet reproduce`:
+`accuracy_next_local`); a device's metrics are of its own model as above.
+Deviation: there is no weight decay. FedRep's code has 1e-4 on weights and none on biases, its paper does not say.
 Deviation: every device has the same weight. FedPer and LG-FedAvg weigh by sample count, which is a function of private
 data, and so does FedRep's code; FedRep's paper does not.
 Deviation: LG-FedAvg's auxiliary and adversarial losses on local representations are left out.

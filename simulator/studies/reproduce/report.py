@@ -151,7 +151,8 @@ class Report:
             )
         lines = pd.DataFrame(rows)
         same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
-        yield "; ".join(f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0]) + ".\n"
+        shared = [f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0]]
+        yield f"{'; '.join(shared)}.\n" if shared else ""
         yield from markdown(lines.drop(columns=same))
         yield ""
         yield from (f"{number}. {sentence}" for sentence, number in sentences.items())

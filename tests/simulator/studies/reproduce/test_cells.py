@@ -8,13 +8,18 @@ import multiprocessing
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
 from hushfleet.simulator.engines.fast import engine as fast_engine
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.cli import register
@@ -170,6 +175,60 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
     # the ledger's numbers: two rounds at multiplier 2, against the server at 2 / sqrt(2)
     assert 0 < resumed.epsilon_release < resumed.epsilon_server < 10
     assert json.loads((folder / RUN / "task.json").read_text())["method"]["name"] == "dp-fedavg"
+
+
+def test_after_aggregation_all_devices_are_tested_with_their_own_part_in_the_new_global_model(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the vectors put together by hand; devices that have never trained have the first head."""
+    changes = {
+        '"accuracy_own_common"': '"accuracy_next_local"',
+        "devices = 2": "devices = 4",
+        "rounds = 2": "rounds = 3",
+    }
+    changes |= {
+        "[quick]": "cohort_size = 1\n[quick]",
+        '"dp-fedavg", "data': '"fedper", "data',
+        'min_samples" = 200': 'min_samples" = 2',
+    }
+    table = TABLE
+    for before, after in changes.items():
+        table = table.replace(before, after)
+    (book / "own" / "table-1.toml").write_text(table)
+    (cell,) = cells(methods=["too-many"], columns=["sigma-1"])
+    whole = run_cell(cell, tmp_path / "whole", data_dir=None, runtime="onnx").accuracies["accuracy_next_local"]
+    assert len(whole) == 3
+    run = LoadedRun(tmp_path / "whole" / RUN, "onnx")
+    params = Checkpoints(run.folder.aggregator, run.spec.model.layout).read(3)
+    first = Checkpoints(run.folder.aggregator, run.spec.model.layout).read(0)
+    head, reached, trained = run.method.init_state().public.mask, [], 0
+    for path in sorted((tmp_path / "whole" / RUN / "devices").iterdir()):
+        begin = np.where(head, first, params)
+        if (path / "store.sqlite").exists():
+            with DeviceStore(path / "store.sqlite", device=path.name, durable=False) as store:
+                state = store.load_state(run.spec.task)
+                if state is not None:
+                    trained, begin = trained + 1, np.where(head, state.own, params)
+        test = run.local_test(path.name)
+        reached.append((run.inference(begin, test.x).argmax(-1) == test.y).mean())
+    assert 0 < trained < 4
+    assert len(set(reached)) > 1
+    assert whole[-1] == pytest.approx(np.mean(reached), abs=1e-6)
+
+    # killed between a round's close and its test: the test is made up for
+    folder, measure = tmp_path / "cut", next_models_accuracy
+
+    def cut(simulation, workers, round, **options):
+        if round == 2:
+            raise KeyboardInterrupt
+        return measure(simulation, workers, round, **options)
+
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.run.next_models_accuracy", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, folder, data_dir=None, runtime="onnx")
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.run.next_models_accuracy", measure)
+    resumed = run_cell(cell, folder, data_dir=None, runtime="onnx")
+    assert resumed.accuracies["accuracy_next_local"] == whole
 
 
 def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Path, tmp_path: Path) -> None:
