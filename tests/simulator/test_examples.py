@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -37,12 +38,15 @@ def test_runs_from_its_script(projects: Path, name: str) -> None:
     assert Path(projects / name / done.stdout.split()[-1]).exists()
 
 
-def test_engines_agree_and_a_run_goes_on(projects: Path, runs: Any, tmp_path: Path) -> None:
+def test_engines_agree_and_a_run_goes_on(projects: Path, runs: Any, finish: Any, tmp_path: Path) -> None:
     """Own series, an own network and an own partition, in the live engine and the fast one, which is opened again."""
     subprocess.run([sys.executable, "make_data.py"], cwd=projects / "activity", check=True)
     task = load_task(projects / "activity" / "task.toml", ("round.rounds=2", "method.local_epochs=1"))
     fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
-    live = runs.live(begin(task, tmp_path / "live", data_dir=None))
+    live = begin(task, tmp_path / "live", data_dir=None)
+    fleet = LiveFleet(live)
+    with fleet.running():
+        finish(fleet)
     assert _global(fast) == _global(live)
     assert go_on(tmp_path / "fast", data_dir=None).prepared.spec == fast.prepared.spec
     assert b"/" not in fast.prepared.spec.model.name.encode()  # devices are not told where a file lies
