@@ -114,7 +114,7 @@ def as_values(x: Any, where: str) -> np.ndarray:
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
             x = x.astype(np.float32)
-        wrong = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        wrong = ~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         if wrong.any():
             raise BadInput(
                 f"{where}: {wrong.sum()} samples, the first of them number {int(wrong.argmax())} (from 0), hold values "
