@@ -74,9 +74,9 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            if kind is KeyboardInterrupt:  # what is half done is done again, as after a power cut
+            if error[0] is KeyboardInterrupt:  # what is half done is done again, as after a power cut
                 for process in multiprocessing.active_children():
                     process.kill()
             self._pool.shutdown(cancel_futures=True)
