@@ -97,7 +97,7 @@ def test_a_task_of_a_dict_leaves_the_dict_as_it_was() -> None:
     assert changed.data.devices == 3
     assert plain["data"] == {"name": "digits", "devices": 2}
     assert task(changed, {"round.rounds": 4}).data.devices == 3
-    with pytest.raises(BadInput, match="unknown field .devicez."):
+    with pytest.raises(BadInput, match=r"unknown field .devicez."):
         task(plain, {"data.devicez": 3})
     with pytest.raises(BadInput, match="cannot be a value"):
         task(plain, {"data.devices": None})

@@ -47,7 +47,7 @@ class WorkerPool(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None: ...
 
 
 class Workers:
@@ -74,9 +74,9 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
         if self._pool is not None:
-            if error[0] is KeyboardInterrupt:  # what is half done is done again, as after a power cut
+            if kind is KeyboardInterrupt:  # what is half done is done again, as after a power cut
                 for process in multiprocessing.active_children():
                     process.kill()
             self._pool.shutdown(cancel_futures=True)
