@@ -64,7 +64,8 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from hushfleet.simulator.boards import read_boards
-        from hushfleet.simulator.command import numbers, overridden, run_and_show, run_path, wire_choices
+        from hushfleet.simulator.command import numbers, overridden, run_and_show, wire_choices
+        from hushfleet.simulator.run_folder import run_path
 
         console = Console()
         changed = {"data.devices": devices, "round.rounds": rounds, "seed": seed, "model.name": model or None}

@@ -18,7 +18,7 @@ from hushfleet.privacy.accounting.epsilon import Accountant
 from hushfleet.user_files import in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
-DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn"] | OwnData
+DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]

@@ -85,7 +85,7 @@ def samples_digest(samples: Samples) -> str:
     """SHA-256 of the shape, the images and the labels, as hex."""
     found = hashlib.sha256(json.dumps(samples.images.shape).encode())
     for part in (samples.images, samples.labels.astype("<i8", copy=False)):
-        found.update(memoryview(np.ascontiguousarray(part)))
+        found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()
 
 

@@ -34,7 +34,7 @@ def faults(kind: Any, plain: Any, where: str = "") -> list[str]:
     :param where: what comes before the names of fields.
     """
     inner, found = bare(kind), list[str]()
-    if not (dataclasses.is_dataclass(inner) and isinstance(plain, dict)):
+    if not (isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(plain, dict)):
         return _refused(kind, plain, where)
     for field in dataclasses.fields(inner):
         name = f"{where}.{field.name}" if where else field.name

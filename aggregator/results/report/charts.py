@@ -82,7 +82,6 @@ def over(
     *,
     note: str = "",
     x: str = "round",
-    wide: bool = False,
     **layout: Any,
 ) -> PagePart:
     """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
@@ -94,7 +93,7 @@ def over(
     few = x == "round" and max(len(each.x) for each in solid) <= 12
     figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", "showlegend": True, **layout})
     figure.update_layout(height=320 + 18 * max(0, entries - 2), xaxis_dtick=1 if few else None)
-    return Plot(figure, title, note, wide)
+    return Plot(figure, title, note)
 
 
 def heat_map(

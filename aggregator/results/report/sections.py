@@ -51,7 +51,7 @@ def rounds_of(result: Result) -> list[int]:
 def accuracy(result: Result, headline: Headline) -> Section:
     why = "No accuracy was measured: devices in the field do not send theirs."
     xs = rounds_of(result)
-    chart = over("Accuracy", _accuracies(xs, result.rounds, headline), why, wide=True, **PERCENT)
+    chart = over("Accuracy", _accuracies(xs, result.rounds, headline), why, **PERCENT)
     lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
     return Section("accuracy", "Accuracy", lead, [chart])
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -29,6 +30,9 @@ ENVIRONMENT = {
 }
 
 
+_STARTING = threading.RLock()
+
+
 class WorkerPool(Protocol):
     """Processes that work on a list of items: of this machine (`Workers`) or of a cluster (`RayWorkers`).
 
@@ -43,7 +47,7 @@ class WorkerPool(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None: ...
 
 
 class Workers:
@@ -70,7 +74,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
         if self._pool is not None:
             if kind is KeyboardInterrupt:  # what is half done is done again, as after a power cut
                 for process in multiprocessing.active_children():
@@ -83,20 +87,24 @@ class Workers:
 def inherited() -> Iterator[None]:
     """What processes inherit that are started inside: `ENVIRONMENT`, and that Ctrl-C is left to this process.
 
-    It ends the others in order.
+    It ends the others in order. They do not import the program that runs here, as spawned ones otherwise do: a script
+    without `if __name__ == "__main__"` would begin anew in each.
     """
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with _STARTING:
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = program
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def begin_worker() -> None:

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -99,8 +98,8 @@ class Estimator:
         work = expected_work(cell)
         known = self._finished.get(_kind(task), [])
         wrong = [each.one.seconds / self._sum(each.task, each.one.samples, each.one.tested) for each in known]
-        if wrong:
-            return median(wrong) * self._sum(task, *work)
+        if wrong:  # the least: what else the machine did at the time can only have added
+            return min(wrong) * self._sum(task, *work)
         return self._sum(task, *work, passes=cell.row.passes)
 
     def _sum(self, task: Task, trained: float, tested: float, *, passes: float = 1.0) -> float:
