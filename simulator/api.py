@@ -27,6 +27,7 @@ from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput
 from hushfleet.methods.method import Published
 from hushfleet.simulator.boards import read_boards
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import Engine, RunOptions, Runtime
 from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import RunFolder, open_simulation, run_path
@@ -122,6 +123,7 @@ def simulate(
     with shown(console):
         data_path = None if data_dir is None else Path(data_dir)
         simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
+    loaded_run.cache_clear()  # this folder may have held another run, and this name another method
     run(simulation, options, console=console)
     return Run(files.path)
 
@@ -144,6 +146,8 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
             failed.append(error)
 
     reader = EventTail(RunFolder(Path(out)).events)
+    if reader.path.exists():
+        reader.offset = reader.path.stat().st_size  # those of a run that goes on were given when they came
     thread = threading.Thread(target=work, name="simulate", daemon=True)
     thread.start()
     try:

@@ -116,6 +116,7 @@ def allow_file(name: str) -> str:
         raise BadInput(f"--method {name}: must be like path/to/file.py:NAME")
     full = f"{Path(path).absolute()}:{attribute}"
     os.environ[ALLOWED_FILE] = full
+    _loaded.cache_clear()  # a notebook's file may have changed
     find_method(full)
     return full
 
