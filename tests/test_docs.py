@@ -137,14 +137,16 @@ def check_hushfleet(arguments: list[str]) -> None:
         recipe = find_recipe(given["paper"], table=given["table"], figure=given["figure"])
         only = {"datasets": given["dataset"], "methods": given["method"], "columns": given["column"]}
         assert cells_of(recipe, seeds=1, quick=given["quick"], **{key: value or () for key, value in only.items()})
-    task = next((word for word in rest if word.startswith(("tasks/", "examples/")) and word.endswith(".toml")), None)
+    task = next(
+        (word for word in rest if word.startswith(("tasks/", "examples/", "simulator/")) and word.endswith(".toml")),
+        None,
+    )
     if task:
         changes = [value for key, value in pairwise(rest) if key == "--set"]
         files = {key: ROOT / value.split(":")[0] for key, value in pairwise(rest) if key in ("--method", "--model")}
         assert all(file.is_file() for file in files.values())
-        assert (ROOT / task).is_file()
         if not files:
-            load_task(ROOT / task, tuple(changes))
+            load_task(ROOT / task[0], tuple(changes))
 
 
 def check_edge_client(arguments: list[str]) -> None:
