@@ -137,10 +137,7 @@ def check_hushfleet(arguments: list[str]) -> None:
         recipe = find_recipe(given["paper"], table=given["table"], figure=given["figure"])
         only = {"datasets": given["dataset"], "methods": given["method"], "columns": given["column"]}
         assert cells_of(recipe, seeds=1, quick=given["quick"], **{key: value or () for key, value in only.items()})
-    task = next(
-        (word for word in rest if word.startswith(("tasks/", "examples/", "simulator/")) and word.endswith(".toml")),
-        None,
-    )
+    task = re.match(r"(tasks|examples|simulator)/.*\.toml$", next(iter(rest), ""))
     if task:
         changes = [value for key, value in pairwise(rest) if key == "--set"]
         files = {key: ROOT / value.split(":")[0] for key, value in pairwise(rest) if key in ("--method", "--model")}
@@ -161,6 +158,8 @@ def check_edge_client(arguments: list[str]) -> None:
 def check_pip(what: str) -> None:
     """No index has us; an extra of a clone or a wheel exists."""
     assert not what.startswith("hushfleet[")
+    if wheel := re.search(r"hushfleet-([0-9.]+)-", what):
+        assert wheel[1] == hushfleet.__version__
     for extra in re.findall(r"\[([a-z,]+)\]$", what):
         assert (
             set(extra.split(","))
