@@ -286,6 +286,10 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     assert Path(output.split()[-1]).is_file()
 
 
+def test_the_readme_counts_the_methods() -> None:
+    assert f"of its {len(methods.all_names())} methods" in (ROOT / "README.md").read_text("utf-8")
+
+
 def test_the_containerfile_names_what_exists() -> None:
     text = (ROOT / "Containerfile").read_text("utf-8")
     for command in re.findall(r" (hushfleet fleet .+)$", text, re.MULTILINE):
