@@ -10,13 +10,44 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hushfleet.simulator.api import Run, Task, events, open_run, simulate, task
+    from hushfleet import methods, models, privacy
+    from hushfleet.data.arrays import Data
+    from hushfleet.methods.method import Method, Published, TrainingConfig, published
+    from hushfleet.simulator.api import Task, events, simulate, task
+    from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 
 __version__ = "0.3.0"
-__all__ = ["Run", "Task", "events", "open_run", "simulate", "task"]
+__all__ = [
+    "Comparison",
+    "Data",
+    "Method",
+    "Published",
+    "Run",
+    "Task",
+    "TrainingConfig",
+    "compare",
+    "events",
+    "methods",
+    "models",
+    "open_run",
+    "privacy",
+    "published",
+    "simulate",
+    "task",
+]
+
+_MODULES = {
+    "data.arrays": ("Data",),
+    "methods.method": ("Method", "Published", "TrainingConfig", "published"),
+    "simulator.api": ("Task", "events", "simulate", "task"),
+    "simulator.runs": ("Comparison", "Run", "compare", "open_run"),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'hushfleet' has no attribute {name!r}")
-    return getattr(importlib.import_module("hushfleet.simulator.api"), name)
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module 'hushfleet' has no attribute {name!r}")

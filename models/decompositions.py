@@ -34,6 +34,10 @@ def gradient_decompositions() -> dict[Any, Callable[..., Any]]:
     return table
 
 
+def _narrow(wide: Tensor | None) -> Tensor | None:
+    return None if wide is None else wide.squeeze(2)
+
+
 def convolution_backward(
     grad: Tensor,
     x: Tensor,
@@ -51,11 +55,20 @@ def convolution_backward(
     if transposed or weight.ndim > 4:
         raise ValueError("of convolutions only those over one or two dimensions, not transposed, can be exported")
     if weight.ndim == 3:  # over one dimension: an image of one row
-        images = [each.unsqueeze(2) for each in (grad, x, weight)]
-        sizes = ([1, *stride], [0, *padding], [1, *dilation], False, [0, 0], groups, mask)
-        *wide, grad_bias = convolution_backward(*images, bias_sizes, *sizes)
-        grad_x, grad_weight = (None if each is None else each.squeeze(2) for each in wide)
-        return grad_x, grad_weight, grad_bias
+        grad_x, grad_weight, grad_bias = convolution_backward(
+            grad.unsqueeze(2),
+            x.unsqueeze(2),
+            weight.unsqueeze(2),
+            bias_sizes,
+            stride=[1, *stride],
+            padding=[0, *padding],
+            dilation=[1, *dilation],
+            transposed=False,
+            output_padding=[0, 0],
+            groups=groups,
+            mask=mask,
+        )
+        return _narrow(grad_x), _narrow(grad_weight), grad_bias
     kernel = weight.shape[2:]
     grad_x = grad_weight = grad_bias = None
     if mask[0]:

@@ -2,97 +2,70 @@
 
 import hushfleet as hf
 
-task = hf.task("tasks/digits-hush.toml", {"privacy.epsilon": 2})
-run = hf.simulate(task)
+run = hf.simulate("tasks/digits-hush.toml", {"privacy.epsilon": 2})
 run.devices.plot.scatter("accuracy_alone", "accuracy_own")
 run.report()
 """
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich.console import Console
 
+from hushfleet import methods
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.observe.events import EventTail
-from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.observe.progress import shown
+from hushfleet.data.arrays import Data
+from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput
+from hushfleet.methods.method import Published
 from hushfleet.simulator.boards import read_boards
-from hushfleet.simulator.command import open_simulation, run_path
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import Engine, RunOptions, Runtime
 from hushfleet.simulator.run import run
-from hushfleet.simulator.run_folder import RunFolder
+from hushfleet.simulator.run_folder import RunFolder, open_simulation, run_path
+from hushfleet.simulator.runs import Comparison, Run, compare, open_run
+from hushfleet.user_files import in_file
 
-__all__ = ["Run", "Task", "events", "open_run", "simulate", "task"]
+if TYPE_CHECKING:
+    from torch import nn
 
+__all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run", "simulate", "task"]
+
+TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
 
 
-def task(source: Path | str | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Task:
-    """A task: of a file, or of the same sections as a dict.
+def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
+    """A task: of a file, of the same sections as a dict, or another one.
 
-    :param changes: by key, for example `{"privacy.epsilon": 2}`.
+    Example: `hf.task("tasks/digits-hush.toml", {"privacy.epsilon": 2})`
+
+    :param changes: by key.
     :raises BadInput: which key, which value, and what it may be.
     """
     overrides = tuple(f"{key}={_toml(value)}" for key, value in (changes or {}).items())
+    if isinstance(source, Task):
+        source = source.to_plain()
     if isinstance(source, Mapping):
-        return parse_task(dict(source), overrides)
+        return parse_task(copy.deepcopy(dict(source)), overrides)
     return load_task(Path(source), overrides)
 
 
-class Run:
-    """A run that has ended.
-
-    :param folder: with `result.json`, `report.html`, `models/` and more, see `hushfleet.simulator.run_folder`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._files = RunFolder(Path(folder))
-        self.folder = self._files.path
-        self.result = Result.load(self._files.result)
-
-    @property
-    def rounds(self) -> pd.DataFrame:
-        """One row a round, see `RoundRow`."""
-        return pd.DataFrame([row.model_dump() for row in self.result.rounds]).set_index("round")
-
-    @property
-    def devices(self) -> pd.DataFrame:
-        """One row a device: accuracies at the end (fractions of 1), what it sent, what it spent."""
-        details = self.result.details
-        ends = {
-            "accuracy_own": _last(details.accuracy_own_common),
-            "accuracy_own_local": _last(details.accuracy_own_local),
-            "accuracy_alone": details.local_only_common,
-            "accuracy_alone_local": details.local_only_local,
-            "rounds_accepted": details.rounds_accepted,
-            "uplink_bytes": details.uplink_bytes,
-        }
-        frame = pd.DataFrame({name: values for name, values in ends.items() if values}, index=details.devices)
-        spent = pd.DataFrame([row.model_dump() for row in self.result.privacy]).set_index("device")
-        return frame.join(spent[["epsilon_server", "epsilon_release"]])
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        """What happened, oldest first; docs/result.md has the kinds."""
-        return EventTail(self._files.events).read()
-
-    def report(self) -> Path:
-        """The report, one HTML file that needs nothing else."""
-        return self._files.report
-
-    def _repr_html_(self) -> str:
-        return self.rounds.to_html()
-
-
 def simulate(
-    task: Task,
+    source: TaskSource,
+    changes: Mapping[str, Any] | None = None,
     *,
+    model: str | nn.Module | Callable[..., nn.Module] | None = None,
+    data: Any = None,
+    method: str | Published | None = None,
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
     engine: Engine = "fast",
@@ -105,65 +78,116 @@ def simulate(
 ) -> Run:
     """Runs a fleet on this machine, as `hushfleet simulate` does, and gives what came of it.
 
+    Example: `hf.simulate(task, {"data.devices": 10}, model=Net, data=(x, y))` with a `torch.nn.Module` and arrays
+
+    :param source: as `task` takes it, and `changes` too.
+    :param model: in place of `model.name`: a name, `FILE.py:NAME`, or a network, or a class or function that gives one
+        (`hushfleet.models.module.model_of`).
+    :param data: in place of `data.name`: (x, y) arrays, `Data`, a PyTorch or Hugging Face data set
+        (`hushfleet.data.conversion.as_data`). It is written into the run folder, and read there when a run goes on.
+        Where it says which device has a sample, that is the partition.
+    :param method: in place of `method.name`: a name, `FILE.py:NAME`, or a `Published`, which this process alone knows:
+        all is then computed in it.
     :param out: the run folder; None: `runs/NAME-TIME`.
+    :param data_dir: where the data set's files are; None: download.
+    :param workers: processes; 0: one a core.
     :param boards: profiles, dealt to the devices in turn: rounds then run on a virtual clock.
     :param alone: also train each device alone, for comparison.
-    :param resume: go on with the run in `out`.
+    :param resume: go on with the run in `out`, given the same task, and model and method if they were given.
+    :param quiet: print nothing.
     :raises BadInput: which value, and what to do.
     """
-    folder = run_path(None if out is None else Path(out), task.name)
-    _run(task, folder, RunOptions(engine=engine, runtime=runtime, workers=workers, local_only=alone,
-                                  clocked=bool(boards) and engine != "live"),
-         data_dir=data_dir, boards=boards, resume=resume, quiet=quiet)  # fmt: skip
-    return Run(folder)
+    changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
+    if isinstance(method, Published):
+        if engine != "fast" or workers > 1:
+            raise BadInput("a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead")
+        workers = 1
+    if data is not None:
+        # With a stand-in for the file, which lies in the folder that has the task's name.
+        own = as_data(data)
+        changed |= {"data.name": "arrays", "data.path": "data.npz"}
+        changed |= {} if own.train_device is None else {"data.partition": "given"}
+    asked = task(source, changed)
+    files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
+    if data is not None:
+        if not files.task.exists():
+            files.path.mkdir(parents=True, exist_ok=True)
+            own.save(files.data)
+        asked = task(asked, {"data.path": str(files.data)})
+    clocked = bool(boards) and engine != "live"
+    options = RunOptions(
+        engine=engine, runtime=runtime, workers=workers, local_only=alone, clocked=clocked
+    )  # fmt: skip
+    mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
+    console = Console(quiet=quiet)
+    with shown(console):
+        data_path = None if data_dir is None else Path(data_dir)
+        simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
+    loaded_run.cache_clear()  # this folder may have held another run, and this name another method
+    run(simulation, options, console=console)
+    return Run(files.path)
 
 
-def events(task: Task, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
-    """As `simulate`, and gives the events while they come: for plots that move. The run is then `open_run(out)`."""
+def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
+    """As `simulate`, and gives the events while they come: for plots that move. The run is then `open_run(out)`.
+
+    Leaving the loop ends the run as Ctrl-C does: `resume=True` goes on with it.
+
+    Example: `for event in hf.events(task, out="runs/a"): print(event["event"])`
+
+    :param options: of `simulate`.
+    """
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            simulate(task, out=out, quiet=True, **options)
+            simulate(source, out=out, quiet=True, **options)
         except BaseException as error:  # is raised again where it can be seen
             failed.append(error)
 
     reader = EventTail(RunFolder(Path(out)).events)
+    if reader.path.exists():
+        reader.offset = reader.path.stat().st_size  # those of a run that goes on were given when they came
     thread = threading.Thread(target=work, name="simulate", daemon=True)
     thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK_EVERY_S)
-        if reader.path.exists():
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_EVERY_S)
             yield from reader.read()
-    if failed:
-        raise failed[0]
-    yield from reader.read()
+        if failed:
+            raise failed[0]
+        yield from reader.read()
+    finally:
+        _interrupt(thread)
 
 
-def open_run(folder: Path | str) -> Run:
-    """A run that has ended. Raises `BadInput` where there is none."""
-    return Run(Path(folder))
+def _interrupt(thread: threading.Thread) -> None:
+    """Raises KeyboardInterrupt in it, as Ctrl-C does in the main thread, and waits until it has ended."""
+    if thread.is_alive() and thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    thread.join()
 
 
-def _run(
-    task: Task, folder: Path, options: RunOptions, *,
-    data_dir: Path | str | None, boards: str, resume: bool, quiet: bool,
-) -> None:  # fmt: skip
-    mix = read_boards(boards, devices=task.data.devices, seed=task.seed) if boards else None
-    data = None if data_dir is None else Path(data_dir)
-    simulation = open_simulation(task, folder, data_dir=data, mix=mix, resume=resume)
-    run(simulation, options, console=Console(quiet=quiet))
+def _named(section: str, given: Any) -> dict[str, str]:
+    """What a task says of a model or a method that is given as an argument."""
+    if given is None:
+        return {}
+    if isinstance(given, Published):
+        name = methods.offer(given)
+    elif not isinstance(given, str):
+        from hushfleet.models.module import offer  # PyTorch
 
-
-def _last(rows: list[list[Any]]) -> list[Any]:
-    """Each column's newest value that was measured."""
-    columns = zip(*rows, strict=True)
-    return [next((value for value in reversed(column) if value is not None), None) for column in columns]
+        name = offer(given)
+    elif in_file(given):
+        name = methods.allow_file(given) if section == "method" else str(Path(given).absolute())
+    else:
+        name = given
+    return {f"{section}.name": name}
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float | str):
+    if isinstance(value, int | float | str | Path):
         return str(value)
     raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, or true or false")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -23,9 +21,8 @@ from hushfleet.methods import allow_file
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
-from hushfleet.simulator.run_folder import Simulation, begin, go_on
+from hushfleet.simulator.run_folder import Simulation, open_simulation
 from hushfleet.simulator.studies.sweep import with_wire
-from hushfleet.user_files import checked_folder
 
 INTERRUPTED = 130
 
@@ -63,34 +60,6 @@ def _warn(simulation: Simulation, console: Console) -> None:
         console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
 
 
-def open_simulation(
-    task: Task, folder: Path, *, data_dir: Path | None, mix: FleetMix | None, resume: bool
-) -> Simulation:
-    """A new run, or with `resume` the one in `folder`. Raises `BadInput`, also for a run of another task or fleet."""
-    if not resume:
-        return begin(task, folder, data_dir=data_dir, mix=mix)
-    simulation = go_on(folder, data_dir=data_dir)
-    if simulation.mix != (mix or FleetMix.in_turn((), task.data.devices)):
-        raise BadInput(
-            f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out"
-        )
-    here, there = _flat(task.to_plain()), _flat(simulation.task.to_plain())
-    changed = [
-        f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)
-    ]
-    if changed:
-        raise BadInput(
-            f"the run in {folder} was begun with {'; '.join(changed)}. Give --resume the task and the --set options "
-            "that it was begun with, or choose another --out"
-        )
-    return simulation
-
-
-def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""
-    return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
 def overridden(
     path: Path,
     settings: Sequence[str] | None,
@@ -120,17 +89,6 @@ def again_command(folder: Path) -> str:
     words += [] if any(word.partition("=")[0] == "--out" for word in words) else ["--out", str(folder)]
     words += [] if "--resume" in words else ["--resume"]
     return shlex.join(words)
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"round.rounds": 20, ...}`; keys that are not set are left out."""
-    flat: dict[str, Any] = {}
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def numbers(text: str) -> tuple[float, ...]:

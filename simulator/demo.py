@@ -70,7 +70,7 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
-        from hushfleet.simulator.command import run_path
+        from hushfleet.simulator.run_folder import run_path
 
         console, folder = Console(), run_path(out, "demo")
         chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}

@@ -10,6 +10,7 @@ aggregator/              the aggregator's store, and events.jsonl: what happened
 devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
 features/                of images, by what they were made of, where the task trains on those
+data.npz                 own data of a Python program
 models/                  the global model and each device's own, as ONNX
 result.json, report.html
 """
@@ -17,9 +18,11 @@ result.json, report.html
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.errors import BadInput
@@ -28,6 +31,7 @@ from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.user_files import checked_folder
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -62,6 +66,7 @@ class RunFolder:
         self.events = self.aggregator / "events.jsonl"
         self.common_test = path / "common_test.npz"
         self.features = features_folder(path)
+        self.data = path / "data.npz"
         self.models = path / "models"
         self.result = path / "result.json"
         self.report = path / "report.html"
@@ -90,6 +95,34 @@ class Simulation:
     @property
     def seed(self) -> int:
         return self.prepared.task.seed
+
+
+def run_path(out: Path | None, name: str) -> Path:
+    """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""
+    return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def open_simulation(
+    task: Task, folder: Path, *, data_dir: Path | None, mix: FleetMix | None, resume: bool
+) -> Simulation:
+    """A new run, or with `resume` the one in `folder`. Raises `BadInput`, also for a run of another task or fleet."""
+    if not resume:
+        return begin(task, folder, data_dir=data_dir, mix=mix)
+    simulation = go_on(folder, data_dir=data_dir)
+    if simulation.mix != (mix or FleetMix.in_turn((), task.data.devices)):
+        raise BadInput(
+            f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out"
+        )
+    here, there = _flat(task.to_plain()), _flat(simulation.task.to_plain())
+    changed = [
+        f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)
+    ]
+    if changed:
+        raise BadInput(
+            f"the run in {folder} was begun with {'; '.join(changed)}. Give --resume the task and the --set options "
+            "that it was begun with, or choose another --out"
+        )
+    return simulation
 
 
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:
@@ -141,3 +174,14 @@ def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: Fleet
         raise BadInput("a simulation needs a data set: data.name = 'folder' needs data.path with train/ and test/")
     fleet = make_fleet(task, prepared.dataset, boards=mix.profiles)
     return Simulation(folder, prepared, fleet, data_dir, mix)
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"round.rounds": 20, ...}`; keys that are not set are left out."""
+    flat: dict[str, Any] = {}
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -21,8 +21,10 @@ from rich.table import Table
 from hushfleet.aggregator.config.task import LEAST_SHARE
 from hushfleet.config.spec import TRUST, Accounting, Unit
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, check_delta, epsilon, noise_multiplier_for
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY, GaussianMechanism
+from hushfleet.privacy.accounting.epsilon import Accountant, Step, check_delta, epsilon
+from hushfleet.privacy.adversaries import multipliers
+from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
 from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.snr import snr_db
 from hushfleet.secure.committee import least_honest
@@ -137,25 +139,24 @@ def register(app: typer.Typer) -> None:
                 noise_split = _honest(least, devices, honest_fraction)
             summed = participants if participants is not None else noise_split
             if noise_multiplier is None:
-                total = noise_multiplier_for(
-                    epsilon=target or 0.0,
+                noise_multiplier = noise_multiplier_of(
+                    target or 0.0,
+                    rounds=rounds,
                     delta=delta,
-                    steps=rounds,
                     sample_rate=sample_rate,
+                    noise_split=noise_split,
+                    participants=summed,
                     accountant=accountant,
                 )
-                # `total` is the noise of the whole sum; the option speaks of the sum of noise_split devices.
-                noise_multiplier = total / GaussianMechanism(1.0, noise_split=noise_split).multiplier_release(summed)
-            mechanism, record = GaussianMechanism(noise_multiplier, noise_split=noise_split), unit == "record"
-            release = noise_multiplier if record else mechanism.multiplier_release(summed)
-            own, rate = "its own updates: server, broker, wire", sample_rate if record else 1.0
-            seen = release if devices is not None else mechanism.multiplier_server
+            noise = multipliers(noise_multiplier, noise_split=noise_split, participants=summed, unit=unit)
+            own, rate = "its own updates: server, broker, wire", sample_rate if unit == "record" else 1.0
+            seen = noise.server
             if devices is not None:
-                own = "sums, and what the corrupt devices know"
+                own, seen = "sums, and what the corrupt devices know", noise.release
             view = partial(_view, unit=unit, rounds=rounds, delta=delta, accountant=accountant)
             both = (
                 view("server", own, seen, rate),
-                view("release", "released models only", release, sample_rate),
+                view("release", "released models only", noise.release, sample_rate),
             )
             judged = units if units is not None else (summed if summed > 1 else None)
             notes = [] if judged is None else check_delta(delta, judged, as_published=True)

@@ -25,6 +25,11 @@ from hushfleet.graphs.features import FeatureGraph
 
 Stamp = tuple[int, int, int]
 
+_FILES = {
+    "arrays": ".npz file, with samples `x` and labels `y`",
+    "csv": "CSV file, with a column `label` and columns of values",
+}
+
 _log = logging.getLogger("hushfleet.edge")
 
 
@@ -36,9 +41,9 @@ def data_words(section: DataSection) -> str | None:
     for key, text in (("path", section.path), ("held_out", section.held_out)):
         path = Path(text or ".")
         name, later = f"data.{key} = {str(path)!r}", "; until then this device sits rounds out" * (key == "path")
-        if section.kind == "arrays":
+        if section.kind in _FILES:
             if text and not path.is_file():
-                return f"{name}: there is no such .npz file, with `images` and `labels`{later}"
+                return f"{name}: there is no such {_FILES[section.kind]}{later}"
         elif text and not path.is_dir():
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
         elif text and not any(each.is_file() for each in path.glob("*/**/*")):

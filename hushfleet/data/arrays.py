@@ -47,7 +47,8 @@ class Data:
     def save(self, path: Path) -> None:
         """As the file that `data.name = "arrays"` reads."""
         given = {key: value for key in _KEYS if (value := getattr(self, key)) is not None and len(value)}
-        np.savez(path, **{key: np.asarray(value) for key, value in given.items()})
+        arrays: dict[str, Any] = {key: np.asarray(value) for key, value in given.items()}
+        np.savez(path, **arrays)
 
     def dataset(
         self,
@@ -101,7 +102,8 @@ def load_arrays(path: Path) -> Data:
     with opened(path) as arrays:
         if unknown := sorted(set(arrays) - set(_KEYS)):
             raise BadInput(f"{path} has the array {unknown[0]!r}; it may have {', '.join(_KEYS)}")
-        return Data(**{key: arrays[key] for key in arrays})
+        found: dict[str, Any] = {key: arrays[key] for key in arrays}
+        return Data(**found)
 
 
 def as_values(x: Any, where: str) -> np.ndarray:
@@ -114,7 +116,7 @@ def as_values(x: Any, where: str) -> np.ndarray:
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
             x = x.astype(np.float32)
-        wrong = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        wrong = ~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         if wrong.any():
             raise BadInput(
                 f"{where}: {wrong.sum()} samples, the first of them number {int(wrong.argmax())} (from 0), hold values "
@@ -132,7 +134,7 @@ def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> 
         raise BadInput(f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample")
     classes = len(class_names)
     if y.dtype.kind in "iu" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
-        labels = y.astype(np.int64)
+        labels: np.ndarray = y.astype(np.int64)
         if count and not 0 <= labels.min() <= labels.max() < classes:
             raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}; there are 0 to {classes - 1}")
         return labels

@@ -26,7 +26,7 @@ def as_data(source: Any) -> Data:
     """
     if isinstance(source, Data):
         return source
-    if isinstance(source, Mapping):
+    if isinstance(source, Mapping) and not _is_columns(source):
         if not {"train", "test"} >= source.keys() >= {"train"}:
             raise BadInput(f"data = a dict with {sorted(map(str, source))}: it needs 'train', and may have 'test'")
         parts = {part: _part(source[part]) for part in source}
@@ -36,11 +36,16 @@ def as_data(source: Any) -> Data:
     return Data(train.train_x, train.train_y, test.train_x, test.train_y, train.train_device, train.class_names)
 
 
+def _is_columns(source: Any) -> bool:
+    """A `datasets.Dataset`; a `DatasetDict` has a dict of columns' names."""
+    return hasattr(source, "features") and isinstance(getattr(source, "column_names", None), list)
+
+
 def _part(source: Any) -> Data:
     if isinstance(source, tuple | list) and len(source) in (2, 3) and all(hasattr(each, "shape") for each in source):
         x, y, *devices = map(_array, source)
         return Data(x, y, train_device=devices[0] if devices else None)
-    if hasattr(source, "column_names") and hasattr(source, "features"):
+    if _is_columns(source):
         return from_hugging_face(source)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return from_torch(source)
@@ -73,11 +78,10 @@ def from_hugging_face(dataset: Any) -> Data:
         )
     device = next((name for name in _DEVICES if name in names), None)
     classes = getattr(dataset.features[y], "names", None) or ()
-    plain = dataset.with_format(None)
     return Data(
-        _stacked(plain[x]),
-        np.asarray(plain[y][:]),
-        train_device=None if device is None else np.asarray(plain[device][:]),
+        _stacked(dataset[x]),
+        _array(list(dataset[y])),
+        train_device=None if device is None else _array(list(dataset[device])),
         class_names=tuple(map(str, classes)),
     )
 

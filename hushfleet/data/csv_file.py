@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,9 @@ def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None)
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
         del parts["train"]
     found = {part: read_csv(file, input_shape=input_shape) for part, file in parts.items()}
-    arrays = {f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)}
+    arrays: dict[str, Any] = {
+        f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
+    }
     return Data(**arrays, train_device=found["train"][2] if "train" in found else None)
 
 
@@ -71,6 +74,5 @@ def read_csv(
         for name in (LABEL, DEVICE)
         if name in header
     }
-    if input_shape is not None:
-        values = values.reshape(-1, *input_shape)
-    return values, texts[LABEL], texts.get(DEVICE)
+    shaped = values if input_shape is None else values.reshape(-1, *input_shape)
+    return shaped, texts[LABEL], texts.get(DEVICE)

@@ -2,7 +2,7 @@
 
 Another package offers methods by entry points of the group `hushfleet.methods`, each a `Published`. In a simulation a
 method may also lie in a file, named `path/to/file.py:NAME`. Such a name is run only where `allow_file` has allowed just
-this one: what a board reads from the network cannot make it execute a file.
+this one: what a board reads from the network cannot make it execute a file. A Python program `offer`s its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from hushfleet.user_files import in_file
 GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 """The environment variable by which a simulation tells its processes of the one file that they may run."""
+
+OFFERED = "python:"
+"""Begins the name of a method that one process alone knows."""
+_OFFERED: dict[str, Published] = {}
 
 # By the file that it is in. A board runs one of them, and reads no other: all together are two megabytes of its memory.
 _NAMES = (
@@ -66,6 +70,13 @@ def find_method(name: str) -> Published:
     """Raises `BadInput` for a name that nobody has here, or a file that may not be run."""
     if name in METHODS:
         return METHODS[name]
+    if name in _OFFERED:
+        return _OFFERED[name]
+    if is_offered(name):
+        raise BadInput(
+            f"method.name = {name!r} is a method of a Python program; go on from there, with "
+            "hushfleet.simulate(task, method=..., out=..., resume=True)"
+        )
     if in_file(name):
         return _from_file(name)
     for entry in entry_points(group=GROUP, name=name):
@@ -82,6 +93,18 @@ def all_names() -> set[str]:
     return {*METHODS, *(entry.name for entry in entry_points(group=GROUP))}
 
 
+def offer(method: Published) -> str:
+    """A name for `method.name` by which this process, and no other, knows a method of a Python program."""
+    name = f"{OFFERED}{method.name}"
+    _OFFERED[name] = method
+    return name
+
+
+def is_offered(name: str) -> bool:
+    """Whether this is a name that `offer` gave, in whichever process."""
+    return name.startswith(OFFERED)
+
+
 def allow_file(name: str) -> str:
     """Allows one method of a file to this process and those that it starts. FOR SIMULATION ONLY.
 
@@ -93,6 +116,7 @@ def allow_file(name: str) -> str:
         raise BadInput(f"--method {name}: must be like path/to/file.py:NAME")
     full = f"{Path(path).absolute()}:{attribute}"
     os.environ[ALLOWED_FILE] = full
+    _loaded.cache_clear()  # a notebook's file may have changed
     find_method(full)
     return full
 
@@ -156,6 +180,7 @@ def make_method(
 __all__ = [
     "GROUP",
     "METHODS",
+    "OFFERED",
     "Method",
     "Published",
     "TaskMethod",
@@ -164,5 +189,7 @@ __all__ = [
     "allow_file",
     "allowed_file",
     "find_method",
+    "is_offered",
     "make_method",
+    "offer",
 ]

@@ -1,1 +1,18 @@
 """Clipping, noise, accounting and the ledger: what a device promises, and the proof that it kept it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hushfleet.privacy.adversaries import Against, epsilon, noise_multiplier
+
+__all__ = ["Against", "epsilon", "noise_multiplier"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when they are used: a board needs other parts of this package."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hushfleet.privacy' has no attribute {name!r}")
+    return getattr(importlib.import_module("hushfleet.privacy.adversaries"), name)

@@ -13,7 +13,8 @@ from rich.console import Console
 from chaos.campaign import Campaign, parse_seeds, run_campaign
 from hushfleet.errors import BadInput
 from hushfleet.simulator.cli import DataDir, Out, Resume, Settings
-from hushfleet.simulator.command import overridden, run_path
+from hushfleet.simulator.command import overridden
+from hushfleet.simulator.run_folder import run_path
 
 ME = "PYTHONPATH=tests python -m chaos"
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -27,6 +28,9 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
+
+
+_STARTING = threading.RLock()
 
 
 class WorkerPool(Protocol):
@@ -83,20 +87,24 @@ class Workers:
 def inherited() -> Iterator[None]:
     """What processes inherit that are started inside: `ENVIRONMENT`, and that Ctrl-C is left to this process.
 
-    It ends the others in order.
+    It ends the others in order. They do not import the program that runs here, as spawned ones otherwise do: a script
+    without `if __name__ == "__main__"` would begin anew in each.
     """
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with _STARTING:
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = program
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def begin_worker() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -59,7 +60,9 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
     # Own models are tested only where a table needs it: that can take longer than training.
     every, last = task.round.rounds, cell.evaluate_last
     file = run.path / _MEASURED
-    measured = json.loads(file.read_text()) if file.exists() else {"next_local": {}, "processor_s": 0.0}
+    measured: dict[str, Any] = {"next_local": {}, "processor_s": 0.0}
+    if file.exists():
+        measured |= json.loads(file.read_text())
     next_local, before_s = measured["next_local"], measured["processor_s"] - time.process_time()
     with Workers(workers) as pool, EventLog(run.events) as events:
 

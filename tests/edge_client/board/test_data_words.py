@@ -27,6 +27,8 @@ def made(folder: Path, *files: str) -> None:
         ("folder", "empty", None, "no images in class folders"),
         ("folder", "flat", None, "no images in class folders"),
         ("arrays", "b.npz", None, "no such .npz file"),
+        ("csv", "a.npz", None, None),
+        ("csv", "b.csv", None, "no such CSV file.*`label`"),
         ("folder", "images", "held", "data.held_out = .*held.*no such folder.*each class$"),
     ],
 )

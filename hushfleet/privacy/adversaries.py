@@ -1,0 +1,89 @@
+"""What a noise level costs in epsilon, and what an epsilon costs in noise, against both adversaries.
+
+Example: ten devices that divide the noise of 20 rounds among them (FedGLP-ADP at its "epsilon = 2"):
+
+    >>> spent = epsilon(3.975, rounds=20, delta=0.1, noise_split=10)
+    >>> f"server {spent.server:.2f}, release {spent.release:.3f}"
+    'server 10.04, release 1.429'
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hushfleet.config.spec import Unit
+from hushfleet.privacy.accounting.epsilon import Accountant, Step, noise_multiplier_for
+from hushfleet.privacy.accounting.epsilon import epsilon as epsilon_of
+from hushfleet.privacy.mechanism import GaussianMechanism
+
+
+class Against(NamedTuple):
+    """A number against who sees a device's own updates (`server`), and who sees the models alone (`release`)."""
+
+    server: float
+    release: float
+
+
+def multipliers(
+    noise_multiplier: float, *, noise_split: int = 1, participants: int | None = None, unit: Unit = "device"
+) -> Against:
+    """The noise over the clip norm that each adversary has before it.
+
+    :param noise_multiplier: of the sum of `noise_split` devices; of record-level noise, of each batch.
+    :param participants: whose updates are added up; None: `noise_split`.
+    """
+    mechanism = GaussianMechanism(noise_multiplier, noise_split=noise_split)
+    summed = noise_split if participants is None else participants
+    release = noise_multiplier if unit == "record" else mechanism.multiplier_release(summed)
+    return Against(mechanism.multiplier_server, release)
+
+
+def epsilon(
+    noise_multiplier: float,
+    *,
+    rounds: int,
+    delta: float,
+    sample_rate: float = 1.0,
+    noise_split: int = 1,
+    participants: int | None = None,
+    unit: Unit = "device",
+    accountant: Accountant = "exact",
+) -> Against:
+    """Epsilon at `delta` for adding or removing a unit, as `hushfleet privacy` prints it; inf without noise.
+
+    :param noise_multiplier: as in `multipliers`, and `noise_split` and `participants` too.
+    :param rounds: of record-level noise: batches over the whole task.
+    :param sample_rate: with which a unit takes part in a round. The server sees which devices do, so against it they
+        count as if drawn in every round.
+    :raises PrivacyError: a value outside its range.
+    """
+    noise = multipliers(noise_multiplier, noise_split=noise_split, participants=participants, unit=unit)
+    seen = sample_rate if unit == "record" else 1.0
+    return Against(
+        *(
+            epsilon_of([Step(multiplier, rate, rounds)], delta=delta, accountant=accountant)
+            for multiplier, rate in zip(noise, (seen, sample_rate), strict=True)
+        )
+    )
+
+
+def noise_multiplier(
+    epsilon: float,
+    *,
+    rounds: int,
+    delta: float,
+    sample_rate: float = 1.0,
+    noise_split: int = 1,
+    participants: int | None = None,
+    accountant: Accountant = "exact",
+) -> float:
+    """The noise multiplier of the sum of `noise_split` devices that gives `epsilon` to the released models.
+
+    Without a split, that is the promise against the server as well.
+
+    :raises PrivacyError: a value outside its range, or an epsilon that no noise reaches.
+    """
+    total = noise_multiplier_for(
+        epsilon=epsilon, delta=delta, steps=rounds, sample_rate=sample_rate, accountant=accountant
+    )
+    return total / multipliers(1.0, noise_split=noise_split, participants=participants).release

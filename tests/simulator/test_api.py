@@ -1,0 +1,127 @@
+"""The Python API, from a script as people write them: without `if __name__ == "__main__"`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hushfleet as hf
+from hushfleet.errors import BadInput
+from hushfleet.simulator.api import task
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor, nn
+
+import hushfleet as hf
+
+with open("starts.txt", "a") as file:
+    file.write("x")
+
+labels = np.random.default_rng(0).integers(0, 3, 300)
+samples = (np.random.default_rng(1).normal(size=(300, 6)) + labels[:, None]).astype("float32")
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+TASK = {
+    "name": "own",
+    "privacy": {"noise_multiplier": 0.1, "clip_norm": 1.0, "delta": 1e-3},
+    "data": {"devices": 3},
+    "round": {"rounds": 3},
+}
+
+mine = replace(hf.methods.METHODS["dp-fedavg"], name="mine")
+kinds: list[str] = []
+for event in hf.events(TASK, out="run", model=Net, data=(samples, labels), method="dp-fedavg", workers=2):
+    kinds.append(event["event"])
+    if event["event"] == "round_close":
+        break
+assert kinds[0] == "run" and kinds.count("round_close") == 1, kinds
+run = hf.simulate(
+    TASK, model=Net, data=(samples, labels), method="dp-fedavg", workers=2, out="run", resume=True, quiet=True
+)
+assert list(run.rounds.index) == [1, 2, 3]
+assert list(run.devices.rounds_accepted) == [3, 3, 3]
+again = hf.simulate(TASK, model=Net, data=hf.Data(samples, labels), method=mine, out="again", quiet=True)
+assert again.result.method == "python:mine"
+own, same = run.rounds.drop(columns="wall_s"), again.rounds.drop(columns="wall_s")
+assert own.equals(same), (own, same)  # an interruption, and another way to name the method, change nothing
+assert "report" in run._repr_html_()
+print(hf.compare([run, again]).frame)
+print(run.plot_accuracy(), run.plot_devices())
+print(run.summary)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_its_own_network_data_and_method(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert (tmp_path / "starts.txt").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_the_script_passes_strict_type_checks(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    package = tmp_path / "links" / "hushfleet"  # as it is installed, which type checkers do not see of a checkout
+    package.mkdir(parents=True)
+    nested = [ROOT / name for name in ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")]
+    for path in [*(ROOT / "hushfleet").iterdir(), *nested]:
+        (package / path.name).symlink_to(path)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "script.py"]
+    environment = {**os.environ, "MYPYPATH": str(tmp_path / "links")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_task_of_a_dict_leaves_the_dict_as_it_was() -> None:
+    plain = {
+        "name": "t",
+        "model": {"name": "linear"},
+        "method": {"name": "fedavg"},
+        "data": {"name": "digits", "devices": 2},
+    }
+    changed = task(plain, {"data.devices": 3})
+    assert changed.data.devices == 3
+    assert plain["data"] == {"name": "digits", "devices": 2}
+    assert task(changed, {"round.rounds": 4}).data.devices == 3
+    with pytest.raises(BadInput, match=r"unknown field .devicez."):
+        task(plain, {"data.devicez": 3})
+    with pytest.raises(BadInput, match="cannot be a value"):
+        task(plain, {"data.devices": None})
+
+
+def test_epsilon_is_that_of_the_command() -> None:
+    spent = hf.privacy.epsilon(3.975, rounds=20, delta=0.1, noise_split=10, accountant="rdp")
+    assert spent.release == pytest.approx(1.996, abs=1e-3)
+    noise = hf.privacy.noise_multiplier(2, rounds=20, delta=0.01)
+    assert hf.privacy.epsilon(noise, rounds=20, delta=0.01) == pytest.approx((2, 2))
+
+
+def test_import_is_light_and_every_name_is_there() -> None:
+    code = (
+        "import sys, hushfleet; heavy = {'torch', 'pandas', 'rich', 'typer', 'scipy', 'pydantic', 'onnxruntime'};"
+        "hushfleet.privacy.epsilon(1.0, rounds=1, delta=0.1); assert not heavy & set(sys.modules);"
+        "[getattr(hushfleet, name) for name in hushfleet.__all__]; assert 'typer' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

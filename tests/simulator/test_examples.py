@@ -1,0 +1,56 @@
+"""The examples run as their pages say, with few rounds; and engines agree on own networks and own data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import Simulation, begin, go_on
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROJECTS = ("activity", "own-cnn", "strange-partition")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    for name in PROJECTS:
+        shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("*.npz", "runs", "__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_runs_from_its_script(projects: Path, name: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "run.py", "round.rounds=1"]
+    done = subprocess.run(command, cwd=projects / name, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert Path(projects / name / done.stdout.split()[-1]).exists()
+
+
+def test_engines_agree_and_a_run_goes_on(projects: Path, runs: Any, finish: Any, tmp_path: Path) -> None:
+    """Own series, an own network and an own partition, in the live engine and the fast one, which is opened again."""
+    subprocess.run([sys.executable, "make_data.py"], cwd=projects / "activity", check=True)
+    task = load_task(projects / "activity" / "task.toml", ("round.rounds=2", "method.local_epochs=1"))
+    fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
+    live = begin(task, tmp_path / "live", data_dir=None)
+    fleet = LiveFleet(live)
+    with fleet.running():
+        finish(fleet)
+    assert _global(fast) == _global(live)
+    assert go_on(tmp_path / "fast", data_dir=None).prepared.spec == fast.prepared.spec
+    assert b"/" not in fast.prepared.spec.model.name.encode()  # devices are not told where a file lies
+
+
+def _global(simulation: Simulation) -> bytes:
+    return (simulation.folder.aggregator / "global-2.safetensors").read_bytes()

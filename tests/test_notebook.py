@@ -1,0 +1,20 @@
+"""The example notebook runs from its first cell to its last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "notebook" / "first.ipynb"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_a_kernel(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [each for each in outputs if each.get("name") == "stderr"]
+    assert any("image/png" in each.get("data", {}) for each in outputs)
