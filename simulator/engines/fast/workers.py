@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Protocol, Self, TypeVar
 
@@ -59,6 +60,7 @@ class Workers:
     def __init__(self, count: int = 0) -> None:
         self.count = count or len(os.sched_getaffinity(0))
         self._pool: ProcessPoolExecutor | None = None
+        self._processes: set[BaseProcess] = set()
 
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
         """Outcomes in the order of the items, as they become ready."""
@@ -68,8 +70,11 @@ class Workers:
             # Spawned, not forked: a fork of a process that has used OpenMP threads may hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=begin_worker)
+        others = {*multiprocessing.active_children()}
         with inherited():  # a process is started when there is work for it
-            return self._pool.map(function, items)
+            outcomes = self._pool.map(function, items)
+        self._processes |= {*multiprocessing.active_children()} - others
+        return outcomes
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +82,7 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
         if self._pool is not None:
             if kind is KeyboardInterrupt:  # what is half done is done again, as after a power cut
-                for process in multiprocessing.active_children():
+                for process in self._processes:
                     process.kill()
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
