@@ -18,7 +18,7 @@ STAMP := $(VENV)/installed
 .PHONY: help demo test test-fast test-arm test-card coverage chaos fuzz lint format types links docs clean
 
 help:
-	@echo "make demo    run the main job: 8 devices train over MQTT on this machine, with a report"
+	@echo "make demo    two fleets train over MQTT on this machine, with a report"
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"

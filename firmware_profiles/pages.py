@@ -51,8 +51,9 @@ sudo systemctl restart hushfleet-client
 ```
 
 The client takes it in place of the release's own, and says so in its log. With each new task it holds gradients on
-random batches to the processor's (within 1e-3), measures both, and keeps what is faster; `hushfleet-edge status` says
-what that is. CUDA must find some 800 MiB (estimated) and twice what the graph needs, of the memory for training.
+random batches to the processor's (within 1e-3), measures both, and keeps what is faster;
+`hushfleet-edge status DEVICE.toml` says what that is. CUDA must find some 800 MiB (estimated) and twice what the graph
+needs, of the memory for training.
 Whatever fails, at the start or in the middle of a round, is computed on the processor, and the round goes on.
 `device.accelerator` in DEVICE.toml decides otherwise: `"cpu"`: never; `"cuda"`: also where it is slower. `install.sh`
 opens the GPU's device files to the client where they are there (`hushfleet-client.service.d/gpu.conf`).

@@ -53,13 +53,13 @@ def register(app: typer.Typer) -> None:
 
         Examples:
 
-        `hushfleet simulate tasks/digits-fedglp-adp.toml --engine live`
+        `hushfleet simulate tasks/digits-hush.toml`
 
-        `hushfleet simulate tasks/fashion-mnist-fedglp-adp.toml --rounds 5 --set privacy.epsilon=8`
+        `hushfleet simulate tasks/digits-hush.toml --set privacy.epsilon=8 --engine live --own-processes 8`
 
-        `hushfleet simulate tasks/digits-fedglp-adp.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
+        `hushfleet simulate simulator/demo_paper.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
-        `hushfleet simulate tasks/digits-fedglp-adp.toml --out runs/a --resume` after Ctrl-C
+        `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume` after Ctrl-C
         """
         from rich.console import Console
 

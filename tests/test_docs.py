@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import operator
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -17,6 +22,7 @@ import pytest
 import typer
 import typer.main
 
+import hushfleet
 from hushfleet import methods
 from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
 from hushfleet.aggregator.commands.main import build_app, load_command
@@ -29,14 +35,21 @@ from hushfleet.edge_client.__main__ import _parser
 from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
+from hushfleet.errors import BadInput
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.simulator.studies.reproduce.cells import cells_of
+from hushfleet.simulator.studies.reproduce.recipe import find_recipe
 from hushfleet.training.own_samples import HiddenSamples
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
-    [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *(ROOT / "docs").glob("*.md")]
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "boards").glob("*.md"),
+    ]
 )
 EXAMPLES = ROOT / "examples"
 CONSOLE = ("console", "sh", "bash", "shell")
@@ -85,7 +98,7 @@ INLINE = [
     for path in DOCUMENTS
     for index, code in enumerate(
         re.findall(
-            r"(?<!`)`((?:hushfleet|hushfleet-edge) [^`]+)`(?!`)",
+            r"(?<!`)`((?:hushfleet|hushfleet-edge|pip install) [^`]+)`(?!`)",
             re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL),
         )
     )
@@ -119,7 +132,18 @@ def check_hushfleet(arguments: list[str]) -> None:
         check_edge_client(rest)
         return
     command = load_command(name)
-    command.make_context(name, list(rest), resilient_parsing=not rest)
+    given = command.make_context(name, list(rest), resilient_parsing=not rest).params
+    if name == "reproduce" and given["paper"]:
+        recipe = find_recipe(given["paper"], table=given["table"], figure=given["figure"])
+        only = {"datasets": given["dataset"], "methods": given["method"], "columns": given["column"]}
+        assert cells_of(recipe, seeds=1, quick=given["quick"], **{key: value or () for key, value in only.items()})
+    task = re.match(r"(tasks|examples|simulator)/.*\.toml$", next(iter(rest), ""))
+    if task:
+        changes = [value for key, value in pairwise(rest) if key == "--set"]
+        files = {key: ROOT / value.split(":")[0] for key, value in pairwise(rest) if key in ("--method", "--model")}
+        assert all(file.is_file() for file in files.values())
+        if not files:
+            load_task(ROOT / task[0], tuple(changes))
 
 
 def check_edge_client(arguments: list[str]) -> None:
@@ -129,6 +153,18 @@ def check_edge_client(arguments: list[str]) -> None:
     except SystemExit as error:
         raise AssertionError(f"`hushfleet-edge {shlex.join(arguments)}` does not parse") from error
     assert isinstance(options, argparse.Namespace)
+
+
+def check_pip(what: str) -> None:
+    """No index has us; an extra of a clone or a wheel exists."""
+    assert not what.startswith("hushfleet[")
+    if wheel := re.search(r"hushfleet-([0-9.]+)-", what):
+        assert wheel[1] == hushfleet.__version__
+    for extra in re.findall(r"\[([a-z,]+)\]$", what):
+        assert (
+            set(extra.split(","))
+            <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+        )
 
 
 def check(command: str) -> None:
@@ -145,6 +181,8 @@ def check(command: str) -> None:
         check_edge_client(words[1:])
     elif program.startswith("python") and words[1:3] == ["-m", "edge_client"]:
         check_edge_client(words[3:])
+    elif program == "pip":
+        check_pip(words[-1])
     elif program == "make":
         assert words[1] in MAKE_TARGETS
     elif program.startswith("python") and words[1:2] != ["-m"]:
@@ -178,13 +216,17 @@ def test_commands_in_sentences_are_real(command: str) -> None:
         "hushfleet simulate tasks/a.toml --enginee fast",
         "hushfleet simulate tasks/a.toml --engine warp",
         "hushfleet aggregator task.toml --broker",
+        "hushfleet reproduce dp-fedsim --table II --method dp-fedsim",
+        "hushfleet simulate tasks/digits-hush.toml --set privacy.epsilonn=8",
+        "pip install 'hushfleet[ray]'",
+        "pip install '.[rya]'",
         "hushfleet-edge status",
         "sudo -u hushfleet /opt/bin/hushfleet-edge status device.toml --jsn",
         "make dmeo",
     ],
 )
 def test_a_wrong_command_would_be_found(wrong: str) -> None:
-    with pytest.raises((AssertionError, USAGE_ERROR)):
+    with pytest.raises((AssertionError, USAGE_ERROR, BadInput)):
         check(wrong)
 
 
@@ -210,6 +252,72 @@ def test_links_lead_somewhere(path: Path) -> None:
 def _is_made(file: Path) -> bool:
     """By running an example here."""
     return file.suffix == ".npz" or bool({"runs", "__pycache__"} & set(file.relative_to(EXAMPLES).parts))
+
+
+def test_the_readme_lists_every_page() -> None:
+    listed = (ROOT / "README.md").read_text("utf-8").split("## Documents", 1)[1]
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in listed] == []
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.where) for block in BLOCKS if block.language == "python"]
+)
+def test_python_is_real(block: Block) -> None:
+    """It compiles, and every name of `hf` in it exists."""
+    compile(block.text, block.where, "exec")
+    for name in re.findall(r"\bhf((?:\.\w+)+)", block.text):
+        operator.attrgetter(name[1:])(hushfleet)
+
+
+@pytest.mark.slow
+def test_the_readmes_python_runs(tmp_path: Path) -> None:
+    (shown,) = (b.text for b in BLOCKS if b.document == "README.md" and b.language == "python")
+    script = tmp_path / "shown.py"
+    script.write_text(shown.replace('"tasks/', f'"{ROOT}/tasks/').replace('"privacy.epsilon": 2', '"round.rounds": 2'))
+    output = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "MPLBACKEND": "agg"},
+    ).stdout
+    assert "epsilon_server" in output
+    assert (tmp_path / "accuracy.svg").is_file()
+    assert Path(output.split()[-1]).is_file()
+
+
+def test_the_readme_counts_the_methods() -> None:
+    assert f"of its {len(methods.all_names())} methods" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_containerfile_names_what_exists() -> None:
+    text = (ROOT / "Containerfile").read_text("utf-8")
+    for command in re.findall(r" (hushfleet fleet .+)$", text, re.MULTILINE):
+        check(command)
+    torch = re.search(r"^TORCH \?= (torch==\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert torch
+    assert f" {torch[1]} " in text
+
+
+def peak_mib(model: str, method: str) -> int:
+    """Of a client on a board, measured by benchmarks/device.py."""
+    measured = json.loads((ROOT / "docs" / "figures" / "board.json").read_text("utf-8"))
+    (row,) = (row for row in measured["models"] if row["model"] == model)
+    return round(row["methods"][method]["round_peak_mib"])
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("docs/field.md", "peaks at {} MiB of memory"),
+        ("docs/architecture.md", "a client's whole round peaks at {} MiB"),
+        ("docs/boards/raspberry-pi-4.md", "{} MiB at most with `fashion-mnist-cnn`"),
+        ("README.md", "peaks at {} MiB of memory"),
+    ],
+)
+def test_the_memory_of_a_board_is_the_one_measured(page: str, sentence: str) -> None:
+    text = " ".join((ROOT / page).read_text("utf-8").split())
+    assert sentence.format(peak_mib("fashion-mnist-cnn", "dp-fedavg")) in text
 
 
 def anchors_of(path: Path) -> set[str]:

@@ -12,9 +12,9 @@ NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "notebook" / "firs
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_in_a_kernel(tmp_path: Path) -> None:
+def test_the_notebook_runs_in_a_kernel() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [each for each in outputs if each.get("name") == "stderr"]
     assert any("image/png" in each.get("data", {}) for each in outputs)

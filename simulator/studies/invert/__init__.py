@@ -1,0 +1,6 @@
+"""What the server could see: training images, sought in the updates that they cause.
+
+attack    from an update to an image
+views     what the server is shown of an image: raw, clipped, noised, in a sum; and how well it was found
+show      the table, JSON and the picture
+"""

@@ -1,0 +1,158 @@
+"""What the server is shown of an image, and how much of the image an attack finds in it.
+
+The worst case for a device: its whole update is one step of SGD (learning rate 1) on one image, and the attacker
+knows the label. A round of more images and steps shows less of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hushfleet.data.samples import Samples
+from hushfleet.models.model import Model
+from hushfleet.privacy.accounting.epsilon import epsilon, noise_multiplier_for
+from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.clipping import clip
+from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise import SeededNoise
+from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
+
+LITTLE = 0.005
+"""A noise multiplier that protects nothing: its epsilon is in the hundreds of thousands."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A task's promise.
+
+    :param clip_norm: C, finite.
+    :param rounds: that the epsilons are for.
+    :param devices: of a secure sum.
+    """
+
+    clip_norm: float
+    rounds: int
+    delta: float
+    devices: int
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One way of looking at the same images.
+
+    :param epsilon_server: of the task's rounds; None without noise, where it is infinite.
+    :param images: float32 `[n, C, H, W]`, what the attacker finds, 0..1.
+    :param psnr: float64 `[n]`, decibels.
+    :param recognised: bool `[n]`, see `recognised`.
+    """
+
+    name: str
+    epsilon_server: float | None
+    images: np.ndarray
+    psnr: np.ndarray
+    recognised: np.ndarray
+
+
+def look(
+    model: Model, params: np.ndarray, data: Samples, terms: Terms, *, count: int, steps: int, tries: int, seed: int
+) -> tuple[np.ndarray, list[View]]:
+    """Attacks `count` images that the seed draws: the originals float32 `[n, C, H, W]`, 0..1, and the views.
+
+    :param data: the training images; of a sum of n devices, each has one of them.
+    """
+    drawn = np.random.default_rng(seed).choice(len(data), size=count + terms.devices - 1, replace=False)
+    updates = np.concatenate([_updates(model, params, data.take(part)) for part in np.array_split(drawn, 8)])
+    seen = shown(updates, count, terms, seed=seed)
+    victims = drawn[:count]
+    mean, std = (np.asarray(each, np.float32) for each in (data.mean, data.std))
+    found = reconstruct(
+        model,
+        params,
+        np.concatenate([vectors for _, _, vectors in seen]),
+        np.tile(data.y[victims], len(seen)),
+        (-mean / std, (1 - mean) / std),
+        steps=steps,
+        tries=tries,
+        seed=seed,
+    )
+    pixels = _pixels(data.x, data)
+    views = []
+    for (name, spent, _), normalised in zip(seen, np.split(found, len(seen)), strict=True):
+        images = _pixels(normalised, data)
+        views.append(
+            View(name, spent, images, psnr(images, pixels[victims]), recognised(images, victims, pixels, data.y))
+        )
+    return pixels[victims], views
+
+
+def shown(updates: np.ndarray, count: int, terms: Terms, *, seed: int) -> list[tuple[str, float | None, np.ndarray]]:
+    """Name, epsilon_server and vectors float32 `[count, d]` of each view.
+
+    :param updates: float32 `[count + devices - 1, d]`: of the images that are sought, then of the others in a sum.
+    """
+    clipped = clip(updates, terms.clip_norm)
+    single, others = clipped[:count], clipped[count:].sum(axis=0)
+    drawn = 0
+
+    def noised(vectors: np.ndarray, multiplier: float) -> np.ndarray:
+        nonlocal drawn
+        mechanism, out = GaussianMechanism(multiplier), []
+        for vector in vectors:
+            drawn += 1
+            std = mechanism.vector_stds([terms.clip_norm])
+            out.append(mechanism.add_noise(vector, std, SeededNoise(seed, drawn, 1)))
+        return np.stack(out)
+
+    def multiplier(target: float) -> float:
+        return noise_multiplier_for(epsilon=target, delta=terms.delta, steps=terms.rounds)
+
+    little = epsilon([Step(LITTLE, 1.0, terms.rounds)], delta=terms.delta)
+    sums = single + others
+    return [
+        ("raw", None, updates[:count]),
+        ("clipped", None, single),
+        ("a little noise", little, noised(single, LITTLE)),
+        ("noised", 8.0, noised(single, multiplier(8))),
+        ("noised", 2.0, noised(single, multiplier(2))),
+        (f"sum of {terms.devices}", None, sums),
+        (f"sum of {terms.devices}, noised", 2.0, noised(sums, multiplier(2))),
+    ]
+
+
+def psnr(found: np.ndarray, originals: np.ndarray) -> np.ndarray:
+    """Peak signal-to-noise ratio of images `[n, C, H, W]`, 0..1: float64 `[n]`, decibels, at most 100."""
+    errors = np.square(found.astype(np.float64) - originals).mean(axis=(1, 2, 3))
+    return np.asarray(-10 * np.log10(np.maximum(errors, 1e-10)))
+
+
+def recognised(found: np.ndarray, places: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Whether of all `images` of its class, the original is the most alike (correlation): bool `[n]`.
+
+    :param found: `[n, C, H, W]`; one without any contrast is like nothing.
+    :param places: int64 `[n]`, where the originals are in `images [N, C, H, W]` with `labels [N]`.
+    """
+
+    def centred(values: np.ndarray) -> np.ndarray:
+        flat = values.reshape(len(values), -1).astype(np.float64)
+        flat = flat - flat.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(flat, axis=1, keepdims=True)
+        return np.asarray(np.divide(flat, norms, out=np.zeros_like(flat), where=norms > 1e-6))
+
+    right = []
+    for one, place in zip(centred(found), places, strict=True):
+        same = np.flatnonzero(labels == labels[place])
+        right.append(bool(one.any()) and same[np.argmax(centred(images[same]) @ one)] == place)
+    return np.array(right)
+
+
+def _updates(model: Model, params: np.ndarray, samples: Samples) -> np.ndarray:
+    vectors = gradients(model, torch.from_numpy(params), torch.from_numpy(samples.x), torch.from_numpy(samples.y))
+    return -np.asarray(vectors.detach().numpy())
+
+
+def _pixels(normalised: np.ndarray, data: Samples) -> np.ndarray:
+    mean, std = (np.asarray(each, np.float32)[:, None, None] for each in (data.mean, data.std))
+    return np.asarray(normalised * std + mean)
