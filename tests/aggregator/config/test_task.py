@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 import hushfleet
-from hushfleet.aggregator.config.sections import DataSet, Partition
+from hushfleet.aggregator.config.sections import OWN_DATA, DataSet, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.config.spec import TRUST
 from hushfleet.data.partition import KINDS
@@ -191,8 +191,8 @@ def test_what_the_hush_examples_say_about_secure_sums() -> None:
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:
-    assert set(get_args(DataSet)) == {*set_names(), "folder"}
-    assert set(get_args(Partition)) == set(KINDS)
+    assert set(get_args(DataSet)) == {*set_names(), *OWN_DATA}
+    assert set(get_args(Partition)) == {*KINDS, "given"}
 
 
 # noise
@@ -288,7 +288,7 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
         ({"data": {"test_fraction": 1}}, "data.test_fraction = 1: .*< 1"),
         ({"data": {"name": "folder", "class_names": ["a", "b"]}}, "data: name = 'folder' needs class_names"),
         ({"data": {"name": "folder", "input_shape": [3, 32, 32]}}, "data: name = 'folder' needs class_names"),
-        ({"data": {"path": "images"}}, "data: path belongs to name = 'folder'; where 'digits' lies"),
+        ({"data": {"path": "images"}}, "data: path belongs to your own data"),
         ({"wire": {"step": 17}}, "wire.step = 17: must be in .0, 16."),
         ({"wire": {"codec": "one-bit"}, "privacy": {"noise_multiplier": 0}}, 'wire.codec = "one-bit" sends signs'),
         ({"wire": {"codec": "one-bit"}, "privacy": {"unit": "record", "epsilon": 8}}, 'wire.codec = "one-bit" sends'),
