@@ -174,8 +174,7 @@ def commands() -> list[str]:
 
 COMMANDS = [
     "aggregator", "audit", "boards", "broker", "client", "compare", "demo", "devices", "flash", "fleet", "forecast",
-    "invert",
-    "log", "methods", "plan", "privacy", "push", "report", "reproduce", "simulate",
+    "invert", "log", "methods", "plan", "privacy", "push", "report", "reproduce", "simulate",
 ]  # fmt: skip
 
 

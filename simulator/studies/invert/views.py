@@ -64,7 +64,9 @@ def look(
     :param data: the training images; of a sum of n devices, each has one of them.
     """
     drawn = np.random.default_rng(seed).choice(len(data), size=count + terms.devices - 1, replace=False)
-    updates = np.concatenate([_updates(model, params, data.take(part)) for part in np.array_split(drawn, 8)])
+    updates = np.concatenate(
+        [_updates(model, params, data.take(part)) for part in np.array_split(drawn, -(-len(drawn) // 32))]
+    )
     seen = shown(updates, count, terms, seed=seed)
     victims = drawn[:count]
     mean, std = (np.asarray(each, np.float32) for each in (data.mean, data.std))
