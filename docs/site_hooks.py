@@ -16,12 +16,16 @@ PAGES = {
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "reporting.md",
+    **{
+        f"examples/{readme.parent.name}/README.md": f"examples/{readme.parent.name}.md"
+        for readme in sorted((ROOT / "examples").glob("*/README.md"))
+    },
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the repository's root, and every other file that a page links to."""
+    """Adds the pages outside docs/, and every other file that a page links to."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
     pages = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
