@@ -24,13 +24,14 @@ from hushfleet.models.tracing import export_gradient, export_inference
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", model_names())
+# resnet8-gn is of the same layers as resnet18-gn, whose export takes minutes.
+@pytest.mark.parametrize("name", [name for name in model_names() if name != "resnet18-gn"])
 def test_graphs_compute_what_pytorch_computes(name, graphs_of):
     """The exporter has checked them already; this draws other samples and other parameters."""
     model, graphs = get_model(name), graphs_of(name)
     reference, run = TorchGradient(model), GradientGraph(graphs.gradient, model.layout)
     rng, params = np.random.default_rng(99), model.init(7)
-    for size in (1, 7, 16) if name != "resnet18-gn" else (2,):
+    for size in (1, 7, 16):
         x, y, masks = checks.stable_batch(reference, params, size, rng)
         for dropout in ((), masks) if masks else ((),):
             expected_loss, expected = reference(params, x, y, dropout)
@@ -168,15 +169,6 @@ def test_strides_dilations_padding_and_overlapping_pools_export():
     model = overlapping_pool()
     gradient, inference = export_gradient(model), export_inference(model)
     assert checks.check_against_torch(model, gradient=gradient, inference=inference) < 1e-4
-
-
-def test_grouped_convolutions_are_refused_with_the_reason():
-    def forward(t, x, dropout):
-        return F.conv2d(x, t["conv.weight"], groups=2).mean((2, 3))
-
-    model = Model("grouped", "this test", (2, 6, 6), 4, ParamLayout(("conv.weight",), ((4, 1, 3, 3),)), (), forward)
-    with pytest.raises(Exception, match="one group"):
-        export_gradient(model)
 
 
 def test_exporting_is_silent(capfd):

@@ -82,6 +82,8 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
     sampled = [step for step in steps if step.sample_rate < 1]
     if not sampled or whole == 0:
         return whole
+    if _total_variation(steps, sensitivity) <= delta:
+        return 0.0
     pairs = [(Pair(step.noise_multiplier, step.sample_rate, exchange), step.steps) for step in sampled]
     shift = _mean_shift([step for step in steps if step.sample_rate == 1])
     if shift:
@@ -90,6 +92,14 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
     if exchange or found < min(whole, _LARGE):
         return found  # better than Rényi's bound, whose moments would cost more time than all else here
     return min(found, renyi_epsilon(steps, delta=delta))
+
+
+def _total_variation(steps: Iterable[Step], sensitivity: float) -> float:
+    """At least that of all steps together, which is the delta at epsilon 0: that of each, with its sample rate, added."""
+    parts = (
+        step.steps * step.sample_rate * math.erf(sensitivity / (math.sqrt(8) * step.noise_multiplier)) for step in steps
+    )
+    return math.fsum(parts) * (1 + 1e-12)
 
 
 def _mean_shift(steps: Iterable[Step]) -> float:

@@ -243,13 +243,15 @@ def test_the_command_line_checks_its_options(tmp_path: Path) -> None:
     app.command("other")(lambda: None)
     runner = CliRunner()
     for arguments, message in (
-        (["--kind", "rabbit"], "use one of auto, mosquitto, amqtt"),
         (["--ca-file", __file__], "all of --ca-file, --cert-file and --key-file"),
         (["--host", "0.0.0.0"], "let anyone on the network in"),
     ):
         result = runner.invoke(app, ["broker", "--data-dir", str(tmp_path), *arguments])
         assert isinstance(result.exception, BadInput)
         assert message in str(result.exception)
+    result = runner.invoke(app, ["broker", "--data-dir", str(tmp_path), "--kind", "rabbit"])
+    assert result.exit_code == 2
+    assert all(word in result.output for word in ("rabbit", "auto", "mosquitto", "amqtt"))
 
 
 def test_many_brokers_at_once_have_their_own_ports(tmp_path: Path) -> None:

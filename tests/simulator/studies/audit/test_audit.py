@@ -167,7 +167,7 @@ def test_two_gradients_of_a_batch_that_are_charged_as_independent_are_found(
         pair = charge(self)
         values = {each.name: getattr(pair, each.name) for each in fields(pair)}
         steps = self.batches * self.gradients_per_batch
-        return type(pair)(**{**values, "noise_multiplier": self.multiplier, "steps": steps})
+        return type(pair)(**{**values, "noise_multiplier": self.noise_multiplier, "steps": steps})
 
     monkeypatch.setattr(RecordMechanism, "charge", as_independent)
     assert of_gradients(audited("feddpa", **privacy), 1500).verdict == "VIOLATED"
