@@ -95,7 +95,7 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
 
 
 def _total_variation(steps: Iterable[Step], sensitivity: float) -> float:
-    """At least that of all steps together, which is the delta at epsilon 0: that of each, with its sample rate, added."""
+    """Of all steps together at most: each one's, by its sample rate, added. It is the delta at which epsilon is 0."""
     parts = (
         step.steps * step.sample_rate * math.erf(sensitivity / (math.sqrt(8) * step.noise_multiplier)) for step in steps
     )
