@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Finite, Positive, PositiveOrInf, Probability, Share, from_plain
-from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
+from hushfleet.config.spec import Augment, PrivacySpec, Rounds, Step, WireSpec
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.user_files import in_file
 
 OwnData = Literal["folder", "arrays", "csv"]

@@ -12,7 +12,6 @@ import pytest
 import hushfleet
 from hushfleet.aggregator.config.sections import OWN_DATA, DataSet, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.config.spec import TRUST
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names
 from hushfleet.errors import BadInput, HushfleetError
@@ -21,6 +20,7 @@ from hushfleet.methods.hush_rule import PAYS_FROM, signal
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.terms import TRUST
 
 TASKS = sorted((Path(hushfleet.__file__).parent.parent / "tasks").glob("*.toml"))
 SHAPES = {
