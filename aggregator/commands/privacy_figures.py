@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -102,7 +102,7 @@ def print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str])
 
 def print_table(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
     console = Console(highlight=False)
-    table = Table("against whoever sees", "noise multiplier", "", "epsilon", "exchange", "delta")
+    table = Table("against whoever sees", "noise multiplier", Column(no_wrap=True), "epsilon", "exchange", "delta")
     for view in both:
         exchange = "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}"
         numbers = (f"{view.noise_multiplier:.4g}", f"epsilon_{view.adversary}", f"{view.epsilon:.4g}", exchange)

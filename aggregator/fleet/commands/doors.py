@@ -26,7 +26,7 @@ def _approve(
     device: Id,
     key: Annotated[str | None, typer.Option(help="The first digits of its key, where several have come.")] = None,
 ) -> None:
-    """Let a board in that waits. Compare its key with what `hushfleet-edge status` prints on the board."""
+    """Let a board in that waits. Compare its key with what `hushfleet-edge status DEVICE.toml` prints on the board."""
     with opened(path) as (_, registry):
         row = registry.needed(device)
         if row.public_key is not None:

@@ -349,6 +349,16 @@ def test_overrides_replace_values_of_any_type() -> None:
     assert (changed.seed, changed.name) == (7, "other")
 
 
+def test_an_override_of_the_noise_takes_the_place_of_the_files_epsilon() -> None:
+    at_first = {"privacy": {"epsilon": 2.0, "clip_norm": 1.0}}
+    changed = parse_task(plain(**at_first), ("privacy.noise_multiplier=1.5",)).privacy
+    assert (changed.noise_multiplier, changed.epsilon) == (1.5, None)
+    again = parse_task(plain(privacy={"noise_multiplier": 1.5, "clip_norm": 1.0}), ("privacy.epsilon=2",)).privacy
+    assert (again.noise_multiplier, again.epsilon) == (None, 2.0)
+    with pytest.raises(BadInput, match="not both"):
+        parse_task(plain(**at_first), ("privacy.noise_multiplier=1.5", "privacy.epsilon=3"))
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
