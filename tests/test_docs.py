@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import re
@@ -97,27 +96,6 @@ def test_the_containerfile_names_what_exists() -> None:
     torch = re.search(r"^TORCH \?= (torch==\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert torch
     assert f" {torch[1]} " in text
-
-
-def peak_mib(model: str, method: str) -> int:
-    """Of a client on a board, measured by benchmarks/device.py."""
-    measured = json.loads((ROOT / "docs" / "figures" / "board.json").read_text("utf-8"))
-    (row,) = (row for row in measured["models"] if row["model"] == model)
-    return round(row["methods"][method]["round_peak_mib"])
-
-
-@pytest.mark.parametrize(
-    ("page", "sentence"),
-    [
-        ("docs/field.md", "peaks at {} MiB of memory"),
-        ("docs/architecture.md", "a client's whole round peaks at {} MiB"),
-        ("docs/boards/raspberry-pi-4.md", "{} MiB at most with `fashion-mnist-cnn`"),
-        ("README.md", "peaks at {} MiB of memory"),
-    ],
-)
-def test_the_memory_of_a_board_is_the_one_measured(page: str, sentence: str) -> None:
-    text = " ".join((ROOT / page).read_text("utf-8").split())
-    assert sentence.format(peak_mib("fashion-mnist-cnn", "dp-fedavg")) in text
 
 
 def anchors_of(path: Path) -> set[str]:
