@@ -330,11 +330,10 @@ def parse_task(
     for name in plain.keys() & _SECTIONS.keys():
         errors += faults(_SECTIONS[name], plain[name], name)
     if "method" in plain:
-        try:
-            read["method"] = MethodSection.of(plain["method"])
-        except Malformed as error:
-            errors.append(str(error))
+        errors += MethodSection.faults(plain["method"])
     if not errors:
+        if "method" in plain:
+            read["method"] = MethodSection.of(plain["method"])
         try:
             return _with_steps(from_plain(Task, read, where="task"), plain)
         except Malformed as error:

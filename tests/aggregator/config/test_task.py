@@ -272,7 +272,7 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
         ({"method": {"optimizer": "lamb"}}, "method.optimizer = 'lamb': must be one of 'adam', 'sgd'"),
         ({"method": {"batch_size": 1.5}}, "method.batch_size = 1.5: expected an integer"),
         ({"method": {"beta_0": math.nan}}, "method.*beta_0 = nan: "),
-        ({"method": {"beta_0": 10**400}}, "method.beta_0 = 1000.*: [nN]umber out of range"),
+        ({"method": {"beta_0": 10**400}}, "method: beta_0 = 1000.*: must be in .0, 1."),
         ({"method": {"name": "fedavg", "gamma": 0.1}}, "method: unknown field 'gamma'"),
         ({"privacy": {"epsilon": 2, "noise_multiplier": 1}}, "privacy: give noise_multiplier or epsilon, not both"),
         ({"privacy": {"clip_norm": 0}}, "privacy.clip_norm = 0: must be positive"),
@@ -298,6 +298,17 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
 def test_errors_name_the_key_the_value_and_what_is_accepted(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=f"try.toml: {said}"):
         parse_task(plain(**sections), where="try.toml")
+
+
+def test_all_errors_of_the_method_are_told_at_once() -> None:
+    """Keys, types and ranges; an integer for a fraction is none."""
+    wrong = {"gama": 1, "gamma": 1000, "batch_size": 1.5, "optimizer": "lamb", "learning_rate": 1, "local_epochs": 0}
+    with pytest.raises(BadInput) as caught:
+        parse_task(plain(method=wrong), where="try.toml")
+    said = str(caught.value)
+    for key in ("unknown field 'gama'", "gamma = 1000", "batch_size = 1.5", "optimizer = 'lamb'", "local_epochs = 0"):
+        assert said.count(key) == 1
+    assert "learning_rate =" not in said
 
 
 def test_all_errors_of_a_file_are_told_at_once() -> None:
