@@ -24,7 +24,6 @@ from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.model.evaluation import evaluate_each
-from hushfleet.model.own_head import is_linear
 
 
 class Prediction(NamedTuple):
@@ -136,7 +135,7 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
     """The flat vector, and how it is called."""
     head, own = store.own_head(spec.task), store.own_params(spec.task)
-    if own is not None and (head is not None or not is_linear(spec.model.layout)):
+    if own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.words
     data = store.blob(store.global_digest) if store.global_digest else None
     return (None if data is None else np.frombuffer(data, "<f4").astype(np.float32)), "global"
