@@ -228,6 +228,8 @@ class DataSection(Checked):
             raise ValueError("mean and std come together, one of each for a channel, with your own data")
         if len(self.target_mean) != len(self.target_std):
             raise ValueError("target_mean and target_std come together, one of each for an output")
+        if self.class_names and len(self.target_mean) not in (0, len(self.class_names)):
+            raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
         if self.partition == "given" and self.name not in ("arrays", "csv"):
             raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
 

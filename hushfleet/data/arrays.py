@@ -145,16 +145,17 @@ def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, wh
             f"{where} has shape {list(y.shape)}; with model.loss = {targets.loss!r} it must be "
             f"[{count}, {len(names)}], a number for each output: {', '.join(names)}"
         )
-    try:
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-            found = y.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{where}: with model.loss = {targets.loss!r} it must be numbers: {error}") from error
-    binary = targets.loss == "binary"
-    wrong = ~((found == 0) | (found == 1) if binary else np.isfinite(found)).all(1)
+    if y.dtype.kind not in "uifb":
+        raise BadInput(f"{where} is {y.dtype}; with model.loss = {targets.loss!r} it must be numbers")
+    if len(targets.mean) not in (0, len(names)):
+        raise BadInput(f"data.target_mean has {len(targets.mean)} values; {where} has {len(names)} outputs")
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+        found: np.ndarray = y.astype(np.float32)
+        binary, learned = targets.loss == "binary", targets.learned(found)
+    wrong = ~((found == 0) | (found == 1) if binary else np.isfinite(learned)).all(1)
     if wrong.any():
         first = int(wrong.argmax())
-        what = "neither 0 nor 1" if binary else "no finite float32 numbers"
+        what = "neither 0 nor 1" if binary else f"no finite float32 numbers{', scaled' * bool(targets.mean)}"
         raise BadInput(
             f"{where}: {wrong.sum()} samples, the first of them number {first} (from 0) with {y[first].tolist()}, have "
             f"targets that are {what}; leave these samples out, or mend them"

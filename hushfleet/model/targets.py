@@ -61,8 +61,7 @@ class Targets(Checked):
         """What the loss is given: the targets, those of `squared` scaled. `[n]` or `[n, outputs]`."""
         if not self.mean:
             return targets
-        scaled: np.ndarray = ((targets - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
-        return scaled
+        return np.asarray((targets - np.array(self.mean)) / np.array(self.std), np.float32)
 
     def predicted(self, outputs: np.ndarray) -> np.ndarray:
         """A network's outputs `[n, outputs]` as answers: probabilities, or numbers in the target's unit; float64."""
@@ -70,7 +69,7 @@ class Targets(Checked):
         if self.loss == "squared":
             return outputs * np.array(self.std) + np.array(self.mean) if self.mean else outputs
         if self.loss == "binary":
-            return np.exp(-np.logaddexp(0, -outputs))
+            return np.asarray(np.exp(-np.logaddexp(0, -outputs)))
         odds = np.exp(outputs - outputs.max(1, keepdims=True))
         probabilities: np.ndarray = odds / odds.sum(1, keepdims=True)
         return probabilities
@@ -85,7 +84,7 @@ class Targets(Checked):
             return np.asarray(outputs.argmax(1) == targets)
         if self.loss == "binary":
             return np.asarray(((outputs > 0) == (targets > 0)).all(1))
-        return self._within(self.predicted(outputs) - targets).all(1)
+        return np.asarray(self._within(self.predicted(outputs) - targets).all(1))
 
     def constant_right(self, targets: np.ndarray) -> float:
         """The share of `targets` that the best constant answer gets right, which is what guessing reaches; not of
@@ -116,7 +115,7 @@ class Targets(Checked):
 
     def words(self) -> str:
         """What the score counts, for people; empty where it is plain accuracy."""
-        right = {"binary": "all labels right", "squared": f"within {self.tolerance} of the target"}
+        right = {"binary": "with all labels right", "squared": f"within {self.tolerance} of the target"}
         return right.get(self.loss, "")
 
 

@@ -36,7 +36,7 @@ def unavailable(runtime: str, model: str, objective: Objective = CROSS_ENTROPY) 
     if runtime != NATIVE:
         return None
     if not objective.of_classes:
-        return "its kernels are those of classes"
+        return "its kernels are those of the cross-entropy"
     return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
