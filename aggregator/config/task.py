@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -327,12 +328,24 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
     plain = read_file(path)
     folder = path.absolute().parent
+    for table, key in _named_files(plain):
+        table[key] = str(folder / Path(table[key]).expanduser())
+    return parse_task(plain, overrides, file=path)
+
+
+def files_beside(path: Path) -> list[str]:
+    """The files that a task file names by where they are from it. Raises `BadInput`."""
+    named = [table[key].partition(":")[0] for table, key in _named_files(read_file(path))]
+    return [name for name in named if not Path(name).expanduser().is_absolute()]
+
+
+def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Sections and keys whose values are names of files."""
     for section, key in (("data", "path"), ("model", "features"), ("model", "weights"), ("model", "name")):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
-            table[key] = str(folder / Path(named).expanduser())
-    return parse_task(plain, overrides, file=path)
+            yield table, key
 
 
 def parse_task(

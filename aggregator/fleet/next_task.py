@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.config.task import files_beside, load_task
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.errors import BadInput
 
@@ -17,9 +17,13 @@ from hushfleet.errors import BadInput
 def set_task(folder: FleetFolder, task: Path) -> bool:
     """Makes the file `task` the one that the aggregator runs from its next start on; whether that run was begun before.
 
-    Raises `BadInput` where it is no task, or a run of another task has its name; and `StoreFull`.
+    Raises `BadInput` where it is no task, a run of another task has its name, or files that it names beside itself are
+    not in the fleet's folder as well; and `StoreFull`.
     """
     name, data, current = load_task(task).name, task.read_bytes(), folder.run
+    for file in files_beside(task):
+        if not (folder.path / file).exists():
+            raise BadInput(f"{task} names {file}, which the fleet will look for in {folder.path}: copy it there first")
     if current.exists():
         atomic_file.write_whole(current / "task.toml", folder.task.read_bytes(), durable=True)
     run = folder.path / "runs" / name

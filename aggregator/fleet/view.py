@@ -53,7 +53,8 @@ class BoardView:
     :param reason: why it waits or is locked out.
     :param state: its part in the run, or how it was seen last.
     :param seen: when something came from it last.
-    :param health_at: when the next seven fields were told.
+    :param accelerator: what trains, where the board has more than its processor.
+    :param health_at: when the eight fields before it were told.
     :param rounds: in which its update was accepted, in this run.
     :param epsilon: epsilon_server of this task, as the board said with its latest update.
     :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it: at most; `limit`:
@@ -75,6 +76,7 @@ class BoardView:
     memory_percent: int | None = None
     temperature_c: int | None = None
     throttled: bool | None = None
+    accelerator: str = ""
     health_at: float | None = None
     certificate_end: float | None = None
     rounds: int = 0

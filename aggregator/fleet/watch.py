@@ -253,6 +253,7 @@ class FleetWatch:
             memory_percent=health.memory_percent if health else None,
             temperature_c=health.temperature_c if health else None,
             throttled=health.throttled if health else None,
+            accelerator=health.accelerator if health else "",
             health_at=seen.health_at if seen else None,
             certificate_end=(registered.certificate_end if registered else None) or told_end,
             rounds=course.accepted[device],

@@ -93,12 +93,13 @@ def release(board: BoardView) -> str:
 
 
 def health(board: BoardView) -> str:
-    """`48 °C, disk 30 %, memory 40 %`."""
+    """`48 °C, disk 30 %, memory 40 %, trains on the GPU`."""
     told = [
         None if board.temperature_c is None else f"{board.temperature_c} °C",
         None if board.disk_percent is None else f"disk {board.disk_percent} %",
         None if board.memory_percent is None else f"memory {board.memory_percent} %",
         "slowed down" if board.throttled else None,
+        {"cuda": "trains on the GPU", "cpu": "trains on the processor"}.get(board.accelerator),
     ]
     return ", ".join(filter(None, told)) or "-"
 

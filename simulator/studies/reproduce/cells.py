@@ -105,6 +105,8 @@ class Cell:
     def digest(self) -> str:
         """Of what is run. Two cells with the same one share a result, also across tables."""
         plain = {name: value for name, value in self.plain.items() if name != "name"}
+        if self.row.alone:
+            plain["alone"] = True
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:20]
 
     def task(self) -> Task:

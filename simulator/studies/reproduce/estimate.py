@@ -59,6 +59,8 @@ def expected_work(cell: Cell) -> tuple[float, float]:
     if config.local_steps:
         batch = task.privacy.sample_rate * share if task.privacy.sample_rate else config.batch_size
         samples = config.local_steps * min(batch, share)
+    if cell.row.alone:
+        return rounds * devices * samples, devices * (test + own_test)
     cohort = min(task.round.cohort_size or devices, devices)
     tested = last * cohort * (test + own_test) + rounds * test
     if cell.metric == "accuracy_next_local":  # all devices, each on the images of its own classes

@@ -158,7 +158,7 @@ def kept_cell(
         digest=cell.digest,
         quick=cell.quick,
         task=cell.plain,
-        accuracies={name: [_rounded(value) for value in values] for name, values in accuracies.items()},
+        accuracies={name: [rounded(value) for value in values] for name, values in accuracies.items()},
         epsilon_server=largest("server"),
         epsilon_release=largest("release"),
         noise_multiplier=result.noise_multiplier,
@@ -173,7 +173,7 @@ def kept_cell(
     )
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 

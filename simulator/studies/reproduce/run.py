@@ -13,24 +13,27 @@ from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import connection
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.results.rerun import versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
 from hushfleet.simulator.engines.fast.runtimes import VMAP, quickest
 from hushfleet.simulator.engines.fast.workers import Workers, begin_worker, inherited
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
-from hushfleet.simulator.run_folder import RunFolder, begin, go_on
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.estimate import expected_work, processor
-from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell, rounded
 
 MEMORY_EACH = 2 << 30
 """Bytes that a cell may take: the data set, a worker's images, a cohort's updates."""
@@ -57,6 +60,8 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
     runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
+    if cell.row.alone:
+        return _run_alone(cell, simulation, runtime=runtime, workers=workers)
     # Own models are tested only where a table needs it: that can take longer than training.
     every, last = task.round.rounds, cell.evaluate_last
     file = run.path / _MEASURED
@@ -86,6 +91,35 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         tested=images,
         runtime=runtime,
         processor=processor(),
+    )
+
+
+def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int) -> KeptCell:
+    """No rounds: what devices have without a federation. Nothing leaves them, so nothing is spent."""
+    began = time.process_time()
+    with Workers(workers) as pool:
+        alone = list(train_alone(simulation, pool, runtime=runtime))
+    samples, images = expected_work(cell)
+    return KeptCell(
+        cell=cell.key,
+        digest=cell.digest,
+        quick=cell.quick,
+        task=cell.plain,
+        accuracies={
+            "accuracy_own_common": [rounded(fmean(each.accuracy_common for each in alone))],
+            "accuracy_own_local": [rounded(fmean(each.accuracy_local for each in alone))],
+        },
+        epsilon_server=0.0,
+        epsilon_release=0.0,
+        noise_multiplier=0.0,
+        rounds=0,
+        uplink_bytes=0,
+        seconds=round(time.process_time() - began, 1),
+        samples=samples,
+        tested=images,
+        runtime=runtime,
+        processor=processor(),
+        versions=versions(),
     )
 
 

@@ -67,6 +67,17 @@ def test_each_task_has_its_own_run_and_none_is_taken_for_another(tmp_path: Path)
     watch.close()
 
 
+def test_files_that_a_task_names_must_be_in_the_fleets_folder(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    following = task_file(tmp_path / "next.toml", "next")
+    following.write_text(following.read_text().replace("[model]", '[model]\nshare = "head"\nweights = "start.npz"'))
+    with pytest.raises(BadInput, match=f"names start.npz, which the fleet will look for in {folder.path}: copy it"):
+        fleet_task(folder, following)
+    assert folder.run.name == "small"
+    (folder.path / "start.npz").write_bytes(b"read when the run begins")
+    assert "begins" in fleet_task(folder, following)
+
+
 def test_a_run_from_before_runs_had_folders_is_not_begun_anew(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet")
     (folder.path / "run").mkdir()

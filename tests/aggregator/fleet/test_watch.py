@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
+from hushfleet.aggregator.fleet import words
 from hushfleet.aggregator.fleet.commands.status import table
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
@@ -104,7 +105,7 @@ def run_events(folder: FleetFolder) -> EventLog:
 def test_boards_are_as_they_say(desk: Desk) -> None:
     assert {board.state for board in desk.view().boards} == {"absent"}
     desk.hear("board-1", desk.birth("board-1"))
-    desk.hear("board-1", desk.health("board-1", temperature_c=80, throttled=True, slot="returned"))
+    desk.hear("board-1", desk.health("board-1", temperature_c=80, throttled=True, slot="returned", accelerator="cuda"))
     desk.hear("board-2", desk.birth("board-2", "training"))
     first, second, third = desk.view().boards
     assert (first.state, first.version, first.temperature_c, first.slot) == ("ready", "0.3.0", 80, "returned")
@@ -112,6 +113,7 @@ def test_boards_are_as_they_say(desk: Desk) -> None:
         "has gone back to its former release",
         "is slowed down, for heat or weak power",
     ]
+    assert words.health(first) == "80 °C, disk 30 %, memory 40 %, slowed down, trains on the GPU"
     assert (second.state, second.disk_percent, third.state) == ("training", None, "absent")
     desk.hear("board-1", desk.birth("board-1", "lost"))
     desk.view()

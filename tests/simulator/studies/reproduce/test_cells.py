@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -20,6 +21,9 @@ from hushfleet.models import get_model
 from hushfleet.simulator.engines.fast import engine as fast_engine
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
+from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.run import run
+from hushfleet.simulator.run_folder import begin
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.cli import register
@@ -175,6 +179,25 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
     # the ledger's numbers: two rounds at multiplier 2, against the server at 2 / sqrt(2)
     assert 0 < resumed.epsilon_release < resumed.epsilon_server < 10
     assert json.loads((folder / RUN / "task.json").read_text())["method"]["name"] == "dp-fedavg"
+
+
+def test_each_device_alone_is_a_cell_of_its_own(book: Path, tmp_path: Path) -> None:
+    """Beside `fedavg` with the same task; what it keeps is what a simulation calls the local-only baseline."""
+    alone_too = TABLE.replace('title = "FedAvg"\n', 'title = "FedAvg"\nalone = true\n')
+    (fedavg,) = cells(methods=["fedavg"])
+    (book / "own" / "table-1.toml").write_text(alone_too)
+    (alone,) = cells(methods=["fedavg"])
+    assert alone.plain == fedavg.plain
+    assert alone.digest != fedavg.digest
+    kept = run_cell(alone, tmp_path / "alone", data_dir=None, runtime="onnx")
+    begun = begin(alone.task(), tmp_path / "run", data_dir=None)
+    whole = run(begun, RunOptions(workers=1), console=Console(quiet=True))
+    assert whole.local_only is not None
+    assert kept.value("accuracy_own_local", "last") == pytest.approx(whole.local_only.accuracy_own_local, abs=1e-6)
+    assert kept.value("accuracy_own_common", "last") == pytest.approx(whole.local_only.accuracy_own_common, abs=1e-6)
+    assert kept.value("accuracy_global", "last") is None
+    assert (kept.rounds, kept.uplink_bytes, kept.epsilon_server, kept.raw_values) == (0, 0, 0.0, ())
+    assert KeptCell.load(kept.save(tmp_path)) == kept
 
 
 def test_after_aggregation_all_devices_are_tested_with_their_own_part_in_the_new_global_model(
