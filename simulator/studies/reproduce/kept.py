@@ -61,6 +61,8 @@ class KeptCell:
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
         """What the cell's method sends without noise, in words; see `Cost.raw`."""
+        if not self.uplink_bytes:  # each device was alone
+            return ()
         task = parse_task(copy.deepcopy(self.task), where=self.cell)
         section = task.privacy
         privacy = PrivacySpec(

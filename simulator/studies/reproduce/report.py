@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -22,7 +22,7 @@ from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import METRICS, Paper, Recipe, load_paper, paper_names
 from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
 from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table, measured_as
-from hushfleet.simulator.studies.reproduce.verdict import RULE, verdict
+from hushfleet.simulator.studies.reproduce.verdict import RULE, Verdict, verdict
 
 FIGURES = "figures"
 _VERDICTS = ("reproduced", "order only", "not", "open")
@@ -70,7 +70,11 @@ class Report:
             sections += lines
         held = markdown(pd.DataFrame(counts, columns=["", *_VERDICTS, "in short"]))
         lines = [_HEAD.format(rule=RULE), "## What of each paper holds", "", *held, ""]
-        lines += ["The counts are of printed numbers; each reading of a table counts apart.", "", *sections]
+        lines += [
+            "The counts are of printed numbers; each reading of a table that changes a run counts apart.",
+            "",
+            *sections,
+        ]
         self.text = "\n".join(lines).rstrip() + "\n"
 
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[Counter[str], list[str]]:
@@ -85,13 +89,14 @@ class Report:
             table = make_table(recipe, cells, Progress(self._evidence.kept), quick=False)
             digests = {cell.digest for cell in cells}
             places = list(_judged(table))
-            left = _printed(recipe) - sum(found is not None for *_, found in places)
+            left = _printed(recipe) - sum(each.verdict is not None for each in places)
+            places = self._each_run_once(recipe, places)
             counts["open"] += left
             if digests <= shown:
                 waiting["what is finished of it stands above" if cells else "not run yet"].append(recipe.label)
                 continue
             shown |= digests
-            counts.update(found for *_, found in places if found)
+            counts.update(each.verdict for each in places if each.verdict)
             lines += [f"### {recipe.label}: {recipe.title}", ""] if recipe.title != paper.name else []
             lines += self._table(table, places)
             lines += [f"![{recipe.label}]({FIGURES}/{_figure(recipe)})", ""]
@@ -100,9 +105,19 @@ class Report:
         reasons = [f"- {', '.join(labels)}: {reason}." for reason, labels in waiting.items()]
         return counts, [*lines, "Not shown:", "", *reasons, ""] if reasons else lines
 
-    def _table(self, table: PaperTable, places: Sequence[tuple[Block, Any, str | None]]) -> Iterator[str]:
+    def _each_run_once(self, recipe: Recipe, places: Sequence[_Judged]) -> list[_Judged]:
+        """Readings that do not touch a run, such as one without noise, share a line, the first one's."""
+        lines, readings = dict[tuple[str, str, str], _Judged](), Counter[tuple[str, str, str]]()
+        for each in places:
+            cell = self._evidence.at(_address(recipe, each.block, each.place), within=recipe).cell
+            key = each.block.group.id, each.place.column, cell.digest
+            lines.setdefault(key, each)
+            readings[key] += 1
+        return [each._replace(readings=readings[key]) for key, each in lines.items()]
+
+    def _table(self, table: PaperTable, places: Sequence[_Judged]) -> Iterator[str]:
         recipe, blocks = table.recipe, table.blocks
-        printed = any(not math.isnan(place.paper) for _, place, _ in places)
+        printed = any(not math.isnan(each.place.paper) for each in places)
         if printed and recipe.claim:
             yield f"The paper: {recipe.claim}"
         for instead in dict.fromkeys(words for block in blocks for words in block.group.substitutions):
@@ -116,7 +131,7 @@ class Report:
         else:
             yield from (f"- {title}: {measured_as(recipe, metric)}." for metric, title in metrics.items())
         for row in recipe.rows:
-            if row.metric and any(place.row == row.id for _, place, _ in places):
+            if row.metric and any(each.place.row == row.id for each in places):
                 yield f"- {row.title}: {METRICS[row.metric]}."
         for reading in recipe.readings:
             if reading.note and any(block.reading == reading for block in blocks):
@@ -126,17 +141,18 @@ class Report:
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""
 
-    def _lines(self, recipe: Recipe, places: Sequence[tuple[Block, Any, str | None]]) -> Iterator[str]:
+    def _lines(self, recipe: Recipe, places: Sequence[_Judged]) -> Iterator[str]:
         """A line for each place. What all lines share stands above them; `why` are numbers of the sentences below."""
         rows, sentences = [], dict[str, int]()
-        for block, place, found in places:
+        for block, place, found, readings in places:
+            more = f" and {readings - 1} more" if readings > 1 else ""
             server, release = epsilons(place)
             noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
             why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
             rows.append(
                 {
                     "data": block.group.title,
-                    "reading": block.reading.title if block.reading else "",
+                    "reading": block.reading.title + more if block.reading else "",
                     "at": place.at,
                     "method": place.method,
                     "paper": _number(place.paper),
@@ -145,7 +161,7 @@ class Report:
                     "noise": f"{noise:.3g}" if noise > 0 else "",
                     "ε server": server,
                     "ε release": release,
-                    "verdict": found or "open",
+                    "verdict": "" if math.isnan(place.paper) else found or "open",
                     "why": ", ".join(why),
                 }
             )
@@ -182,14 +198,23 @@ def write_report(kept: Kept, page: Path) -> Report:
     return report
 
 
-def _judged(table: PaperTable) -> Iterator[tuple[Block, Any, str | None]]:
-    """The finished places, column by column, and the verdict of each."""
+class _Judged(NamedTuple):
+    """A finished place of a table and its verdict; `readings`: how many share the run."""
+
+    block: Block
+    place: Any
+    verdict: Verdict | None
+    readings: int = 1
+
+
+def _judged(table: PaperTable) -> Iterator[_Judged]:
+    """The finished places, column by column."""
     for block in table.blocks:
         places = block.places[block.places.ours.notna()]
         for _, column in places.groupby("column", observed=True):
             lines = list(column.itertuples())
             for place in lines:
-                yield block, place, verdict(place, lines, only_order=block.group.only_order)
+                yield _Judged(block, place, verdict(place, lines, only_order=block.group.only_order))
 
 
 def _printed(recipe: Recipe) -> int:

@@ -244,11 +244,11 @@ def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(table(a_view()))
     text = console.export_text()
-    for words in (
+    for said in (
         "8 of 12 boards are there",
         "round 12 of 20 is open, 5 of 10 have answered",
         "7.9 of 8",
     ):
-        assert words in text
+        assert said in text
     assert "greenhouse-03 was cut off" in text
     assert HOSTILE not in text, "the place of a board is for the page"
