@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import hushfleet as hf
 from hushfleet.aggregator.config.task import Task, parse_task
@@ -14,10 +15,13 @@ from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result
 from hushfleet.data.conversion import as_data
+from hushfleet.data.samples import Samples
+from hushfleet.edge_client.predict import own_model, predict
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.run_folder import begin
 
 DEVICES, EACH, FEATURES = 3, 40, 4
 SQUARED, BINARY = {"loss": "squared", "tolerance": 1.0}, {"loss": "binary"}
@@ -132,18 +136,26 @@ def test_kernels_of_the_cross_entropy_are_refused_before_any_round(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_boards_of_their_own_processes_learn_numbers_under_privacy(tmp_path: Path, runs: Any, finish: Any) -> None:
-    """DP-SGD by the devices' graphs, in real processes and in the fast engine: the same bytes, and what was charged."""
-    private = {"method": {"name": "fedavg", "batch_size": 8, "local_epochs": 1}}
-    task = task_of(SQUARED, tmp_path, **private)
-    privacy = {"unit": "record", "accounting": "strict", "clip_norm": 1.0, "noise_multiplier": 0.5}
-    task = hf.task(task, {f"privacy.{key}": value for key, value in privacy.items()})
+def test_boards_learn_numbers_under_privacy_and_predict_them(
+    tmp_path: Path, runs: Any, finish: Any, audit: Any
+) -> None:
+    """DP-SGD by the devices' graphs, in real processes and in the fast engine: the same bits. From small images."""
+    images = np.random.default_rng(0).integers(0, 256, (DEVICES * EACH, 1, 4, 4), np.uint8)
+    hf.Data(images, images[:, 0, 0, :2] / 10.0, class_names=("left", "right")).save(tmp_path / "data.npz")
+    task = parse_task(
+        plain(SQUARED, data={"path": str(tmp_path / "data.npz"), "partition": "iid"}, method={"batch_size": 8})
+        | {"privacy": {"unit": "record", "accounting": "strict", "clip_norm": 1.0, "noise_multiplier": 0.5}}
+    )
     fast, live = runs.fast(begin(task, tmp_path / "fast", data_dir=None)), begin(task, tmp_path / "live", data_dir=None)
     fleet = LiveFleet(live)
     with fleet.running():
         finish(fleet)
-    assert _global(fast) == _global(live)
-
-
-def _global(simulation: Simulation) -> bytes:
-    return (simulation.folder.aggregator / "global-2.safetensors").read_bytes()
+    assert audit.models(live) == audit.models(fast)
+    Image.fromarray(images[0, 0]).save(tmp_path / "image.png")
+    with DeviceStore(live.folder.device("device-0").store, device="device-0", inspect=True) as store:
+        found, (spec, _, params) = predict(store, tmp_path / "image.png"), own_model(store)
+    x = Samples(images[:1], np.zeros(1, int), spec.model.mean, spec.model.std).x
+    [outputs] = live.prepared.inference(params, x)
+    assert found.are_numbers
+    assert [name for name, _ in found.classes] == ["left", "right"]
+    assert [value for _, value in found.classes] == pytest.approx((20 + 3 * outputs).tolist(), rel=1e-5)
