@@ -147,7 +147,7 @@ class Task(Checked):
 
     def _check_loss(self) -> None:
         """What is defined for classes alone is refused with another loss."""
-        loss, section, parts = self.model.loss, self.data, self.parts()
+        loss, section = self.model.loss, self.data
         if section.target_mean and loss != "squared":
             raise ValueError("data.target_mean and data.target_std belong to model.loss = 'squared'")
         if loss == "cross-entropy":
@@ -167,7 +167,7 @@ class Task(Checked):
                 f"data.test_fraction = 0 draws test parts by the shares of classes, and with model.loss = {loss!r} "
                 "there are none; set for example 0.2"
             )
-        if parts.personal.of_classes or parts.training.objective.distills:
+        if self.parts().of_classes:
             raise ValueError(
                 f"method.name = {self.method.name!r} is defined for classes alone, and not for model.loss = {loss!r}; "
                 "take for example 'dp-fedavg' or 'fedper'"
