@@ -176,13 +176,13 @@ def _predict(options: argparse.Namespace) -> int:
 
     with _inspected(load_config(options.config)) as store:
         prediction = predict(store, options.image)
-    top = prediction.classes[: max(1, options.top)]
+    top = prediction.classes if prediction.are_numbers else prediction.classes[: max(1, options.top)]
     if options.json:
         print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
         print(f"{options.image}: by the {prediction.model} model of {prediction.task}")
-        for name, probability in top:
-            print(f"  {100 * probability:5.1f} %  {name}")
+        for name, value in top:
+            print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0
 
 

@@ -250,7 +250,7 @@ def _check_outputs(module: nn.Module, name: str, classes: int, x: Tensor, masks:
         given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise BadInput(
             f"model.name = {name!r}: must give logits float32 [B, {classes}] for [B, {', '.join(map(str, shown))}], "
-            f"one for each class, and gives {given} for B = {len(x)}"
+            f"one for each class or target, and gives {given} for B = {len(x)}"
         )
     kept = {key: value.clone() for key, value in module.named_buffers()}
     module.train()

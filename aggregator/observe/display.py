@@ -213,7 +213,8 @@ def summary_table(result: Result) -> RenderableType:
         for name, row in headline.rows
     ]
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
-    table = terminal_table(page.Table(("accuracy", "federated", "alone", "difference"), rows), title=title)
+    heads = (result.details.score or "accuracy", "federated", "alone", "difference")
+    table = terminal_table(page.Table(heads, rows), title=title)
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))

@@ -26,6 +26,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
 from hushfleet.graphs.shapes import GraphCost
+from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.model.targets import random_targets
 from hushfleet.training.draws import draw_dropout
 
 PROVIDER = "CUDAExecutionProvider"
@@ -149,10 +151,11 @@ class AcceleratorTrial:
     def _check(self, gpu: GradientGraph) -> None:
         """Raises `GraphRefused` unless it computes what the processor does, on random batches."""
         rng, model = np.random.default_rng(0), self._spec.model
+        objective = model.targets.objective(CROSS_ENTROPY)
         for count in (1, 2, 8, 8):
             params = self._params(rng)
             x = rng.standard_normal((count, *model.input_shape), np.float32)
-            labels = rng.integers(0, len(model.class_names), count)
+            labels = random_targets(objective, count, len(model.class_names), rng)
             masks = draw_dropout(model.dropout, count, rng)
             taught: dict[str, Any] = {}
             if self._cpu.distills:

@@ -122,6 +122,11 @@ class Method:
         return next((stage for stage in self.stages if isinstance(stage, Gaussian)), None)
 
     @property
+    def of_classes(self) -> bool:
+        """Whether it is defined for targets that are classes alone."""
+        return self.personal.of_classes or self.training.objective.distills
+
+    @property
     def max_preference(self) -> float | None:
         """Up to how many times the round's noise a device may choose to add; None: it has no choice."""
         return None if self.gaussian is None else self.gaussian.max_preference

@@ -149,9 +149,7 @@ def answer(result: Result, headline: Headline) -> str:
 def _found(each: Comparison, where: str) -> str:
     """The gain; of a model that has learned nothing its accuracy beside chance."""
     if each.verdict == "nothing":
-        return (
-            f"{percent(each.federated)} {where}, where always naming the commonest class reaches {percent(each.chance)}"
-        )
+        return f"{percent(each.federated)} {where}, where always giving the same answer reaches {percent(each.chance)}"
     return f"{gained(each.gain)} {where}"
 
 
