@@ -222,7 +222,7 @@ def _network(module: nn.Module, name: str, classes: int, input_shape: Shape) -> 
             raise BadInput(
                 f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which mixes the samples of a "
                 "batch and keeps averages of private data. Use GroupNorm: "
-                "hushfleet.models.module.with_group_norm(network) gives a copy that has it"
+                "hushfleet.with_group_norm(network) gives a copy that has it"
             )
     masks = _Masks()
     for parent in list(module.modules()):

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Finite, Positive, PositiveOrInf, Probability, Share, from_plain
-from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
+from hushfleet.config.schema import (
+    Checked,
+    Finite,
+    Positive,
+    PositiveOrInf,
+    Probability,
+    Share,
+    from_plain,
+    hints,
+    unknown,
+)
+from hushfleet.config.spec import Augment, PrivacySpec, Rounds, Step, WireSpec
+from hushfleet.config.written import faults
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
-from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.method import Method, TrainingConfig, check_range
 from hushfleet.model.targets import Loss, Tolerance
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.user_files import in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
@@ -103,6 +114,26 @@ class MethodSection(Checked):
         except ValueError as error:
             raise Malformed(str(error)) from error
 
+    @classmethod
+    def faults(cls, plain: Any) -> list[str]:
+        """Everything for which `of` refuses a table: its keys, their types and ranges; or else what it says."""
+        try:
+            cls.of(plain)
+            return []
+        except Malformed as error:
+            said = str(error)
+        try:
+            kind = find_method(plain["name"]).config
+        except (HushfleetError, LookupError, TypeError):
+            return [said]
+        settings = {key: value for key, value in plain.items() if key != "name"}
+        found = list(unknown(kind, settings, "method"))
+        for each in fields(kind):
+            if each.name in settings:
+                value = settings[each.name]
+                found += _out_of_range(each, value) or faults(hints(kind)[each.name], value, f"method.{each.name}")
+        return found or [said]
+
     def to_wire(self) -> dict[str, Any]:
         return {"name": self.name, **self.settings}
 
@@ -112,6 +143,15 @@ class MethodSection(Checked):
     def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
         """The method's parts, before they are bound to a network."""
         return find_method(self.name).parts(self.config(), privacy, rounds)
+
+
+def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
+    try:
+        if isinstance(value, int | float):
+            check_range(setting, value)
+    except ValueError as error:
+        return [f"method: {error}"]
+    return []
 
 
 @dataclass(frozen=True)

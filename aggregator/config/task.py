@@ -358,17 +358,17 @@ def parse_task(
     where = str(file or where)
     if not isinstance(plain, dict):
         raise BadInput(f"{where}: a task has sections such as [model] and [data], not a list or a single value")
+    _leave_out_others(plain, overrides)
     for override in overrides:
         _apply(plain, override)
     read, errors = {**plain}, list(unknown(Task, plain))
     for name in plain.keys() & _SECTIONS.keys():
         errors += faults(_SECTIONS[name], plain[name], name)
     if "method" in plain:
-        try:
-            read["method"] = MethodSection.of(plain["method"])
-        except Malformed as error:
-            errors.append(str(error))
+        errors += MethodSection.faults(plain["method"])
     if not errors:
+        if "method" in plain:
+            read["method"] = MethodSection.of(plain["method"])
         try:
             return _with_steps(from_plain(Task, read, where="task"), plain)
         except Malformed as error:
@@ -411,6 +411,14 @@ def _without_none(plain: Any) -> Any:
     if isinstance(plain, dict):
         return {key: _without_none(value) for key, value in plain.items() if value is not None}
     return [_without_none(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+
+
+def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """Noise is given in one of two ways; an override of one takes the place of the other in the file."""
+    given = {override.partition("=")[0].strip() for override in overrides}
+    for key, other in (("noise_multiplier", "epsilon"), ("epsilon", "noise_multiplier")):
+        if f"privacy.{key}" in given and isinstance(plain.get("privacy"), dict):
+            plain["privacy"].pop(other, None)
 
 
 def _apply(plain: dict[str, Any], override: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import Release, add_release, find_release, releases
-from hushfleet.aggregator.fleet.tokens import new_token
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import load_board
@@ -154,7 +154,7 @@ def card_of(
         device_toml=text,
         ca=(folder.ca / "ca.pem").read_bytes(),
         release_key=load_or_create(folder.release_key).public_key.hex(),
-        token=new_token(),
+        token=secrets.token_urlsafe(32),  # one-time: the registry keeps its SHA-256 alone
         images_path=tomllib.loads(text)["data"]["path"],
         classes=classes,
         images=own,

@@ -39,7 +39,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Activity, Result
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant
 
 MOST_NAMES = 16
 SOFT, WARNING, BUSY, DONE = "bright_black", "#e0a33e", "#5aa9e6", "#4fb3a5"

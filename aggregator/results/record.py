@@ -28,8 +28,9 @@ from hushfleet.aggregator.results.result import (
     WireInfo,
 )
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import TRUST, WireSpec
+from hushfleet.config.spec import WireSpec
 from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.terms import TRUST
 
 EVENTS_NAME = "events.jsonl"
 

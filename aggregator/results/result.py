@@ -27,9 +27,9 @@ from pydantic import (
 )
 
 from hushfleet import atomic_file
-from hushfleet.config.spec import Accounting, Form, Trust
+from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant, Accounting, Trust
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode

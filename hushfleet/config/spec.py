@@ -33,16 +33,11 @@ from hushfleet.errors import Malformed, TooLarge
 from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import MAX_PARAMS, ParamLayout
 from hushfleet.model.targets import CLASSES, Targets
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
 
 SPEC_VERSION = 1
 Augment = Literal["none", "flip-crop"]
 Form = Literal["quantized", "one-bit", "float16", "float32", "masked"]
-Unit = Literal["device", "record"]
-Accounting = Literal["as-published", "strict", "secure"]
-Trust = Literal["local", "secure-sum", "as-published"]
-TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
-"""Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000

@@ -10,7 +10,6 @@ What it will need in memory and work is bounded by `hushfleet.graphs.shapes`, wh
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,10 +92,6 @@ class GraphFacts:
     outputs: Mapping[str, ValueFacts]
     constants: Mapping[str, Tensor]
     nodes: tuple[Node, ...]
-
-    @property
-    def operators(self) -> Mapping[str, int]:
-        return Counter(node.operator for node in self.nodes)
 
 
 def check_graph(

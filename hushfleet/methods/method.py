@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from hushfleet.array_api import Array
@@ -77,9 +77,14 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, accepted = getattr(self, each.name), each.metadata.get("accepted")
-            require(accepted is None or _is_within(value, accepted), each.name, value, f"in {accepted}")
+            check_range(each, getattr(self, each.name))
         require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
+
+
+def check_range(setting: Field[Any], value: Any) -> None:
+    """Raises ValueError where it is not `within` what is accepted."""
+    accepted = setting.metadata.get("accepted")
+    require(accepted is None or _is_within(value, accepted), setting.name, value, f"in {accepted}")
 
 
 def _is_within(value: float, accepted: str) -> bool:

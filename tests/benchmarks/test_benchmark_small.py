@@ -30,7 +30,7 @@ def test_the_clock_and_a_live_fleet_have_the_same_rounds(figures_of: Callable[..
 
 @pytest.mark.slow
 def test_liars_are_what_the_norm_test_stops(figures_of: Callable[..., Any]) -> None:
-    cells = figures_of(liars.main, "--rounds 2 --devices 10 --cells 3")["cells"]
+    cells = figures_of(liars.main, "--rounds 1 --devices 10 --cells 3")["cells"]
     assert [(cell["attack"], cell["aggregation"]) for cell in cells] == [("none", name) for name in liars.AGGREGATIONS]
     assert all(cell["refused"] == 0 for cell in cells)
     lab = liars.Lab(rounds=4, devices=10)

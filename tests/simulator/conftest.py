@@ -25,7 +25,7 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
-DEVICES = 8
+DEVICES = 5
 ROUNDS = 3
 PATIENCE_S = 240.0  # of a machine that does other things too
 
@@ -43,7 +43,7 @@ def make_task(**sections: dict[str, Any] | int) -> Task:
             "devices": DEVICES,
             "partition": "dirichlet-class",
             "alpha": 1.0,
-            "limit": 640,
+            "limit": 400,
             "min_samples": 20,
         },
         # Whoever is killed is waited for, so that every run has the same participants.

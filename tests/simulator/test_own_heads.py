@@ -15,7 +15,7 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.own_head import own_head_of
-from hushfleet.simulator.engines.fast.alone_on_features import best_way, reached_alone
+from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, accuracies, best_way, said_alone
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -114,6 +114,11 @@ def test_the_best_way_is_the_fleets() -> None:
     for each, neighbour, mean in zip(ways, (0.9, 0.1), (0.4, 0.7), strict=True):
         each |= {"nearest neighbour": neighbour, "nearest class mean": mean}
     assert best_way(ways) == "nearest class mean"
+
+
+def reached_alone(train: FeatureSamples, tests: list[FeatureSamples], *, classes: int) -> list[Accuracies]:
+    said = said_alone(train, tests, classes=classes)
+    return [accuracies(each, test) for each, test in zip(said, tests, strict=True)]
 
 
 def test_who_has_no_images_reaches_nothing_alone() -> None:

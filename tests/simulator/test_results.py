@@ -28,7 +28,7 @@ from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.studies.sweep import with_sweeps
 
-NAMES = [f"device-{number}" for number in range(8)]
+NAMES = [f"device-{number}" for number in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def metrics_of(simulation: Simulation, device: str) -> list[dict[str, Any]]:
 
 def test_it_names_the_run(result: Result, calm: Simulation) -> None:
     assert (result.method, result.dataset, result.engine) == ("fedglp-adp", "digits", "fast")
-    assert (result.devices, result.seed, result.clip_norm, result.noise_multiplier) == (8, 7, 2.0, 0.3)
+    assert (result.devices, result.seed, result.clip_norm, result.noise_multiplier) == (5, 7, 2.0, 0.3)
     assert result.details.devices == NAMES
     assert result.boards == dict.fromkeys(NAMES, "generic-x86")
     assert [row.round for row in result.rounds] == [1, 2, 3]
@@ -60,7 +60,7 @@ def test_accuracies_are_means_of_what_devices_measured(result: Result, calm: Sim
     for number, row in enumerate(result.rounds):
         for key in ("accuracy_own_common", "accuracy_own_local"):
             measured = [metrics_of(calm, name)[number][key] for name in NAMES]
-            assert getattr(row, key) == pytest.approx(sum(measured) / 8)
+            assert getattr(row, key) == pytest.approx(sum(measured) / 5)
             assert getattr(result.details, key)[number] == measured
         assert 0.0 <= row.accuracy_global <= 1.0
 
@@ -70,7 +70,7 @@ def test_layers_shares_and_clip_weights(result: Result, calm: Simulation) -> Non
     for number in range(3):
         for layer in range(layers):
             shares = [metrics_of(calm, name)[number]["personal_share"][layer] for name in NAMES]
-            assert result.details.personal_share[number][layer] == pytest.approx(sum(shares) / 8)
+            assert result.details.personal_share[number][layer] == pytest.approx(sum(shares) / 5)
         assert sum(result.details.clip_weights[number]) == pytest.approx(1.0), "parts of the squared clip norm"
     assert result.details.personal_share[0] == [0.0] * layers, "all is shared in the first round"
     assert max(result.details.personal_share[2]) > 0
@@ -97,7 +97,7 @@ def test_traffic_and_privacy_are_the_aggregators_record(result: Result, calm: Si
 def test_the_timeline_comes_from_the_logs_and_its_outcomes_from_the_store(copy: Simulation) -> None:
     calm = assemble(copy, engine="fast").details.fleet_timeline
     assert calm is not None
-    assert (calm.devices, calm.outcomes, calm.timed) == (NAMES, ["aaa"] * 8, False)
+    assert (calm.devices, calm.outcomes, calm.timed) == (NAMES, ["aaa"] * 5, False)
     lines = copy.folder.events.read_text().splitlines(keepends=True)
     lost = next(n for n, line in enumerate(lines) if '"update"' in line)
     opened = next(n for n, line in enumerate(lines) if '"round_open"' in line)
@@ -111,7 +111,7 @@ def test_the_timeline_comes_from_the_logs_and_its_outcomes_from_the_store(copy: 
     told = assemble(copy, engine="live").details.fleet_timeline
     assert told is not None
     assert told.timed
-    assert told.outcomes == ["aaa"] * 8, "an update whose line is missing"
+    assert told.outcomes == ["aaa"] * 5, "an update whose line is missing"
     assert "training" in {state for *_, state in told.spans[3]}
     assert [(mark.what, mark.target) for mark in told.marks] == [("kill", "broker")]
 
@@ -126,13 +126,13 @@ def test_baseline_and_sweep_are_put_in(calm: Simulation) -> None:
     alone = [Alone(name, 0.1 * number, 0.05 * number) for number, name in reversed(list(enumerate(NAMES)))]
     point = SweepPoint(noise_multiplier=1.0, epsilon_server=2.0, epsilon_release=1.0)
     result = with_sweeps(assemble(calm, engine="live", alone=alone), [point], [])
-    assert result.details.local_only_common == pytest.approx([0.1 * number for number in range(8)])
-    assert result.local_only.accuracy_own_common == pytest.approx(0.35)
-    assert result.local_only.accuracy_own_local == pytest.approx(0.175)
+    assert result.details.local_only_common == pytest.approx([0.1 * number for number in range(5)])
+    assert result.local_only.accuracy_own_common == pytest.approx(0.2)
+    assert result.local_only.accuracy_own_local == pytest.approx(0.1)
     assert [each.noise_multiplier for each in result.details.privacy_sweep] == [0.3, 1.0]
     assert result.details.privacy_sweep[1] == point
     own = result.details.privacy_sweep[0]
-    assert own.gain_over_local_only == pytest.approx(result.rounds[-1].accuracy_own_common - 0.35)
+    assert own.gain_over_local_only == pytest.approx(result.rounds[-1].accuracy_own_common - 0.2)
     assert result.details.wire_sweep == []
 
 
@@ -145,7 +145,7 @@ def test_what_was_not_measured_is_none(copy: Simulation) -> None:
     result = assemble(copy, engine="fast")
     table = result.details.accuracy_own_common
     assert [row[2] is None for row in table] == [True, False, False]
-    assert [sum(value is not None for value in row) for row in table] == [7, 8, 1]
+    assert [sum(value is not None for value in row) for row in table] == [4, 5, 1]
     assert result.rounds[2].accuracy_own_common == table[2][2]
 
 
@@ -188,7 +188,7 @@ def test_what_the_models_say_is_what_they_were_tested_to_say(calm: Simulation, r
     test = calm.fleet.common_test
     for counts, models, accuracy in (
         (details.confusion_global, 1, result.rounds[-1].accuracy_global),
-        (details.confusion_own, 8, result.rounds[-1].accuracy_own_common),
+        (details.confusion_own, 5, result.rounds[-1].accuracy_own_common),
     ):
         matrix = np.array(counts)
         assert matrix.sum(axis=1).tolist() == (models * np.bincount(test.labels, minlength=10)).tolist()
@@ -197,7 +197,7 @@ def test_what_the_models_say_is_what_they_were_tested_to_say(calm: Simulation, r
     for place, (index, each) in enumerate(zip(chosen, details.examples, strict=True)):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(each.png))))
         np.testing.assert_array_equal(pixels, test.images[index][0])
-        assert (each.label, each.device, each.said_alone) == (test.labels[index], NAMES[place % 8], place)
+        assert (each.label, each.device, each.said_alone) == (test.labels[index], NAMES[place % 5], place)
 
 
 def test_it_says_what_it_takes_to_run_it_again(result: Result, calm: Simulation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 import time
@@ -11,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hushfleet.aggregator.fleet.commands.run import serve
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.tokens import issue_token
+from hushfleet.aggregator.fleet.serve import serve
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -73,6 +73,13 @@ def make_folder(path: Path, *, boards: int = 2, task: str = TASK, **enrolment: A
         if boards:
             registry.add(counted(FEDERATION, boards, known=[], board="generic-x86"))
     return folder
+
+
+def issue_token(registry: FleetRegistry, device: str, *, days: float, now: float) -> str:
+    """A new token for the card of `device`, as its file holds it; the earlier ones hold no longer."""
+    token = secrets.token_urlsafe(32)
+    registry.add_token(device, token.encode(), expires=now + days * 86400)
+    return token
 
 
 class Board:

@@ -18,10 +18,9 @@ from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.tokens import issue_token
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, enrolment_proof
 from hushfleet.wire.format.identity import Identity
-from support.desk import FEDERATION, make_folder
+from support.desk import FEDERATION, issue_token, make_folder
 
 
 class Desk:

@@ -35,7 +35,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import codec, from_to, number, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
-from hushfleet.config.spec import TRUST
+from hushfleet.privacy.terms import TRUST
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40

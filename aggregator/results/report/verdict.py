@@ -28,7 +28,7 @@ from hushfleet.aggregator.results.gains import (
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, percent_up, size
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
-from hushfleet.config.spec import TRUST, Trust
+from hushfleet.privacy.terms import TRUST, Trust
 
 STRONG_EPSILON = 1.0
 MODERATE_EPSILON = 4.0

@@ -22,12 +22,6 @@ Said = dict[str, np.ndarray]
 _BATCH = 256
 
 
-def reached_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Accuracies]:
-    """Trains one device alone, in each of the ways, and tests it on each of `tests`; see `said_alone`."""
-    said = said_alone(train, tests, classes=classes)
-    return [accuracies(each, test) for each, test in zip(said, tests, strict=True)]
-
-
 def accuracies(said: Said, test: LabelledSamples) -> Accuracies:
     return {way: float((each == test.y).mean()) if len(each) else float("nan") for way, each in said.items()}
 

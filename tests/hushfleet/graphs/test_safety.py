@@ -48,8 +48,7 @@ GOOD = good().SerializeToString()
 
 def test_facts_of_a_good_graph():
     facts = check_graph(GOOD)
-    assert facts.operators == {"Conv": 1, "Add": 1, "LeakyRelu": 1, "Constant": 1, "Mul": 1}
-    assert len(facts.nodes) == 5
+    assert sorted(node.operator for node in facts.nodes) == ["Add", "Constant", "Conv", "LeakyRelu", "Mul"]
     assert facts.opset == 18
     assert facts.initializer_bytes == 4 * 2 + 4
     assert facts.inputs == {
