@@ -65,6 +65,7 @@ class TaskRuntime:
         method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
         if method.parts.of_classes and not spec.model.targets.are_classes:
             raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
+        objective = spec.model.targets.objective(method.objective)
         # The sizes are the task's: whether a graph is refused must not tell how many samples this device has.
         cost, _ = (
             check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=batch, memory_bytes=config.memory_mib << 20)
@@ -88,7 +89,7 @@ class TaskRuntime:
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
             gradient,
-            GradientGraph(gradient, layout, threads=threads),
+            GradientGraph(gradient, layout, objective=objective, threads=threads),
             self.inference,
             task=digest,
             spec=spec,

@@ -45,7 +45,7 @@ def check_against_torch(
         check_cost(check_graph(graph), batch=batch)
     rng = np.random.default_rng(seed)
     reference = TorchGradient(model, objective=objective)
-    run_gradient = GradientGraph(gradient, model.layout)
+    run_gradient = GradientGraph(gradient, model.layout, objective=objective)
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
     if model.starts_at_zero or model.start is not None:  # where a wrong gradient may look right

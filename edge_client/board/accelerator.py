@@ -146,7 +146,10 @@ class AcceleratorTrial:
             raise GraphRefused(f"it takes some {needed >> 20} MiB, and {given >> 20} MiB are free for it")
         limit = self._memory_bytes - (OWN_MIB << 20)
         provider: Provider = (PROVIDER, _options(limit) if PROVIDER.startswith("CUDA") else {})
-        return GradientGraph(self._graph, self._cpu.layout, threads=self._threads, provider=provider)
+        objective = self._spec.model.targets.objective(CROSS_ENTROPY)
+        return GradientGraph(
+            self._graph, self._cpu.layout, objective=objective, threads=self._threads, provider=provider
+        )
 
     def _check(self, gpu: GradientGraph) -> None:
         """Raises `GraphRefused` unless it computes what the processor does, on random batches."""

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
-from hushfleet.model.objectives import both_or_none
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.linear import LinearClipping
@@ -136,24 +136,36 @@ class GradientGraph:
     `clipped_sum` is there for one linear layer alone; see `hushfleet.training.batch.GradientFunction`.
 
     :param graph: an ONNX file that `check_graph` accepted.
-    :raises GraphRefused: the graph does not load, or does not fit `layout`.
+    :param objective: whose gradient it is, without a teacher.
+    :raises GraphRefused: the graph does not load, or does not fit `layout` or the objective's targets.
     """
 
     def __init__(
-        self, graph: bytes, layout: ParamLayout, *, threads: int = 1, provider: Provider | None = None
+        self,
+        graph: bytes,
+        layout: ParamLayout,
+        *,
+        objective: Objective = CROSS_ENTROPY,
+        threads: int = 1,
+        provider: Provider | None = None,
     ) -> None:
         shapes = zip(layout.names, layout.shapes, strict=True)
         outputs = {"loss": (), **{f"grad.{name}": shape for name, shape in shapes}}
         self._graph = _BoundGraph(graph, layout, outputs=outputs, threads=threads, provider=provider)
         self.layout = layout
+        y = self._graph.inputs.get("y")
+        if y is not None and (y.type == "tensor(int64)") != objective.of_classes:
+            raise GraphRefused(
+                f"the graph's input 'y' is a {y.type}, which are no targets of the loss {objective.kind!r}"
+            )
         self.masks = sorted(
             (name for name in self._graph.batched if name.startswith("dropout.")),
             key=lambda name: int(name.removeprefix("dropout.")),
         )
         self.distills = "teacher" in self._graph.batched
         # Of one linear layer single gradients follow from logits, and a graph a record would take most of a round.
-        closed_form = is_linear(layout) and not self.distills and self._graph.inputs["y"].type == "tensor(int64)"
-        self.clipped_sum = LinearClipping(layout) if closed_form else None
+        closed_form = is_linear(layout) and not self.distills
+        self.clipped_sum = LinearClipping(layout, objective) if closed_form else None
 
     def __call__(
         self,

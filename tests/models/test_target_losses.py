@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from hushfleet.errors import GraphRefused
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import Objective
 from hushfleet.models import get_model
@@ -44,7 +45,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def export(kind: Any, outputs: int) -> GradientGraph:
         folder = tmp_path_factory.mktemp("graphs")
         found = export_graphs(made(outputs), objective=Objective(kind), cache_dir=folder)
-        return GradientGraph(found.gradient, made(outputs).layout)
+        return GradientGraph(found.gradient, made(outputs).layout, objective=Objective(kind))
 
     return export
 
@@ -85,14 +86,17 @@ def by_autograd(model: Model, kind: str, params: Any, x: Any, y: Any, mask: Any)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_linear_model_has_no_closed_form_of_another_loss(tmp_path: Path, kind: Any) -> None:
-    """It would be that of the softmax: gradients are taken record by record instead."""
+def test_a_graph_is_told_its_loss(tmp_path: Path, kind: Any) -> None:
+    """A linear layer's closed form follows the loss, and a graph of other targets is refused when it is loaded."""
     model, objective = get_model("linear", classes=2, input_shape=(3, 1, 1)), Objective(kind)
-    rng = np.random.default_rng(0)
-    run = GradientGraph(export_graphs(model, objective=objective, cache_dir=tmp_path).gradient, model.layout)
-    assert run.clipped_sum is None
+    graph = export_graphs(model, objective=objective, cache_dir=tmp_path).gradient
+    with pytest.raises(GraphRefused, match="no targets of the loss 'cross-entropy'"):
+        GradientGraph(graph, model.layout)
+    run, rng = GradientGraph(graph, model.layout, objective=objective), np.random.default_rng(0)
     x, y, _ = random_batch(model, 4, rng, objective)
-    params, summed = model.init(0), np.empty(model.layout.size, np.float32)  # zeros, where outputs are at the kink
-    ClientBatch(run, x, y, (), {}, np.empty_like(summed)).clipped_sum(params, 1e9, summed)
-    slopes = objective.loss_and_cotangent(np.zeros((4, 2)), y)[1]
-    np.testing.assert_allclose(summed, [*(slopes.T @ x.reshape(4, 3)).ravel(), *slopes.sum(0)], rtol=1e-4, atol=1e-5)
+    for params in (model.init(0), rng.standard_normal(model.layout.size, np.float32)):  # at first zeros: a kink
+        client = ClientBatch(run, x, y, (), {}, np.empty_like(params))
+        losses, each = client.each(params)
+        found = np.empty_like(params)
+        assert client.clipped_sum(params, 1e9, found) == pytest.approx(losses.mean(), rel=1e-5)
+        np.testing.assert_allclose(found, each.sum(0), rtol=1e-4, atol=1e-5)

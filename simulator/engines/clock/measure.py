@@ -60,7 +60,9 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
     """
     model, blobs = prepared.spec.model, prepared.blobs
     inference, inference_s = _measured(lambda: InferenceGraph(blobs[model.inference.digest], model.layout))
-    gradient, gradient_s = _measured(lambda: GradientGraph(blobs[model.gradient.digest], model.layout))
+    objective = model.targets.objective(prepared.method.objective)
+    graph = blobs[model.gradient.digest]
+    gradient, gradient_s = _measured(lambda: GradientGraph(graph, model.layout, objective=objective))
     batch = prepared.method.config.batch_size
     small = max(1, batch // 4)
     with (

@@ -86,7 +86,7 @@ def make_gradient(
     :param input_shape: of a model that takes any, as `get_model`.
     """
     if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # known to the parent alone
-        return GradientGraph(graph, layout)
+        return GradientGraph(graph, layout, objective=objective)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == NATIVE:
         from hushfleet.models.native.gradient import NativeGradient
