@@ -3,6 +3,8 @@
 Exit codes: 0 stopped or finished, 1 failure, 2 something that a person must see to (a file or value that is wrong,
 a store that is a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and the
 device goes on where it was.
+
+A command imports what does the work when it is called, so that a board answers `--help` at once.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import hushfleet
-from hushfleet.edge_client.board.certificate import certificate_words
-from hushfleet.edge_client.board.config import DeviceConfig, load_config
-from hushfleet.edge_client.board.installed_runtime import use_installed_runtime
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board.config import DeviceConfig
+    from hushfleet.edge_client.storage.store import DeviceStore
 
 INTERRUPTED = 130
 
@@ -109,10 +112,14 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.board.installed_runtime import use_installed_runtime
+
     config = load_config(options.config)
     if config.device.accelerator != "cpu" and config.simulation is None:
         use_installed_runtime(sys.path)
     from hushfleet.edge_client.agent import Agent
+    from hushfleet.edge_client.board.certificate import certificate_words
     from hushfleet.edge_client.board.local_data import data_words
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
@@ -164,21 +171,23 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.predict import predict
 
     with _inspected(load_config(options.config)) as store:
         prediction = predict(store, options.image)
-    top = prediction.classes[: max(1, options.top)]
+    top = prediction.classes if prediction.are_numbers else prediction.classes[: max(1, options.top)]
     if options.json:
         print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
         print(f"{options.image}: by the {prediction.model} model of {prediction.task}")
-        for name, probability in top:
-            print(f"  {100 * probability:5.1f} %  {name}")
+        for name, value in top:
+            print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.status import status, told
 
     config = load_config(options.config)
@@ -189,6 +198,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _update(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.fleet.by_hand import hand_over
 
     manifest = hand_over(load_config(options.config), options.release)
@@ -208,6 +218,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _inspected(config: DeviceConfig) -> DeviceStore:
+    from hushfleet.edge_client.storage.store import DeviceStore
+
     return DeviceStore(config.store_path, device=config.device.id, inspect=True)
 
 

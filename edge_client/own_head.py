@@ -16,7 +16,7 @@ from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.model.own_head import is_linear, own_head_of
+from hushfleet.model.own_head import own_head_of
 from hushfleet.wire.format.messages import RoundPlan
 
 _log = logging.getLogger("hushfleet.edge")
@@ -38,7 +38,7 @@ class OwnHeads:
         """
         finished = plan.phase == "finished"
         wanted = plan.task, plan.global_digest, finished
-        if self._done == wanted or not is_linear(task.spec.model.layout) or not (finished or not task.constant_time):
+        if self._done == wanted or not task.spec.model.chooses_head or not (finished or not task.constant_time):
             return False
         try:
             if finished:

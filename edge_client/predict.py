@@ -1,4 +1,4 @@
-"""Class probabilities of one image by the device's own model.
+"""Class probabilities of one image, or the numbers that the task predicts, by the device's own model.
 
 The personalised model of the current task if this device has trained, else the last global model. Of a linear model,
 the head that the device has chosen by its own images (`hushfleet.model.own_head`).
@@ -24,7 +24,6 @@ from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.model.evaluation import evaluate_each
-from hushfleet.model.own_head import is_linear
 
 
 class Prediction(NamedTuple):
@@ -32,12 +31,14 @@ class Prediction(NamedTuple):
 
     :param task: whose model it is.
     :param model: `personalised` or `global`, or the own head that was chosen, in words.
-    :param classes: (name, probability), the likeliest first.
+    :param classes: (name, probability), the likeliest first; of a task that predicts numbers (output, number).
+    :param are_numbers: whether it does.
     """
 
     task: str
     model: str
     classes: tuple[tuple[str, float], ...]
+    are_numbers: bool = False
 
 
 class OwnModel(NamedTuple):
@@ -70,12 +71,10 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
     graph, features = _graphs(store, spec)
     model = spec.model
     x = inputs_of(_read(image, model), features).x
-    logits = graph(params, x)[0].astype(np.float64)
-    odds = np.exp(logits - logits.max())
-    probabilities = odds / odds.sum()
-    order = np.argsort(-probabilities, kind="stable")
-    ranked = tuple((model.class_names[i], float(probabilities[i])) for i in order)
-    return Prediction(spec.task, kind, ranked)
+    [predicted] = model.targets.predicted(graph(params, x))
+    are_numbers = model.targets.loss == "squared"
+    order = range(len(predicted)) if are_numbers else np.argsort(-predicted, kind="stable")
+    return Prediction(spec.task, kind, tuple((model.class_names[i], float(predicted[i])) for i in order), are_numbers)
 
 
 class OwnAccuracy(NamedTuple):
@@ -136,7 +135,7 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
     """The flat vector, and how it is called."""
     head, own = store.own_head(spec.task), store.own_params(spec.task)
-    if own is not None and (head is not None or not is_linear(spec.model.layout)):
+    if own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.words
     data = store.blob(store.global_digest) if store.global_digest else None
     return (None if data is None else np.frombuffer(data, "<f4").astype(np.float32)), "global"
@@ -145,4 +144,5 @@ def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]
 def _read(image: Path, model: ModelSpec) -> Samples:
     """The one image, decoded and normalised as the device's training images are."""
     pixels = read_image(image, input_shape=model.image_shape)
-    return Samples(pixels[None], np.zeros(1, np.int64), model.mean, model.std)
+    blank = model.targets.blank(1, len(model.class_names))
+    return Samples(pixels[None], blank, model.mean, model.std, model.targets)

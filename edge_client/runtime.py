@@ -23,7 +23,7 @@ from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
 from hushfleet.edge_client.trainer import FieldRandomness, SeededRandomness, TrainedRound, Trainer
-from hushfleet.errors import GraphRefused
+from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
@@ -63,6 +63,9 @@ class TaskRuntime:
     ) -> None:
         simulation, layout = config.simulation, spec.model.layout
         method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
+        if method.parts.of_classes and not spec.model.targets.are_classes:
+            raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
+        objective = spec.model.targets.objective(method.objective)
         # The sizes are the task's: whether a graph is refused must not tell how many samples this device has.
         cost, _ = (
             check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=batch, memory_bytes=config.memory_mib << 20)
@@ -86,7 +89,7 @@ class TaskRuntime:
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
             gradient,
-            GradientGraph(gradient, layout, threads=threads),
+            GradientGraph(gradient, layout, objective=objective, threads=threads),
             self.inference,
             task=digest,
             spec=spec,

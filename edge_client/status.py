@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from hushfleet.config.schema import to_plain
-from hushfleet.config.spec import TRUST, TaskSpec, Trust
+from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.waiting import read_waiting
@@ -18,6 +18,7 @@ from hushfleet.edge_client.predict import own_accuracy
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
+from hushfleet.privacy.terms import TRUST, Trust
 
 
 def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:

@@ -19,7 +19,7 @@ PAGES = {
 }
 # Of a client that trains fashion-mnist-cnn by DP-FedAvg, measured on x86 (docs/performance.md, "Board"): its peak, and
 # the processor time of a round.
-_CLIENT_MIB, _ROUND_S = 150, 0.39
+CLIENT_MIB, ROUND_S = 150, 0.39
 _WITH_CARD = """\
 ```console
 hushfleet fleet add greenhouse --count 40 --board {board} --wifi home.toml
@@ -109,16 +109,16 @@ def page(title: str, boards: tuple[Board, ...]) -> str:
 
 
 def _expected(board: Board) -> list[tuple[str, str]]:
-    used, speed = _CLIENT_MIB / float(board.memory_mib), float(board.relative_cpu_speed)
+    used, speed = CLIENT_MIB / float(board.memory_mib), float(board.relative_cpu_speed)
     return [
-        ("the card carries", "20 MB for the client; 107 MB unpacked, with compiled caches"),
+        ("the card carries", "the client, [about 20 MB](index.md#sizes)"),
         ("installation at the first start", "not measured here; 63 s of processor time where aarch64 was emulated"),
         (
             "memory of the client",
-            f"{_CLIENT_MIB} MiB at most with `fashion-mnist-cnn` (measured on x86): {100 * used:.0f} % of what it has",
+            f"{CLIENT_MIB} MiB at most with `fashion-mnist-cnn` (measured on x86): {100 * used:.0f} % of what it has",
         ),
         ("speed of a core", f"about {speed:g} of a 3 GHz AVX2 core (estimated)"),
-        ("a round of that network", f"about {_ROUND_S / speed:.0f} s (estimated; measured on x86: {_ROUND_S} s)"),
+        ("a round of that network", f"about {ROUND_S / speed:.0f} s (estimated; measured on x86: {ROUND_S} s)"),
     ]
 
 

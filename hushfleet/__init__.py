@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hushfleet import methods, models, privacy
     from hushfleet.data.arrays import Data
     from hushfleet.methods.method import Method, Published, TrainingConfig, published
+    from hushfleet.models.module import with_group_norm
     from hushfleet.simulator.api import Task, events, simulate, task
     from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 
@@ -34,11 +35,13 @@ __all__ = [
     "published",
     "simulate",
     "task",
+    "with_group_norm",
 ]
 
 _MODULES = {
     "data.arrays": ("Data",),
     "methods.method": ("Method", "Published", "TrainingConfig", "published"),
+    "models.module": ("with_group_norm",),
     "simulator.api": ("Task", "events", "simulate", "task"),
     "simulator.runs": ("Comparison", "Run", "compare", "open_run"),
 }

@@ -46,7 +46,7 @@ def is_own(name: str) -> bool:
 
 
 def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, int, int] | None = None) -> Model:
-    """The network called `name`, with the outputs of its own data set unless `classes` says. Raises `BadInput`.
+    """The network called `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
 
     :param input_shape: of `linear`, which takes any, and of your own; the other networks have theirs.
     """
@@ -60,8 +60,8 @@ def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, 
         raise BadInput(
             f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"
         )
-    if classes is not None and classes < 2:
-        raise BadInput(f"classes = {classes}: a classifier needs at least 2")
+    if classes is not None and classes < 1:
+        raise BadInput(f"classes = {classes}: a network needs at least one output")
     given: dict[str, Any] = {} if classes is None else {"classes": classes}
     if name == "linear" and input_shape is not None:
         given["input_shape"] = input_shape

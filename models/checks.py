@@ -15,6 +15,7 @@ from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
+from hushfleet.model.targets import random_targets
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
 
@@ -44,7 +45,7 @@ def check_against_torch(
         check_cost(check_graph(graph), batch=batch)
     rng = np.random.default_rng(seed)
     reference = TorchGradient(model, objective=objective)
-    run_gradient = GradientGraph(gradient, model.layout)
+    run_gradient = GradientGraph(gradient, model.layout, objective=objective)
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
     if model.starts_at_zero or model.start is not None:  # where a wrong gradient may look right
@@ -67,10 +68,12 @@ def check_against_torch(
     return worst
 
 
-def random_batch(model: Model, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Masks]:
-    """Images `[B, C, H, W]`, labels `[B]` and dropout masks `[B, *shape]` of random content."""
+def random_batch(
+    model: Model, size: int, rng: np.random.Generator, objective: Objective = CROSS_ENTROPY
+) -> tuple[np.ndarray, np.ndarray, Masks]:
+    """Images `[B, C, H, W]`, targets `[B]` or `[B, classes]`, and dropout masks `[B, *shape]` of random content."""
     x = rng.standard_normal((size, *model.input_shape), np.float32)
-    y = rng.integers(0, model.classes, size)
+    y = random_targets(objective, size, model.classes, rng)
     masks = tuple(
         ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout
     )
@@ -94,7 +97,7 @@ def stable_batch(
     """
     chosen: list[tuple[np.ndarray, np.ndarray, Masks]] = []
     for _ in range(size * CANDIDATES_PER_SAMPLE):
-        sample = random_batch(reference.model, 1, rng)
+        sample = random_batch(reference.model, 1, rng, reference.objective)
         if _is_stable(reference, params, sample):
             chosen.append(sample)
         if len(chosen) == size:

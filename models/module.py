@@ -222,7 +222,7 @@ def _network(module: nn.Module, name: str, classes: int, input_shape: Shape) -> 
             raise BadInput(
                 f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which mixes the samples of a "
                 "batch and keeps averages of private data. Use GroupNorm: "
-                "hushfleet.models.module.with_group_norm(network) gives a copy that has it"
+                "hushfleet.with_group_norm(network) gives a copy that has it"
             )
     masks = _Masks()
     for parent in list(module.modules()):
@@ -250,7 +250,7 @@ def _check_outputs(module: nn.Module, name: str, classes: int, x: Tensor, masks:
         given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise BadInput(
             f"model.name = {name!r}: must give logits float32 [B, {classes}] for [B, {', '.join(map(str, shown))}], "
-            f"one for each class, and gives {given} for B = {len(x)}"
+            f"one for each class or target, and gives {given} for B = {len(x)}"
         )
     kept = {key: value.clone() for key, value in module.named_buffers()}
     module.train()

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
-from hushfleet.models.losses import distilled_losses
+from hushfleet.models.losses import distilled_losses, losses_of, mean_loss
 from hushfleet.models.model import Model
 
 
@@ -23,10 +22,11 @@ class TorchGradient:
     """`(params, x, y, dropout) -> (loss, gradient)` of `model` under a batch's mean loss by `objective`.
 
     With a teacher's logits float32 `[B, classes]` and the distillation's weights float32 `[B]` for a call; none at
-    all: the loss is the cross-entropy.
+    all: the loss is that without a teacher.
 
     NumPy arrays give NumPy arrays, tensors give tensors on their device (NumPy inputs are computed on
-    `device`). Images are float32 `[B, C, H, W]`, labels int64 `[B]`, params and gradients float32 `[d]`.
+    `device`). Images are float32 `[B, C, H, W]`, labels int64 `[B]` or targets float32
+    `[B, classes]`, params and gradients float32 `[d]`.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class TorchGradient:
         if teacher is not None and distill is not None:
             losses = distilled_losses(self.objective, logits, y, teacher, distill)
         elif weights is None:
-            return F.cross_entropy(logits, y)
+            return mean_loss(self.objective, logits, y)
         else:
-            losses = F.cross_entropy(logits, y, reduction="none")
+            losses = losses_of(self.objective, logits, y)
         return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
 
     def _flat(self, grads: Mapping[str, Tensor], *, like: Any, out: Any | None) -> Any:

@@ -21,13 +21,12 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.nn import functional as F
 
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.checks import random_batch, random_teacher
 from hushfleet.models.decompositions import gradient_decompositions, onnx_translations
 from hushfleet.models.features.graph import without_traces
-from hushfleet.models.losses import distilled_losses
+from hushfleet.models.losses import distilled_losses, mean_loss
 from hushfleet.models.model import Model
 
 OPSET = 18
@@ -45,7 +44,7 @@ def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes
             logits = model.forward(dict(zip(names, tensors, strict=True)), x, dropout)
             if objective.distills:
                 return distilled_losses(objective, logits, y, *distilled).mean()
-            return F.cross_entropy(logits, y)
+            return mean_loss(objective, logits, y)
 
         (x, y), dropout, distilled = args[len(names) : first_mask], args[first_mask:after], args[after:]
         grads, value = torch.func.grad_and_value(loss)(args[: len(names)])
@@ -54,7 +53,7 @@ def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes
     inputs = [f"param.{name}" for name in names] + ["x", "y"] + [f"dropout.{i}" for i in range(masks)]
     first_mask, after = len(names) + 2, len(inputs)
     inputs += ["teacher", "distill"] if objective.distills else []
-    return _export(model, loss_and_grads, inputs, ["loss", *(f"grad.{name}" for name in names)])
+    return _export(model, loss_and_grads, inputs, ["loss", *(f"grad.{name}" for name in names)], objective)
 
 
 def export_inference(model: Model) -> bytes:
@@ -78,8 +77,10 @@ class _Wrap(torch.nn.Module):
         return self.function(*args)
 
 
-def _export(model: Model, function: Any, inputs: list[str], outputs: list[str]) -> bytes:
-    args = _example(model, inputs)
+def _export(
+    model: Model, function: Any, inputs: list[str], outputs: list[str], objective: Objective = CROSS_ENTROPY
+) -> bytes:
+    args = _example(model, inputs, objective)
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     shapes = {"args": tuple(None if name.startswith("param.") else {0: batch} for name in inputs)}
     decompositions = gradient_decompositions()
@@ -102,10 +103,10 @@ def _export(model: Model, function: Any, inputs: list[str], outputs: list[str]) 
     return _stripped(exported.model_proto).SerializeToString(deterministic=True)
 
 
-def _example(model: Model, inputs: list[str]) -> tuple[Tensor, ...]:
+def _example(model: Model, inputs: list[str], objective: Objective) -> tuple[Tensor, ...]:
     """Inputs to trace with. The batch is odd, so that it cannot be mistaken for a constant of the net."""
     params = {f"param.{k}": v for k, v in model.layout.unflatten(torch.from_numpy(model.init(0))).items()}
-    x, y, masks = random_batch(model, 5, np.random.default_rng(0))
+    x, y, masks = random_batch(model, 5, np.random.default_rng(0), objective)
     values = params | {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
     values |= {f"dropout.{i}": torch.from_numpy(mask) for i, mask in enumerate(masks)}
     teacher, distill = random_teacher(model, 5, np.random.default_rng(0))

@@ -47,7 +47,9 @@ class _Job:
 def with_answers(
     result: Result, simulation: Simulation, workers: WorkerPool, alone: Sequence[Alone], *, runtime: str
 ) -> Result:
-    """The result with what its models say; of the first devices that took part."""
+    """The result with what its models say; of the first devices that took part. As it is without classes to name."""
+    if not simulation.prepared.spec.model.targets.are_classes:
+        return result
     folder, test = simulation.folder, simulation.fleet.common_test
     with AggregatorStore(folder.aggregator, durable=False) as store:
         closed = store.last_closed_round

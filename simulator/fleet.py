@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -69,12 +70,15 @@ class SimulatedDevice:
 class Fleet:
     """The devices of a simulation, and the test set that all of them share.
 
-    :param label_counts: int `[devices, classes]` of all that each device holds, for the report.
+    :param label_counts: int `[devices, classes]` of all that each device holds, for the report; None where targets are
+        no classes.
+    :param chance: of these, what the best constant answer reaches on all samples, and on a device's own, the mean.
     """
 
     devices: tuple[SimulatedDevice, ...]
     common_test: Samples
-    label_counts: np.ndarray
+    label_counts: np.ndarray | None = None
+    chance: tuple[float, float] | None = None
 
 
 def device_names(count: int) -> list[str]:
@@ -94,11 +98,13 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LIMIT_STREAM,)))
         chosen = np.sort(rng.choice(len(train), section.limit, replace=False))
         train, owners = train.take(chosen), None if owners is None else owners[chosen]
+    # What is kept in the same shares when samples are dealt out or held out: classes, where there are any.
+    strata = train.labels if train.targets.are_classes else np.zeros(len(train), np.int64)
     if section.partition == "given":
         parts = given_parts(owners, devices=section.devices, min_samples=section.min_samples)
     else:
         parts = partition(
-            train.labels,
+            strata,
             kind=section.partition,
             devices=section.devices,
             seed=seed,
@@ -109,7 +115,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     devices = []
     for index, (name, indices) in enumerate(zip(device_names(section.devices), parts, strict=True)):
         if section.test_fraction > 0:
-            own, held_out = split_local(indices, train.labels, test_fraction=section.test_fraction, seed=seed + index)
+            own, held_out = split_local(indices, strata, test_fraction=section.test_fraction, seed=seed + index)
             local_test = Subset(train, partial(np.asarray, held_out))
         else:
             own = indices
@@ -127,8 +133,11 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
                 preference=_preference(task, index),
             )
         )
-    counts = label_counts(train.labels, parts, dataset.classes)
-    return Fleet(tuple(devices), dataset.test, counts)
+    if train.targets.are_classes:
+        return Fleet(tuple(devices), dataset.test, label_counts(train.labels, parts, dataset.classes))
+    reached = [train.targets.constant_right(train.labels[part]) for part in parts if len(part)]
+    chance = train.targets.constant_right(train.labels[np.concatenate(parts)]), fmean(reached)
+    return Fleet(tuple(devices), dataset.test, chance=chance)
 
 
 def _preference(task: Task, index: int) -> float:
@@ -167,7 +176,7 @@ def _like_own(held: np.ndarray, test: Samples, *, seed: int, index: int) -> np.n
 
 
 def save_samples(samples: Samples, path: Path) -> None:
-    """The `.npz` that a simulated device reads: `images` uint8 or float32 `[n, C, H, W]`, `labels` int64 `[n]`."""
+    """The `.npz` that a simulated device reads: `images` uint8 or float32 `[n, C, H, W]`, and `labels`."""
     np.savez(path, images=samples.images, labels=samples.labels)
 
 

@@ -16,7 +16,7 @@ from hushfleet.config.schema import to_plain
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.evaluation import evaluate
-from hushfleet.model.own_head import is_linear, own_head_of
+from hushfleet.model.own_head import own_head_of
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -34,7 +34,7 @@ class _Job:
 def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
     """Every device that took part chooses, where the model is linear; its last round's metrics are then that head's."""
     folder = simulation.folder
-    if not is_linear(simulation.prepared.spec.model.layout):
+    if not simulation.prepared.spec.model.chooses_head:
         return
     with AggregatorStore(folder.aggregator, durable=False) as store:
         closed = store.last_closed_round

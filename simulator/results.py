@@ -51,13 +51,15 @@ def assemble(
         return [[metrics[name].get(round, {}).get(key) for name in names] for round in rounds]
 
     common, local = grid("accuracy_own_common"), grid("accuracy_own_local")
+    counts, chance = simulation.fleet.label_counts, simulation.fleet.chance
     details = base.details.model_copy(
         update={
             "accuracy_own_common": common,
             "accuracy_own_local": local,
             "personal_share": _means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
             "clip_weights": _means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
-            "label_counts": [simulation.fleet.label_counts[by_name[name].index].tolist() for name in names],
+            "label_counts": [] if counts is None else [counts[by_name[name].index].tolist() for name in names],
+            "chance": None if chance is None else list(chance),
             "own_heads": _own_heads(metrics, names, rounds[-1] if rounds else 0),
             "common_test_images": len(simulation.fleet.common_test),
             "local_test_images": [len(by_name[name].local_test) for name in names],

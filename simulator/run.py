@@ -12,11 +12,12 @@ from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.model.objectives import CROSS_ENTROPY
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
-from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
@@ -44,6 +45,9 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
         else:
             with shown(console):
                 runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
+            spec = simulation.prepared.spec.model
+            if reason := unavailable(runtime, spec.name, spec.targets.objective(CROSS_ENTROPY)):
+                raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
             console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)
         with shown(console):

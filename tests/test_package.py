@@ -50,6 +50,64 @@ devices = 2
 rounds = 1
 """
 
+TYPED = """
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+import hushfleet as hf
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE
+from hushfleet.methods.personal import Head
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(input_shape[0], 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+def network(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    return hf.with_group_norm(Net(classes, input_shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(hf.TrainingConfig):
+    head_layers: int = 1
+
+
+@hf.published("mine", Settings, source="mine", summary="the last layers stay at home")
+def mine(config: Settings, privacy: PrivacySpec, rounds: int) -> hf.Method:
+    return hf.Method(Head(config.head_layers), Sgd(), CLIP_AND_NOISE)
+
+
+def names(runs: list[hf.Run]) -> Iterator[str]:
+    for run in runs:
+        yield from (str(name) for name in run.devices.index)
+
+
+x, y = np.zeros((60, 6), np.float32), np.arange(60) % 3
+data = hf.Data(x, y, class_names=("a", "b", "c"))
+task: hf.Task = hf.task({"name": "mine", "data": {"devices": 3}}, {"round.rounds": 2})
+for event in hf.events(task, out="a", model=network, data=(x, y), method=mine):
+    print(event["event"].upper())
+run = hf.simulate(task, model=Net, data=data, method=mine, out="b", quiet=True)
+best: float = float(run.devices["accuracy_own"].max())
+print(best, run.rounds.shape, run.privacy.columns, run.summary.upper(), run.report().name, run.result.devices + 1)
+run.plot_accuracy().set_title("accuracy")
+comparison: hf.Comparison = hf.compare([run, hf.open_run("a")])
+print(comparison.frame.shape, list(names([run])))
+print(hf.privacy.epsilon(4.0, rounds=20, delta=0.1).server + hf.privacy.noise_multiplier(2, rounds=20, delta=0.01))
+print(sorted(hf.methods.all_names())[0].upper(), hf.models.model_names()[0].upper())
+"""
+
 
 def installed_name(path: Path) -> str:
     """Where a file of the checkout is once it is installed."""
@@ -112,22 +170,46 @@ def test_a_users_own_packages_with_the_names_of_our_folders(wheel: Path, tmp_pat
     ]
 
 
-def test_a_fleet_runs_from_the_wheel_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """A broker, the aggregator and two boards, away from the checkout; other packages are this environment's."""
-    home = tmp_path / "environment"
+@pytest.fixture(scope="module")
+def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, away from the checkout; other packages are this environment's."""
+    home = tmp_path_factory.mktemp("installed") / "environment"
     venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    site = next(home.glob("lib/python*/site-packages"))
-    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    (_site(home) / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    python = str(home / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    return home
+
+
+def _site(home: Path) -> Path:
+    return next(home.glob("lib/python*/site-packages"))
+
+
+@pytest.mark.slow
+def test_a_users_script_is_checked_by_strict_mypy(home: Path, tmp_path: Path) -> None:
+    """Against the installed package; what is not typed there, or not shipped as typed, is an error of the script."""
+    script, python = tmp_path / "mine.py", home / "bin" / "python"
+    script.write_text(TYPED)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "mine.py"]
+    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    script.write_text(TYPED.replace(".upper()", ".uper()"))
+    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    # a run's summary, and names of methods and networks, on one line; an event's fields may be anything
+    assert done.stdout.count('"str" has no attribute "uper"') == 2, done.stdout
+
+
+def test_a_fleet_runs_from_the_wheel_in_an_environment_of_its_own(home: Path, tmp_path: Path) -> None:
+    """A broker, the aggregator and two boards."""
+    python = home / "bin" / "python"
     (tmp_path / "small.toml").write_text(SMALL)
     run = [home / "bin" / "hushfleet", "simulate", "small.toml", "--engine", "live", "--no-local-only", "--out", "run"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row.participants for row in Result.load(tmp_path / "run" / "result.json").rounds] == [2]
     where = [python, "-c", "import hushfleet.edge_client; print(hushfleet.edge_client.__file__)"]
-    assert str(site) in subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert str(_site(home)) in subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
 
 def test_nothing_is_looked_up_by_a_folders_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.errors import HushfleetError
-from hushfleet.firmware_profiles.board import Board, Quantity, board_names, load_board
+
+if TYPE_CHECKING:
+    from hushfleet.firmware_profiles.board import Board, Quantity
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +29,8 @@ def register(app: typer.Typer) -> None:
 
         Example:  hushfleet boards raspberry-pi-5-8gb
         """
+        from hushfleet.firmware_profiles.board import board_names, load_board
+
         try:
             chosen = [load_board(each) for each in ([name] if name else board_names())]
         except HushfleetError as error:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from hushfleet import atomic_file
-from hushfleet.aggregator.devices.devices_file import parse_key
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.secure.roster import Roster
-from hushfleet.wire.format.topics import check_name
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.devices.register import DeviceRegister
 
 WIDTH = 160  # a key stays on one line, to be copied
 
@@ -55,6 +49,9 @@ def _list(run: _Run) -> None:
     A device is `known` by a key that you gave, `pinned` by the first key that was seen of it, `expected` before that,
     or `blocked`.
     """
+    from rich.console import Console
+    from rich.table import Table
+
     with _opened(run) as register:
         known, refused = register.devices(), register.refused_births()
     console = Console()
@@ -84,6 +81,10 @@ def _add(
 
     Leave the key away only where the broker's access list binds a device's topics to the name in its certificate.
     """
+    from hushfleet.aggregator.devices.devices_file import parse_key
+    from hushfleet.aggregator.devices.register import KnownDevice
+    from hushfleet.wire.format.topics import check_name
+
     check_name(device, "the device id")
     with _opened(run, may_create=True) as register:
         given = None if key is None else parse_key(key, "--key")
@@ -111,6 +112,8 @@ def _block(
     reason: Annotated[str, typer.Option(help="For the list, and for the device's log.")] = "by its operator",
 ) -> None:
     """Ignore all messages of a device and refuse its updates from now on, in the open round, too."""
+    from hushfleet.wire.format.topics import check_name
+
     check_name(device, "the device id")
     with _opened(run, may_create=True) as register:
         register.block(device, reason)
@@ -129,6 +132,10 @@ def _roster(
     Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
     nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own.
     """
+    from hushfleet import atomic_file
+    from hushfleet.aggregator.storage.identity_file import load_or_create
+    from hushfleet.secure.roster import Roster
+
     with _opened(run) as register:
         keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
     if not keys:
@@ -144,10 +151,15 @@ def _roster(
 
 def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key is kept.")]) -> None:
     """Make the operator's key that signs lists of devices, or show the one in FILE. Keep it off the aggregator."""
+    from hushfleet.aggregator.storage.identity_file import load_or_create
+
     print(f'roster_key = "{load_or_create(file).public_key.hex()}"')
 
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
+    from hushfleet.aggregator.devices.register import DeviceRegister
+    from hushfleet.aggregator.storage.store import AggregatorStore
+
     if not (may_create or DeviceRegister.exists(run)):
         hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
         raise BadInput(f"{run} has no list of devices: {hint}")

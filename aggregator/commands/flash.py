@@ -6,33 +6,18 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 import hushfleet
-from hushfleet.aggregator.fleet.cards import (
-    Target,
-    build_release,
-    card_of,
-    choose_boards,
-    choose_target,
-    read_ssh_key,
-    release_for,
-)
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import Release
-from hushfleet.aggregator.observe.progress import shown
 from hushfleet.errors import BadInput
-from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot
-from hushfleet.firmware_profiles.cards.seed import Card, Writer
-from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-from hushfleet.firmware_profiles.cards.stock_image import System, read_system
-from hushfleet.firmware_profiles.cards.write import write_card
-from hushfleet.firmware_profiles.cards.writers import choose_writer
-from hushfleet.progress import counted
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.cards import Target
+    from hushfleet.aggregator.fleet.releases import Release
+    from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+    from hushfleet.firmware_profiles.cards.seed import Card, Writer
 
 DAY_S = 86400.0
 
@@ -68,14 +53,31 @@ def _flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
+    from rich.console import Console
+
+    from hushfleet.aggregator.fleet.cards import (
+        build_release,
+        card_of,
+        choose_boards,
+        choose_target,
+        read_ssh_key,
+        release_for,
+    )
+    from hushfleet.aggregator.fleet.commands.desk import opened
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
+    from hushfleet.firmware_profiles.cards.stock_image import System, read_system
+    from hushfleet.firmware_profiles.cards.write import write_card
+    from hushfleet.firmware_profiles.cards.writers import choose_writer
+
     if (image is None) == (boot is None):
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
     if (image is None) != (out is None):
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
     if boot is not None and len(device or ()) != 1:
         raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
-    folder, ssh_keys = FleetFolder(fleet), [] if ssh_key is None else [read_ssh_key(ssh_key)]
-    with FleetRegistry(folder.path) as registry, contextlib.ExitStack() as temporary:
+    ssh_keys = [] if ssh_key is None else [read_ssh_key(ssh_key)]
+    with opened(fleet) as (folder, registry), contextlib.ExitStack() as temporary:
         boards = choose_boards(registry, devices=device or (), count=count, again=force, now=time.time())
         partition: BootPartition
         if image is not None and out is not None:
@@ -105,6 +107,11 @@ def _flash(
 @contextlib.contextmanager
 def _unpacked(image: Path, out: Path) -> Iterator[Path]:
     """The image itself, or what an .xz holds, as long as it is needed."""
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
+
     if not image.is_file():
         raise BadInput(f"there is no image file {image}")
     out.mkdir(parents=True, exist_ok=True)
@@ -122,6 +129,13 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
 
 def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
     """A copy of the image for each card; it gets its name when its card is written."""
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
+    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
+    from hushfleet.progress import counted
+
     with shown(Console()):
         for card in counted(cards, "cards", total=len(cards)):
             part = out / f".{card.device}.part"

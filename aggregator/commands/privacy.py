@@ -7,28 +7,14 @@ two guesses: whether a unit was in or nothing (add or remove), and which of two 
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from hushfleet.aggregator.config.task import LEAST_SHARE
-from hushfleet.config.spec import TRUST, Accounting, Unit
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, check_delta, epsilon
-from hushfleet.privacy.adversaries import multipliers
-from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
-from hushfleet.privacy.ring import least_bits, scale_for
-from hushfleet.privacy.snr import snr_db
-from hushfleet.secure.committee import least_honest
-from hushfleet.secure.field import PRIMES
+from hushfleet.privacy.terms import TRUST, Accountant, Accounting, Unit
 
 HELP = """What a noise level costs in epsilon, or what an epsilon costs in noise: against both adversaries.
 
@@ -53,50 +39,6 @@ the papers do, with Rényi's bound, which is larger.
 """
 
 
-@dataclass(frozen=True)
-class View:
-    """What one adversary can learn. An epsilon is inf without noise.
-
-    :param epsilon: for adding or removing a unit.
-    :param epsilon_exchange: for exchanging one for another; None where the accountant does not know it.
-    :param meaning: of `epsilon`, in words.
-    """
-
-    adversary: str
-    sees: str
-    noise_multiplier: float
-    epsilon: float
-    epsilon_exchange: float | None
-    delta: float
-    meaning: str
-    meaning_exchange: str | None
-
-
-def _view(
-    adversary: str, sees: str, multiplier: float, rate: float, *, unit: Unit, rounds: int, delta: float,
-    accountant: Accountant,
-) -> View:  # fmt: skip
-    """Raises `PrivacyError` for values outside their range."""
-    one, two = "is this update the device's, or nothing?", "updates"
-    if unit == "record":
-        one, two = "is this record in, or nothing?", "records"
-    steps = [Step(multiplier, rate, rounds)]
-    spent = epsilon(steps, delta=delta, accountant=accountant)
-    exchanged = meaning = None
-    if accountant == "exact" or rate == 1:
-        exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
-        meaning = _meaning(exchanged, delta, f"which of two {two} is it?")
-    return View(adversary, sees, multiplier, spent, exchanged, delta, _meaning(spent, delta, one), meaning)
-
-
-def _meaning(epsilon: float, delta: float, question: str) -> str:
-    """How often the best guess between two worlds is right: (e^epsilon + delta) / (e^epsilon + 1)."""
-    wrong = (1 - delta) / (math.exp(min(epsilon, 700)) + 1)
-    if wrong < 0.001:
-        return f'hardly a promise: a guess at "{question}" may be right more than 99.9 % of the time'
-    return f'a guess at "{question}" is right at most {100 * (1 - wrong):.1f} % of the time (a coin: 50 %)'
-
-
 def register(app: typer.Typer) -> None:
     """Adds the command `privacy` to `app`."""
 
@@ -119,6 +61,14 @@ def register(app: typer.Typer) -> None:
         accountant: Annotated[Accountant, typer.Option(help="How epsilon is found; rdp as in the papers.")] = "exact",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False,
     ) -> None:  # fmt: skip
+        from hushfleet.aggregator.commands.privacy_figures import honest_of, print_json, print_table, sums_of, view_of
+        from hushfleet.aggregator.config.task import LEAST_SHARE
+        from hushfleet.privacy.accounting.epsilon import check_delta
+        from hushfleet.privacy.adversaries import multipliers
+        from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
+        from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
+        from hushfleet.privacy.snr import snr_db
+
         if (noise_multiplier is None) == (target is None):
             raise BadInput("give either --noise-multiplier or --epsilon, the other one is computed")
         if rounds < 1:
@@ -136,7 +86,7 @@ def register(app: typer.Typer) -> None:
                 if unit == "record" or noise_split != 1 or participants is not None or sample_rate != 1:
                     raise BadInput("of a secure sum give --devices, --honest-fraction and --min-devices alone")
                 least = min_devices if min_devices is not None else max(2, math.ceil(LEAST_SHARE * devices - 1e-9))
-                noise_split = _honest(least, devices, honest_fraction)
+                noise_split = honest_of(least, devices, honest_fraction)
             summed = participants if participants is not None else noise_split
             if noise_multiplier is None:
                 noise_multiplier = noise_multiplier_of(
@@ -153,7 +103,7 @@ def register(app: typer.Typer) -> None:
             seen = noise.server
             if devices is not None:
                 own, seen = "sums, and what the corrupt devices know", noise.release
-            view = partial(_view, unit=unit, rounds=rounds, delta=delta, accountant=accountant)
+            view = partial(view_of, unit=unit, rounds=rounds, delta=delta, accountant=accountant)
             both = (
                 view("server", own, seen, rate),
                 view("release", "released models only", noise.release, sample_rate),
@@ -164,7 +114,7 @@ def register(app: typer.Typer) -> None:
             if devices is not None:
                 if parameters is None:
                     raise BadInput("how many bits a value takes depends on how many there are: give --parameters")
-                sums = _sums(noise_multiplier, noise_split, devices, parameters)
+                sums = sums_of(noise_multiplier, noise_split, devices, parameters)
                 notes.append(
                     f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "
                     f"{sums['steps']:.1f} steps in a clip norm, noise of {sums['noise']:.1f} steps in the sum and "
@@ -190,63 +140,6 @@ def register(app: typer.Typer) -> None:
             "sums": sums,
         }
         if as_json:
-            _print_json(facts, both, notes)
+            print_json(facts, both, notes)
         else:
-            _print_table(facts, both, notes)
-
-
-def _honest(least: int, devices: int, honest_fraction: float) -> int:
-    if not (2 <= least <= devices and 0 < honest_fraction <= 1):
-        raise BadInput(
-            f"a sum has 2 devices or more, and an honest fraction lies in (0, 1]; got {least} of {devices} devices and "
-            f"{honest_fraction:g}"
-        )
-    honest = least_honest(least, devices=devices, honest_fraction=honest_fraction, drawn=devices)
-    if honest == 0:
-        raise BadInput(f"of the fewest {least} devices of a sum perhaps none is honest: nothing can be promised")
-    return honest
-
-
-def _sums(multiplier: float, honest: int, devices: int, size: int) -> dict[str, float]:
-    """Of the ring that a task with these numbers has; lengths in its steps."""
-    bits = least_bits(PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size)
-    scale = scale_for(
-        prime=PRIMES[bits], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size
-    )
-    noise = math.sqrt(scale.variance)
-    return {
-        "bits": bits,
-        "steps": scale.steps,
-        "noise": noise,
-        "part": noise / math.sqrt(honest),
-        "inflation": scale.inflation,
-        "extra": scale.extra,
-    }
-
-
-def _print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
-    adversaries = [asdict(view) for view in both]
-    for fields in adversaries:
-        for name in ("epsilon", "epsilon_exchange"):
-            fields[name] = fields[name] if fields[name] is not None and math.isfinite(fields[name]) else None
-    print(json.dumps(facts | {"adversaries": adversaries, "notes": notes}, indent=2, allow_nan=False))
-
-
-def _print_table(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
-    console = Console(highlight=False)
-    table = Table("against whoever sees", "noise multiplier", "", "epsilon", "exchange", "delta")
-    for view in both:
-        exchange = "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}"
-        numbers = (f"{view.noise_multiplier:.4g}", f"epsilon_{view.adversary}", f"{view.epsilon:.4g}", exchange)
-        table.add_row(view.sees, *numbers, f"{view.delta:g}")
-    console.print(table)
-    for view in both:
-        console.print(f"epsilon_{view.adversary} {view.epsilon:.4g}: {escape(view.meaning)}")
-        if view.epsilon_exchange is not None and view.meaning_exchange is not None:
-            console.print(f"  exchange {view.epsilon_exchange:.4g}: {escape(view.meaning_exchange)}")
-    console.print(f"noise multiplier {facts['noise_multiplier']:.6g}; accountant: {facts['accountant']}")
-    if facts["trust"] is not None:
-        console.print(f"trust: {facts['trust']}")
-    console.print(f"adjacency: {escape(facts['adjacency'])}; exchange: one of them for another")
-    for note in notes:
-        console.print(f"[yellow]note:[/] {escape(note)}")
+            print_table(facts, both, notes)

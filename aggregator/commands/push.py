@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import hushfleet
-from hushfleet.aggregator.fleet.cards import Target, build_release, card_of, choose_boards, release_for
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.push import look_at, push
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.observe.progress import shown
 from hushfleet.errors import BadInput
-from hushfleet.firmware_profiles import load_board
-from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 
 DAY_S = 86400.0
 
@@ -43,8 +35,16 @@ def _push(
 
     `hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-41`
     """
-    folder = FleetFolder(fleet)
-    with FleetRegistry(folder.path) as registry:
+    from rich.console import Console
+
+    from hushfleet.aggregator.fleet.cards import Target, build_release, card_of, choose_boards, release_for
+    from hushfleet.aggregator.fleet.commands.desk import opened
+    from hushfleet.aggregator.fleet.push import look_at, push
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles import load_board
+    from hushfleet.firmware_profiles.cards.bundle import PYTHONS
+
+    with opened(fleet) as (folder, registry):
         (board,) = choose_boards(registry, devices=[device], again=force, now=time.time())
         host, wanted = look_at(destination, shlex.split(ssh)), load_board(board.board).architecture
         if host.arch != wanted:

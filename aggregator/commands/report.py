@@ -18,6 +18,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Make the report of a run anew from its result.json, and print its summary.
 
+        With what the server could see, where `hushfleet invert RUN/task.json --out RUN` has drawn it.
+
         Example:  hushfleet report runs/demo
         """
         from rich.console import Console
@@ -31,7 +33,7 @@ def register(app: typer.Typer) -> None:
         console, path = Console(), out or run / "report.html"
         if (run / "result.json").exists():
             result = Result.load(run / "result.json")
-            write_report(result, path)
+            write_report(result, path, seen=run / "invert.png")
             console.print(summary_table(result))
         else:
             folders = sorted(file.parent for file in run.glob("*/result.json"))
@@ -41,7 +43,7 @@ def register(app: typer.Typer) -> None:
                 )
             runs = load_runs(folders)
             for folder, result in zip(folders, runs.values(), strict=True):
-                write_report(result, folder / "report.html")
+                write_report(result, folder / "report.html", seen=folder / "invert.png")
             reports = {name: f"{folder.name}/report.html" for name, folder in zip(runs, folders, strict=True)}
             write_comparison(f"{len(runs)} runs", runs, reports, path)
         console.print(f"report  {path}", highlight=False)

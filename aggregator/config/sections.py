@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Finite, Positive, PositiveOrInf, Probability, Share, from_plain
-from hushfleet.config.spec import Accounting, Augment, PrivacySpec, Rounds, Step, Unit, WireSpec
+from hushfleet.config.schema import (
+    Checked,
+    Finite,
+    Positive,
+    PositiveOrInf,
+    Probability,
+    Share,
+    from_plain,
+    hints,
+    unknown,
+)
+from hushfleet.config.spec import Augment, PrivacySpec, Rounds, Step, WireSpec
+from hushfleet.config.written import faults
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
-from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.methods.method import Method, TrainingConfig, check_range
+from hushfleet.model.targets import Loss, Tolerance
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.user_files import in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
@@ -42,12 +54,18 @@ class ModelSection(Checked):
     With `share = "head"` only the last layer of a compact network is trained and sent. The others are fixed, as the
     task's seed draws them or as the safetensors file `weights` has them (a run keeps its global model as one), and
     come with the task as features do.
+
+    `loss` says what the network learns (`hushfleet.model.targets`): `cross-entropy`, one class of several; `binary`,
+    yes or no to each output (multi-label); or `squared`, numbers (regression), which needs `tolerance`: an answer is
+    right within so much of its target, in the target's unit, in every output.
     """
 
     name: str
     features: str | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
+    loss: Loss = "cross-entropy"
+    tolerance: Tolerance | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +75,11 @@ class ModelSection(Checked):
             raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
         if self.weights is not None and self.share != "head":
             raise ValueError("weights are those of the fixed layers, and belong to share = 'head'")
+        if (self.tolerance is not None) != (self.loss == "squared"):
+            raise ValueError(
+                "tolerance belongs to loss = 'squared', which needs it: how far a prediction may be from its target "
+                "and still count as right, for example 0.5"
+            )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
             if path is not None and is_path(key, path):  # absolute, as DataSection.path
                 object.__setattr__(self, key, str(Path(path).expanduser().absolute()))
@@ -91,6 +114,26 @@ class MethodSection(Checked):
         except ValueError as error:
             raise Malformed(str(error)) from error
 
+    @classmethod
+    def faults(cls, plain: Any) -> list[str]:
+        """Everything for which `of` refuses a table: its keys, their types and ranges; or else what it says."""
+        try:
+            cls.of(plain)
+            return []
+        except Malformed as error:
+            said = str(error)
+        try:
+            kind: type = find_method(plain["name"]).config
+        except (HushfleetError, LookupError, TypeError):
+            return [said]
+        settings = {key: value for key, value in plain.items() if key != "name"}
+        found = list(unknown(kind, settings, "method"))
+        for each in fields(kind):
+            if each.name in settings:
+                value = settings[each.name]
+                found += _out_of_range(each, value) or faults(hints(kind)[each.name], value, f"method.{each.name}")
+        return found or [said]
+
     def to_wire(self) -> dict[str, Any]:
         return {"name": self.name, **self.settings}
 
@@ -100,6 +143,15 @@ class MethodSection(Checked):
     def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
         """The method's parts, before they are bound to a network."""
         return find_method(self.name).parts(self.config(), privacy, rounds)
+
+
+def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
+    try:
+        if isinstance(value, int | float):
+            check_range(setting, value)
+    except ValueError as error:
+        return [f"method: {error}"]
+    return []
 
 
 @dataclass(frozen=True)
@@ -170,6 +222,11 @@ class DataSection(Checked):
     of the simulation's training part unless they are given; in the field give them, `class_names` and `input_shape`.
     With `partition = "given"` each sample is its device's, as the file says.
 
+    With another `model.loss` than the cross-entropy, y are numbers, `class_names` are what the outputs are called (in
+    CSV files the columns of the targets), and a regression's targets are scaled by `target_mean` and `target_std`, one
+    of each for an output: public numbers that you give, since nothing is computed from private data; a network learns
+    (target - mean) / std.
+
     `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
 
     With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
@@ -190,6 +247,8 @@ class DataSection(Checked):
     input_shape: tuple[_AtLeast1, _AtLeast1, _AtLeast1] | None = None
     mean: tuple[Finite, ...] = ()
     std: tuple[Positive, ...] = ()
+    target_mean: tuple[Finite, ...] = ()
+    target_std: tuple[Positive, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,6 +266,10 @@ class DataSection(Checked):
             raise ValueError(f"path belongs to your own data ({', '.join(OWN_DATA)}); {self.name!r} is in --data-dir")
         if len(self.mean) != len(self.std) or (self.mean and self.name not in OWN_DATA):
             raise ValueError("mean and std come together, one of each for a channel, with your own data")
+        if len(self.target_mean) != len(self.target_std):
+            raise ValueError("target_mean and target_std come together, one of each for an output")
+        if self.class_names and len(self.target_mean) not in (0, len(self.class_names)):
+            raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
         if self.partition == "given" and self.name not in ("arrays", "csv"):
             raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
 

@@ -31,6 +31,7 @@ from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import Mean
 from hushfleet.methods.sums import check_sums
+from hushfleet.model.targets import Targets
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.privacy.ring import least_bits
@@ -59,6 +60,7 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_sums()
+        self._check_loss()
         self._check_augment()
         self._check_preferences()
         self._check_signs()
@@ -137,6 +139,39 @@ class Task(Checked):
                 records=records,
             )
         return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+
+    @property
+    def targets(self) -> Targets:
+        section = self.data
+        return Targets(self.model.loss, self.model.tolerance, section.target_mean, section.target_std)
+
+    def _check_loss(self) -> None:
+        """What is defined for classes alone is refused with another loss."""
+        loss, section = self.model.loss, self.data
+        if section.target_mean and loss != "squared":
+            raise ValueError("data.target_mean and data.target_std belong to model.loss = 'squared'")
+        if loss == "cross-entropy":
+            return
+        if section.name not in ("arrays", "csv"):
+            raise ValueError(
+                f"model.loss = {loss!r} learns numbers, and data.name = {section.name!r} has classes; take 'arrays' or "
+                "'csv'"
+            )
+        if section.partition not in ("iid", "given"):
+            raise ValueError(
+                f"data.partition = {section.partition!r} deals samples out by their classes, and with model.loss = "
+                f"{loss!r} there are none; take 'iid', or 'given' with your own"
+            )
+        if section.test_fraction == 0:
+            raise ValueError(
+                f"data.test_fraction = 0 draws test parts by the shares of classes, and with model.loss = {loss!r} "
+                "there are none; set for example 0.2"
+            )
+        if self.parts().of_classes:
+            raise ValueError(
+                f"method.name = {self.method.name!r} is defined for classes alone, and not for model.loss = {loss!r}; "
+                "take for example 'dp-fedavg' or 'fedper'"
+            )
 
     def _check_augment(self) -> None:
         if self.data.augment != "none" and self.model.has_features:
@@ -323,17 +358,17 @@ def parse_task(
     where = str(file or where)
     if not isinstance(plain, dict):
         raise BadInput(f"{where}: a task has sections such as [model] and [data], not a list or a single value")
+    _leave_out_others(plain, overrides)
     for override in overrides:
         _apply(plain, override)
     read, errors = {**plain}, list(unknown(Task, plain))
     for name in plain.keys() & _SECTIONS.keys():
         errors += faults(_SECTIONS[name], plain[name], name)
     if "method" in plain:
-        try:
-            read["method"] = MethodSection.of(plain["method"])
-        except Malformed as error:
-            errors.append(str(error))
+        errors += MethodSection.faults(plain["method"])
     if not errors:
+        if "method" in plain:
+            read["method"] = MethodSection.of(plain["method"])
         try:
             return _with_steps(from_plain(Task, read, where="task"), plain)
         except Malformed as error:
@@ -376,6 +411,14 @@ def _without_none(plain: Any) -> Any:
     if isinstance(plain, dict):
         return {key: _without_none(value) for key, value in plain.items() if value is not None}
     return [_without_none(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+
+
+def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """Noise is given in one of two ways; an override of one takes the place of the other in the file."""
+    given = {override.partition("=")[0].strip() for override in overrides}
+    for key, other in (("noise_multiplier", "epsilon"), ("epsilon", "noise_multiplier")):
+        if f"privacy.{key}" in given and isinstance(plain.get("privacy"), dict):
+            plain["privacy"].pop(other, None)
 
 
 def _apply(plain: dict[str, Any], override: str) -> None:

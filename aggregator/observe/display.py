@@ -39,7 +39,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Activity, Result
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant
 
 MOST_NAMES = 16
 SOFT, WARNING, BUSY, DONE = "bright_black", "#e0a33e", "#5aa9e6", "#4fb3a5"
@@ -213,7 +213,8 @@ def summary_table(result: Result) -> RenderableType:
         for name, row in headline.rows
     ]
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
-    table = terminal_table(page.Table(("accuracy", "federated", "alone", "difference"), rows), title=title)
+    heads = (result.details.score or "accuracy", "federated", "alone", "difference")
+    table = terminal_table(page.Table(heads, rows), title=title)
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))

@@ -26,7 +26,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from hushfleet.aggregator.results.result import Activity
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.terms import Accountant
 
 KEPT_WARNINGS = 5
 _STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")

@@ -9,7 +9,8 @@ from typing import Any
 
 from hushfleet.aggregator.results.result import PrivacyRow
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, UpdateRow
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.terms import Accountant
 
 # A signal is reported where it stands out of what noise alone would show by chance.
 _VISIBLE_DEVIATIONS = 2.0

@@ -15,7 +15,7 @@ from hushfleet.aggregator.config.sections import OWN_DATA, DataSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.arrays import load_arrays
-from hushfleet.data.csv_file import load_csv_set
+from hushfleet.data.csv_file import LABEL, load_csv_set
 from hushfleet.data.folder import load_folder_set
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
@@ -25,6 +25,7 @@ from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
+from hushfleet.model.targets import Targets
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.features import FeatureExtractor, get_features, hidden_features
@@ -79,6 +80,8 @@ def prepare(
         raise BadInput(
             "data.path is missing; without it data.class_names and data.input_shape must say what devices have"
         )
+    if len(class_names) < 2 and task.targets.are_classes:
+        raise BadInput(f"the data have one class, {class_names[0]!r}; a classifier needs at least 2")
     if len(task.data.mean) not in (0, shape[0]):
         raise BadInput(f"data.mean has {len(task.data.mean)} values; the data have {shape[0]} channels")
     if task.data.augment != "none" and shape[1] == 1:
@@ -93,7 +96,7 @@ def prepare(
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
-    graphs = export_graphs(model, objective=method.objective)
+    graphs = export_graphs(model, objective=task.targets.objective(method.objective))
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
         rounds=task.round.rounds,
@@ -112,6 +115,7 @@ def prepare(
             gradient=BlobRef.of(graphs.gradient),
             inference=BlobRef.of(graphs.inference),
             features=None if extractor is None else extractor.spec,
+            targets=task.targets,
         ),
         memory_mib=_memory_mib(model, extractor),
         augment=task.data.augment,
@@ -183,7 +187,7 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         shape, names = section.input_shape, section.class_names
         return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
     if section.name in OWN_DATA:
-        return _load_own(section)
+        return _load_own(section, task.targets)
     dataset = load(section.name, data_dir=data_dir)
     if task.model.features is None:
         return dataset
@@ -192,14 +196,20 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     return replace(dataset, train=train, test=test)
 
 
-def _load_own(section: DataSection) -> DataSet | None:
+def _load_own(section: DataSection, targets: Targets) -> DataSet | None:
     """Of `arrays` and `csv`."""
-    path, shape = section.path, section.input_shape
+    path, shape, names = section.path, section.input_shape, section.class_names
     if path is None:
         return None
-    data = load_arrays(path) if section.name == "arrays" else load_csv_set(path, input_shape=shape)
-    names, moments = section.class_names, {"mean": section.mean, "std": section.std}
-    dataset = data.dataset(section.name, class_names=names, **moments, where=str(path))
+    if section.name == "arrays":
+        data = load_arrays(path)
+    elif targets.are_classes:
+        data = load_csv_set(path, input_shape=shape)
+    else:
+        names = names or (LABEL,)
+        data = load_csv_set(path, input_shape=shape, outputs=names)
+    moments = {"mean": section.mean, "std": section.std}
+    dataset = data.dataset(section.name, class_names=names, **moments, targets=targets, where=str(path))
     if shape not in (None, dataset.input_shape):
         raise BadInput(f"data.input_shape = {_shown(shape)}: {path} has samples of {_shown(dataset.input_shape)}")
     return dataset

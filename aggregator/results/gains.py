@@ -60,7 +60,7 @@ class Comparison:
     not measured.
 
     :param gains: of the devices where both were measured.
-    :param chance: what always naming the commonest class reaches; None where the classes are not known.
+    :param chance: what always giving the commonest answer reaches; None where the classes are not known.
     :param images: how many the accuracies were tested on; 0: not known.
     """
 
@@ -140,7 +140,10 @@ def final_by_device(grid: list[list[float | None]], devices: int) -> list[float 
 
 def chance(result: Result) -> tuple[float | None, float | None]:
     """What always naming the commonest class reaches, on the common test set and on own data; at least one over the
-    number of classes. None where labels are not known."""
+    number of classes. Of other targets, what the best constant reaches. None where labels are not known."""
+    if result.details.score:
+        common, own = result.details.chance or (None, None)
+        return common, own
     counts, classes = result.details.label_counts, len(result.details.class_names)
     least = 1 / classes if classes else None
     held = [row for row in counts if sum(row)]

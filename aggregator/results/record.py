@@ -28,8 +28,9 @@ from hushfleet.aggregator.results.result import (
     WireInfo,
 )
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import TRUST, WireSpec
+from hushfleet.config.spec import WireSpec
 from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.terms import TRUST
 
 EVENTS_NAME = "events.jsonl"
 
@@ -104,6 +105,7 @@ def record(
         details=Details(
             devices=names,
             class_names=list(spec.model.class_names),
+            score=spec.model.targets.words(),
             eq20_bytes=[summary.eq20_bytes for summary in summaries],
             float32_bytes=[summary.float32_bytes for summary in summaries],
             values_sent=[sum(row.shared for row in rows) for rows in rows_by_device],

@@ -84,7 +84,7 @@ def commit() -> str | None:
 def samples_digest(samples: Samples) -> str:
     """SHA-256 of the shape, the images and the labels, as hex."""
     found = hashlib.sha256(json.dumps(samples.images.shape).encode())
-    for part in (samples.images, samples.labels.astype("<i8", copy=False)):
+    for part in (samples.images, samples.labels.astype(samples.labels.dtype.newbyteorder("<"), copy=False)):
         found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()
 

@@ -27,9 +27,9 @@ from pydantic import (
 )
 
 from hushfleet import atomic_file
-from hushfleet.config.spec import Accounting, Form, Trust
+from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.privacy.terms import Accountant, Accounting, Trust
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -329,6 +329,9 @@ class Details(_Record):
     """What the plots are made of. Every list may be empty: then it was not recorded.
 
     Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
+
+    :param score: what an accuracy counts where targets are no classes, as "within 0.5 of the target"; empty: classes.
+    :param chance: of such targets, what the best constant answer reaches on all samples, and on own ones.
     """
 
     devices: list[str] = []
@@ -343,6 +346,8 @@ class Details(_Record):
     clip_weights: Grid = []
     label_counts: list[list[Count]] = []
     class_names: list[str] = []
+    score: str = ""
+    chance: Annotated[list[Fraction], Field(min_length=2, max_length=2)] | None = None
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
     values_sent: list[Count] = []

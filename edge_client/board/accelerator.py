@@ -26,6 +26,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
 from hushfleet.graphs.shapes import GraphCost
+from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.model.targets import random_targets
 from hushfleet.training.draws import draw_dropout
 
 PROVIDER = "CUDAExecutionProvider"
@@ -144,15 +146,19 @@ class AcceleratorTrial:
             raise GraphRefused(f"it takes some {needed >> 20} MiB, and {given >> 20} MiB are free for it")
         limit = self._memory_bytes - (OWN_MIB << 20)
         provider: Provider = (PROVIDER, _options(limit) if PROVIDER.startswith("CUDA") else {})
-        return GradientGraph(self._graph, self._cpu.layout, threads=self._threads, provider=provider)
+        objective = self._spec.model.targets.objective(CROSS_ENTROPY)
+        return GradientGraph(
+            self._graph, self._cpu.layout, objective=objective, threads=self._threads, provider=provider
+        )
 
     def _check(self, gpu: GradientGraph) -> None:
         """Raises `GraphRefused` unless it computes what the processor does, on random batches."""
         rng, model = np.random.default_rng(0), self._spec.model
+        objective = model.targets.objective(CROSS_ENTROPY)
         for count in (1, 2, 8, 8):
             params = self._params(rng)
             x = rng.standard_normal((count, *model.input_shape), np.float32)
-            labels = rng.integers(0, len(model.class_names), count)
+            labels = random_targets(objective, count, len(model.class_names), rng)
             masks = draw_dropout(model.dropout, count, rng)
             taught: dict[str, Any] = {}
             if self._cpu.distills:

@@ -21,10 +21,10 @@ from hushfleet.config.schema import (
     Share,
     require,
 )
-from hushfleet.config.spec import Accounting
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
+from hushfleet.privacy.terms import Accounting
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 

@@ -53,7 +53,7 @@ def nominal_seconds(
     privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
     method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
     count, model = method.config.batch_size, spec.model
-    blank = blank_samples(model, np.zeros(count, np.int64))
+    blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
     began = clock()
     train_round(
         method,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
-from hushfleet.data.arrays import as_labels, as_values, opened
+from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
 from hushfleet.data.folder import load_folder
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",
-    "csv": "CSV file, with a column `label` and columns of values",
+    "csv": "CSV file, with a column `label` (or the task's outputs) and columns of values",
 }
 
 _log = logging.getLogger("hushfleet.edge")
@@ -110,7 +110,7 @@ class LocalData:
 
 def load_arrays(path: Path, model: ModelSpec) -> Samples:
     """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
-    or names of classes. Raises `BadInput`."""
+    names of classes, or what else the task has as targets. Raises `BadInput`."""
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         if missing := {x, y} - set(arrays):
@@ -121,15 +121,16 @@ def load_arrays(path: Path, model: ModelSpec) -> Samples:
 
 def load_csv(path: Path, model: ModelSpec) -> Samples:
     """A line a sample, see `hushfleet.data.csv_file`. Raises `BadInput`."""
-    values, labels, _ = read_csv(path, input_shape=model.image_shape)
+    outputs = () if model.targets.are_classes else model.class_names
+    values, labels, _ = read_csv(path, input_shape=model.image_shape, outputs=outputs)
     return _fitting(values, labels, model, str(path))
 
 
 def _fitting(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str) -> Samples:
     if values.shape[1:] != model.image_shape:
         raise BadInput(f"{where}: samples of {list(values.shape[1:])}, the task wants {list(model.image_shape)}")
-    labels = as_labels(labels, model.class_names, count=len(values), where=where)
-    return Samples(values, labels, model.mean, model.std)
+    labels = as_targets(labels, model.class_names, model.targets, count=len(values), where=where)
+    return Samples(values, labels, model.mean, model.std, model.targets)
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None) -> LabelledSamples:
@@ -138,10 +139,11 @@ def inputs_of(samples: Samples, features: FeatureGraph | None) -> LabelledSample
 
 
 def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
-    """Black images, or features of zero, with these labels int64 `[n]`."""
+    """Black images, or features of zero, with these labels."""
     if model.features is not None:
-        return FeatureSamples(np.zeros((len(labels), *model.input_shape), np.float32), labels)
-    return Samples(np.zeros((len(labels), *model.input_shape), np.uint8), labels, model.mean, model.std)
+        return FeatureSamples(np.zeros((len(labels), *model.input_shape), np.float32), labels, model.targets)
+    images = np.zeros((len(labels), *model.input_shape), np.uint8)
+    return Samples(images, labels, model.mean, model.std, model.targets)
 
 
 def load_indices(path: Path) -> np.ndarray | None:

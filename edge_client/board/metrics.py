@@ -18,7 +18,6 @@ from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_
 from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
-from hushfleet.model.own_head import is_linear
 
 Number = float | str | None
 
@@ -53,7 +52,7 @@ class MetricsFile:
         """Appends one line: the device's own model after local training, before aggregation."""
         line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
         # of a linear model the head that the device chooses counts, not what a round trains
-        tested = {} if is_linear(spec.model.layout) else self._evaluate(trained, spec.model, logits_of)
+        tested = {} if spec.model.chooses_head else self._evaluate(trained, spec.model, logits_of)
         for name, result in tested.items():
             line[f"accuracy_own_{name}"] = _number(result.accuracy)
             line[f"loss_own_{name}"] = _number(result.loss)

@@ -30,17 +30,14 @@ from hushfleet.config.schema import (
     require,
 )  # fmt: skip
 from hushfleet.errors import Malformed, TooLarge
+from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import MAX_PARAMS, ParamLayout
-from hushfleet.privacy.accounting.epsilon import Accountant
+from hushfleet.model.targets import CLASSES, Targets
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
 
 SPEC_VERSION = 1
 Augment = Literal["none", "flip-crop"]
 Form = Literal["quantized", "one-bit", "float16", "float32", "masked"]
-Unit = Literal["device", "record"]
-Accounting = Literal["as-published", "strict", "secure"]
-Trust = Literal["local", "secure-sum", "as-published"]
-TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
-"""Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000
@@ -97,6 +94,7 @@ class ModelSpec(Checked):
     """The network as data: how the flat vector is read, and the graphs that compute with it.
 
     :param input_shape: channels, height, width of what the network takes: of one image, or with features (count, 1, 1).
+    :param class_names: one for each output.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, divided by afterwards.
     """
@@ -104,13 +102,14 @@ class ModelSpec(Checked):
     name: str
     layout: ParamLayout
     input_shape: tuple[_Side, _Side, _Side]
-    class_names: Annotated[tuple[str, ...], Meta(min_length=2, max_length=65536)]
+    class_names: Annotated[tuple[str, ...], Meta(min_length=1, max_length=65536)]
     mean: tuple[Finite, ...]
     std: tuple[Positive, ...]
     dropout: tuple[DropoutSpec, ...]
     gradient: BlobRef
     inference: BlobRef
     features: FeatureSpec | None = later(None)
+    targets: Targets = later(CLASSES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,6 +118,9 @@ class ModelSpec(Checked):
             wanted = (self.features.count, 1, 1)
             require(self.input_shape == wanted, "input_shape", self.input_shape, f"{wanted}, as features are")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
+        outputs = len(self.class_names)
+        require(outputs > 1 or not self.targets.are_classes, "class_names", self.class_names, "at least two classes")
+        require(len(self.targets.mean) in (0, outputs), "targets.mean", self.targets.mean, f"{outputs} values")
         require(len(self.mean) == len(self.std) == channels, "mean, std", len(self.mean), f"{channels} values")
         for graph in self.graphs:
             require(graph.size <= MAX_GRAPH_BYTES, "graph size", graph.size, f"at most {MAX_GRAPH_BYTES} bytes")
@@ -127,6 +129,11 @@ class ModelSpec(Checked):
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width of one image."""
         return self.input_shape if self.features is None else self.features.image_shape
+
+    @property
+    def chooses_head(self) -> bool:
+        """Whether a device chooses its own head, as `hushfleet.model.own_head` does: of a linear model, for classes."""
+        return is_linear(self.layout) and self.targets.are_classes
 
     @property
     def graphs(self) -> tuple[BlobRef, ...]:

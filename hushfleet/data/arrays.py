@@ -20,6 +20,7 @@ import numpy as np
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+from hushfleet.model.targets import CLASSES, Targets
 
 HELD_OUT = 0.2  # of the data, where they come without a test part
 _ORDER_SEED = 0
@@ -31,10 +32,12 @@ class Data:
     """Labelled samples of your own. Each array is checked when a data set is made of it (`dataset`).
 
     :param train_x: `[n, C, H, W]`, `[n, C, T]` or `[n, F]`; None: a test part alone, as an aggregator in the field has.
-    :param train_y: `[n]`: whole numbers from 0, or names of classes.
+    :param train_y: `[n]`: whole numbers from 0, or names of classes. For `model.loss = "squared"` numbers, for "binary"
+        0 and 1, `[n, outputs]`, or `[n]` of one output.
     :param test_x: None: a fifth of the data is held out, of each class alike.
     :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
-    :param class_names: what labels 0, 1, ... mean; by default the labels themselves.
+    :param class_names: what labels 0, 1, ... mean; by default the labels themselves. Of other targets: what each output
+        is; by default "output 0" and so on.
     """
 
     train_x: Any = None
@@ -57,10 +60,12 @@ class Data:
         class_names: Sequence[str] = (),
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
+        targets: Targets = CLASSES,
         where: str = "the data",
     ) -> DataSet:
         """:param class_names: in place of the data's own.
         :param mean: per channel, and `std`: by default those of the training part (of the test part where it is alone).
+        :param targets: what y is.
 
         :raises BadInput: arrays that do not fit; the text names the array and the sample.
         """
@@ -74,16 +79,18 @@ class Data:
                 parts[part] = as_values(x, f"{where}: {part}_x"), np.asarray(y)
         if not parts:
             raise BadInput(f"{where} has neither train_x and train_y nor test_x and test_y")
-        names = names or class_names_of([y for _, y in parts.values()], where)
+        names = names or class_names_of([y for _, y in parts.values()], where, targets)
         made = {
-            part: (x, as_labels(y, names, count=len(x), where=f"{where}: {part}_y")) for part, (x, y) in parts.items()
+            part: (x, as_targets(y, names, targets, count=len(x), where=f"{where}: {part}_y"))
+            for part, (x, y) in parts.items()
         }
         owners = None if self.train_device is None else _owners(self.train_device, made, where)
         if "test" not in made:
             x, y = made["train"]
             rng = np.random.Generator(np.random.PCG64(_ORDER_SEED))
             is_test = np.zeros(len(y), bool)
-            is_test[stratified_choice(y, round(HELD_OUT * len(y)), rng)] = True
+            strata = y if targets.are_classes else np.zeros(len(y), np.int64)
+            is_test[stratified_choice(strata, round(HELD_OUT * len(y)), rng)] = True
             made = {"train": (x[~is_test], y[~is_test]), "test": (x[is_test], y[is_test])}
             owners = None if owners is None else owners[~is_test]
         x, y = made["test"]
@@ -93,7 +100,7 @@ class Data:
         if not mean or not std:
             found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
             mean, std = mean or found_mean, std or found_std
-        train, test = (Samples(*made[part], tuple(mean), tuple(std)) for part in ("train", "test"))
+        train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
         return DataSet(name, train, test, names, owners)
 
 
@@ -127,11 +134,43 @@ def as_values(x: Any, where: str) -> np.ndarray:
     return np.ascontiguousarray(x if x.ndim == 4 else x[:, :, None, :])
 
 
+def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str) -> np.ndarray:
+    """Labels int64 `[n]`, or float32 `[n, outputs]` of numbers, one for each of `names`. Raises `BadInput`."""
+    if targets.are_classes:
+        return as_labels(y, names, count=count, where=where)
+    y = np.asarray(y)
+    y = y[:, None] if y.ndim == 1 else y
+    if y.shape != (count, len(names)):
+        raise BadInput(
+            f"{where} has shape {list(y.shape)}; with model.loss = {targets.loss!r} it must be "
+            f"[{count}, {len(names)}], a number for each output: {', '.join(names)}"
+        )
+    if y.dtype.kind not in "uifb":
+        raise BadInput(f"{where} is {y.dtype}; with model.loss = {targets.loss!r} it must be numbers")
+    if len(targets.mean) not in (0, len(names)):
+        raise BadInput(f"data.target_mean has {len(targets.mean)} values; {where} has {len(names)} outputs")
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+        found: np.ndarray = y.astype(np.float32)
+        binary, learned = targets.loss == "binary", targets.learned(found)
+    wrong = ~((found == 0) | (found == 1) if binary else np.isfinite(learned)).all(1)
+    if wrong.any():
+        first = int(wrong.argmax())
+        what = "neither 0 nor 1" if binary else f"no finite float32 numbers{', scaled' * bool(targets.mean)}"
+        raise BadInput(
+            f"{where}: {wrong.sum()} samples, the first of them number {first} (from 0) with {y[first].tolist()}, have "
+            f"targets that are {what}; leave these samples out, or mend them"
+        )
+    return found
+
+
 def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:
     """int64 `[n]` of whole numbers, or of names of classes. Raises `BadInput`."""
     y = np.asarray(y)
     if y.shape != (count,):
-        raise BadInput(f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample")
+        raise BadInput(
+            f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (or several, with "
+            'model.loss = "binary" or "squared")'
+        )
     classes = len(class_names)
     if y.dtype.kind in "iu" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
         labels: np.ndarray = y.astype(np.int64)
@@ -139,7 +178,10 @@ def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> 
             raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}; there are 0 to {classes - 1}")
         return labels
     if y.dtype.kind not in "UO":
-        raise BadInput(f"{where} is {y.dtype}; it must be whole numbers, or names of classes")
+        raise BadInput(
+            f"{where} is {y.dtype}; it must be whole numbers, or names of classes (or numbers to predict, with "
+            'model.loss = "squared")'
+        )
     number_of = {name: number for number, name in enumerate(class_names)}
     for place, label in enumerate(y):
         if str(label) not in number_of:
@@ -147,8 +189,10 @@ def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> 
     return np.array([number_of[str(label)] for label in y], np.int64)
 
 
-def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
-    """Those that occur, in order; of whole numbers all from 0."""
+def class_names_of(labels: Sequence[np.ndarray], where: str, targets: Targets = CLASSES) -> tuple[str, ...]:
+    """Those that occur, in order; of whole numbers all from 0. Of targets that are no classes: numbered outputs."""
+    if not targets.are_classes:
+        return tuple(f"output {number}" for number in range(labels[0].shape[1] if labels[0].ndim > 1 else 1))
     found = np.unique(np.concatenate([each.ravel() for each in labels]))
     if found.dtype.kind in "UO":
         texts = {str(each) for each in found}
@@ -162,7 +206,7 @@ def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
 def _owners(devices: Any, made: Mapping[str, Any], where: str) -> np.ndarray:
     """Numbers from 0 in the order of the devices' names, int64 `[n]`."""
     devices = np.asarray(devices)
-    if "train" not in made or devices.shape != made["train"][1].shape or devices.dtype.kind not in "iuUO":
+    if "train" not in made or devices.shape != made["train"][1].shape[:1] or devices.dtype.kind not in "iuUO":
         raise BadInput(f"{where}: train_device must have a number or a name for each sample of train_x")
     names = devices.astype(str) if devices.dtype.kind == "O" else devices
     return np.unique(names, return_inverse=True)[1].astype(np.int64)

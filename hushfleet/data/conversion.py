@@ -56,11 +56,12 @@ def _part(source: Any) -> Data:
 
 
 def from_torch(dataset: Any) -> Data:
-    """Of a data set whose items are pairs (sample, label): tensors, arrays or PIL images (whose channels go first)."""
+    """Of a data set whose items are pairs (sample, label), or (sample, targets): tensors, arrays or PIL images (whose
+    channels go first)."""
     pairs = [dataset[index] for index in range(len(dataset))]
     if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise BadInput("a PyTorch data set must have items, each of them a pair (sample, label)")
-    labels = np.array([int(label) for _, label in pairs], np.int64)
+    labels = _stacked([label for _, label in pairs])
     return Data(_stacked([x for x, _ in pairs]), labels, class_names=tuple(map(str, getattr(dataset, "classes", ()))))
 
 

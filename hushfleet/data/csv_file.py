@@ -4,13 +4,15 @@
     walk,anna,0.1,0.2,9.7
 
 The column `label` names the class, `device` (of a simulation) who has the sample; all others are values, in
-their order: a vector, or with an input shape of (C, H, W) that many values, the last axis fastest.
+their order: a vector, or with an input shape of (C, H, W) that many values, the last axis fastest. Of a task whose
+targets are no classes, the columns that its `class_names` name are the targets, by default `label` alone.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ from hushfleet.errors import BadInput
 LABEL, DEVICE = "label", "device"
 
 
-def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None) -> Data:
+def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()) -> Data:
     """A file, or a folder with `train.csv` and `test.csv`. Raises `BadInput`."""
     parts = {"train": path} if path.suffix == ".csv" else {part: path / f"{part}.csv" for part in ("train", "test")}
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
         del parts["train"]
-    found = {part: read_csv(file, input_shape=input_shape) for part, file in parts.items()}
+    found = {part: read_csv(file, input_shape=input_shape, outputs=outputs) for part, file in parts.items()}
     arrays: dict[str, Any] = {
         f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
     }
@@ -35,10 +37,11 @@ def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None)
 
 
 def read_csv(
-    path: Path, *, input_shape: tuple[int, int, int] | None = None
+    path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`.
 
+    :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
     :raises BadInput: names the file, the line and the column.
     """
     try:
@@ -48,13 +51,15 @@ def read_csv(
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
-    if header.count(LABEL) != 1:
-        raise BadInput(f"{path}: the first line must name the columns, one of them {LABEL!r}; it is {header[:8]}")
-    columns = [place for place, name in enumerate(header) if name not in (LABEL, DEVICE)]
+    for name in outputs or (LABEL,):
+        if header.count(name) != 1:
+            raise BadInput(f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}")
+    columns = [place for place, name in enumerate(header) if name not in (LABEL, DEVICE, *outputs)]
     wanted = len(columns) if input_shape is None else math.prod(input_shape)
     if len(columns) != wanted or not columns:
         shown = "" if input_shape is None else f", the task wants {wanted}: {' x '.join(map(str, input_shape))}"
         raise BadInput(f"{path} has {len(columns)} columns of values{shown}")
+    columns += [header.index(name) for name in outputs]
     values = np.empty((len(rows), len(columns)), np.float32)
     for place, (line, row) in enumerate(rows):
         if len(row) != len(header):
@@ -74,5 +79,6 @@ def read_csv(
         for name in (LABEL, DEVICE)
         if name in header
     }
+    values, targets = values[:, :wanted], values[:, wanted:]
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    return shaped, texts[LABEL], texts.get(DEVICE)
+    return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE)

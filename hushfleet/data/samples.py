@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.errors import BadInput
+from hushfleet.model.targets import CLASSES, Targets
 
 
 class LabelledSamples(Protocol):
@@ -34,11 +35,16 @@ class LabelledSamples(Protocol):
         """float32 `[n, C, H, W]`, what the network takes."""
 
     @property
-    def y(self) -> npt.NDArray[np.int64]:
-        """int64 `[n]`, the labels."""
+    def y(self) -> npt.NDArray[Any]:
+        """What the loss is given: int64 `[n]`, the labels; or float32 `[n, outputs]`, the targets, scaled."""
 
     @property
-    def labels(self) -> npt.NDArray[np.int64]: ...
+    def labels(self) -> npt.NDArray[Any]:
+        """As they were given: int64 `[n]`, or float32 `[n, outputs]`."""
+
+    @property
+    def targets(self) -> Targets:
+        """What the labels are."""
 
     def __len__(self) -> int: ...
 
@@ -51,24 +57,27 @@ class Samples:
     """Some labelled images, or other samples of one shape.
 
     :param images: uint8 `[n, C, H, W]`, or float32 of values that are no bytes.
-    :param labels: int64 `[n]`, 0 to classes - 1.
+    :param labels: int64 `[n]`, 0 to classes - 1; or float32 `[n, outputs]`, in their own unit.
     :param mean: per channel; of bytes, scaled to 0..1.
     :param std: per channel, likewise; positive.
+    :param targets: what the labels are.
     """
 
     images: npt.NDArray[Any]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    targets: Targets = CLASSES
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (np.uint8, np.float32) or self.images.ndim != 4:
             raise BadInput(
                 f"images must be uint8 or float32 [n, C, H, W], got {self.images.dtype} {list(self.images.shape)}"
             )
-        if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
+        dtype, axes = (np.int64, 1) if self.targets.are_classes else (np.float32, 2)
+        if self.labels.dtype != dtype or self.labels.ndim != axes or len(self.labels) != len(self.images):
             raise BadInput(
-                f"labels must be int64 [{len(self.images)}], one for each image, "
+                f"labels must be {np.dtype(dtype)} [{len(self.images)}{', outputs' * (axes - 1)}], one for each image, "
                 f"got {self.labels.dtype} {list(self.labels.shape)}"
             )
         channels = self.images.shape[1]
@@ -116,13 +125,13 @@ class Samples:
         return shift
 
     @property
-    def y(self) -> npt.NDArray[np.int64]:
-        """int64 `[n]`, the labels."""
-        return self.labels
+    def y(self) -> npt.NDArray[Any]:
+        """What the loss is given: the labels, of numbers scaled."""
+        return self.targets.learned(self.labels)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
         """The samples at `indices`, in that order."""
-        return Samples(self.images[indices], self.labels[indices], self.mean, self.std)
+        return Samples(self.images[indices], self.labels[indices], self.mean, self.std, self.targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,19 +139,20 @@ class FeatureSamples:
     """Labelled images as features, which a network meets as images of one pixel.
 
     :param x: float32 `[n, count, 1, 1]`.
-    :param labels: int64 `[n]`.
+    :param labels: as those of `Samples`, and `targets`.
     """
 
     x: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
+    targets: Targets = CLASSES
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def y(self) -> npt.NDArray[np.int64]:
-        """int64 `[n]`, the labels."""
-        return self.labels
+    def y(self) -> npt.NDArray[Any]:
+        """What the loss is given: the labels, of numbers scaled."""
+        return self.targets.learned(self.labels)
 
     @property
     def kept(self) -> npt.NDArray[np.float32]:
@@ -161,20 +171,23 @@ class FeatureSamples:
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
         """The samples at `indices`, in that order."""
-        return FeatureSamples(self.x[indices], self.labels[indices])
+        return FeatureSamples(self.x[indices], self.labels[indices], self.targets)
 
 
 def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
     """Both, one after the other; of one kind, and normalised as `first` is."""
     kept, labels = np.concatenate((first.kept, second.kept)), np.concatenate((first.labels, second.labels))
-    return replace(first, images=kept, labels=labels) if isinstance(first, Samples) else FeatureSamples(kept, labels)
+    if isinstance(first, Samples):
+        return replace(first, images=kept, labels=labels)
+    return FeatureSamples(kept, labels, first.targets)
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """A named data set with its fixed training and test parts.
 
-    :param class_names: what labels 0, 1, ... mean; every name can serve as a folder name.
+    :param class_names: what labels 0, 1, ... mean; every name can serve as a folder name. Of other targets: what each
+        output is.
     :param owners: int64 `[n]`, which device has a training sample, from 0; None where nobody says so.
     """
 

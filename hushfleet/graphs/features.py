@@ -79,12 +79,12 @@ class FeatureGraph:
         path = None if self._cache is None else self._cache / f"{self._key(samples)}.f32"
         data = None if path is None else read_cached(path)
         if data is not None and len(data) == 4 * shape[0] * shape[1]:
-            return FeatureSamples(np.frombuffer(data, np.float32).reshape(shape), samples.labels)
+            return FeatureSamples(np.frombuffer(data, np.float32).reshape(shape), samples.labels, samples.targets)
         features = self._computed(samples, shape)
         if path is not None:
             with contextlib.suppress(OSError):  # then they are computed again next time
                 write_cached(path, features.tobytes())
-        return FeatureSamples(features, samples.labels)
+        return FeatureSamples(features, samples.labels, samples.targets)
 
     def _computed(self, samples: Samples, shape: tuple[int, ...]) -> np.ndarray:
         features = np.empty(shape, np.float32)

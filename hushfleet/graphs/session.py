@@ -4,7 +4,8 @@ Nothing is copied: ONNX Runtime reads the parameters from the caller's flat vect
 to the caller's buffer, through bindings to the addresses of their tensors. One thread and fixed kernels
 make every result a pure function of its inputs, to the bit; another provider than the processor's promises no bits.
 
-Graph inputs: `param.<name>` for each tensor of the layout, `x` float32 [B, C, H, W], `y` int64 [B], and
+Graph inputs: `param.<name>` for each tensor of the layout, `x` float32 [B, C, H, W], `y` int64 [B] (float32
+[B, outputs] where targets are no classes), and
 `dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). A gradient under an objective that distils also
 takes `teacher` float32 [B, classes] and `distill` float32 [B]. Outputs: `loss` and `grad.<name>`, or `logits`.
 """
@@ -18,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
-from hushfleet.model.objectives import both_or_none
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.linear import LinearClipping
@@ -135,23 +136,36 @@ class GradientGraph:
     `clipped_sum` is there for one linear layer alone; see `hushfleet.training.batch.GradientFunction`.
 
     :param graph: an ONNX file that `check_graph` accepted.
-    :raises GraphRefused: the graph does not load, or does not fit `layout`.
+    :param objective: whose gradient it is, without a teacher.
+    :raises GraphRefused: the graph does not load, or does not fit `layout` or the objective's targets.
     """
 
     def __init__(
-        self, graph: bytes, layout: ParamLayout, *, threads: int = 1, provider: Provider | None = None
+        self,
+        graph: bytes,
+        layout: ParamLayout,
+        *,
+        objective: Objective = CROSS_ENTROPY,
+        threads: int = 1,
+        provider: Provider | None = None,
     ) -> None:
         shapes = zip(layout.names, layout.shapes, strict=True)
         outputs = {"loss": (), **{f"grad.{name}": shape for name, shape in shapes}}
         self._graph = _BoundGraph(graph, layout, outputs=outputs, threads=threads, provider=provider)
         self.layout = layout
+        y = self._graph.inputs.get("y")
+        if y is not None and (y.type == "tensor(int64)") != objective.of_classes:
+            raise GraphRefused(
+                f"the graph's input 'y' is a {y.type}, which are no targets of the loss {objective.kind!r}"
+            )
         self.masks = sorted(
             (name for name in self._graph.batched if name.startswith("dropout.")),
             key=lambda name: int(name.removeprefix("dropout.")),
         )
         self.distills = "teacher" in self._graph.batched
         # Of one linear layer single gradients follow from logits, and a graph a record would take most of a round.
-        self.clipped_sum = LinearClipping(layout) if is_linear(layout) and not self.distills else None
+        closed_form = is_linear(layout) and not self.distills
+        self.clipped_sum = LinearClipping(layout, objective) if closed_form else None
 
     def __call__(
         self,
@@ -166,11 +180,11 @@ class GradientGraph:
         """The batch's mean loss and its gradient float32 `[d]`.
 
         :param params: float32 `[d]`.
-        :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`.
+        :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`, or float32 `[B, outputs]`.
         :param dropout: one mask `[B, *shape]` for each input `dropout.<i>`; none at all: nothing is dropped.
         :param out: where the gradient is written; a new vector if not given.
         :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
-            float32 `[B]`; none at all: the loss is the cross-entropy. Only for a graph that distils.
+            float32 `[B]`; none at all: the loss without a teacher. Only for a graph that distils.
         :raises ValueError: an array has another shape, type or memory order than the graph takes.
         """
         if dropout and len(dropout) != len(self.masks):

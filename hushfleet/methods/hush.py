@@ -80,6 +80,8 @@ def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
 class OwnPrior(Everything):
     """The last tensor, the bias of the logits, is the device's own: the logarithm of its smoothed label shares."""
 
+    of_classes = True
+
     def mask(self, layout: ParamLayout) -> np.ndarray:
         """Raises `Malformed` where the network does not end with a bias."""
         if len(layout.shapes[-1]) != 1:

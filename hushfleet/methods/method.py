@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from hushfleet.array_api import Array
@@ -77,9 +77,14 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, accepted = getattr(self, each.name), each.metadata.get("accepted")
-            require(accepted is None or _is_within(value, accepted), each.name, value, f"in {accepted}")
+            check_range(each, getattr(self, each.name))
         require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
+
+
+def check_range(setting: Field[Any], value: Any) -> None:
+    """Raises ValueError where it is not `within` what is accepted."""
+    accepted = setting.metadata.get("accepted")
+    require(accepted is None or _is_within(value, accepted), setting.name, value, f"in {accepted}")
 
 
 def _is_within(value: float, accepted: str) -> bool:
@@ -115,6 +120,11 @@ class Method:
     def gaussian(self) -> Gaussian | None:
         """The noise on the update, if there is any."""
         return next((stage for stage in self.stages if isinstance(stage, Gaussian)), None)
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether it is defined for targets that are classes alone."""
+        return self.personal.of_classes or self.training.objective.distills
 
     @property
     def max_preference(self) -> float | None:

@@ -6,6 +6,7 @@ The public mask is a function of what was sent, so that both sides compute it al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from hushfleet.training.own_samples import OwnSamples
 @dataclass(frozen=True)
 class Everything:
     """All entries are shared, and training begins with the global model. The base of all other choices."""
+
+    of_classes: ClassVar[bool] = False
+    """Whether it is defined for classes alone."""
 
     @property
     def same_for_all(self) -> bool:

@@ -1,4 +1,4 @@
-"""Accuracy and loss of a model on labelled images, in batches."""
+"""Accuracy and loss of a model on labelled samples, in batches."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
+from hushfleet.model.objectives import CROSS_ENTROPY
 
 EVALUATION_BATCH = 256
 
 
 class Evaluation(NamedTuple):
-    """`accuracy` in 0..1 and the mean cross-entropy `loss` in nats; NaN where there are no samples."""
+    """`accuracy` in 0..1, the share of right answers (`hushfleet.model.targets`), and the mean `loss`, of a
+    cross-entropy in nats; NaN where there are no samples."""
 
     accuracy: float
     loss: float
 
 
 class Outcomes(NamedTuple):
-    """What became of each sample: `correct` bool `[n]`, `losses` float64 `[n]`, cross-entropy in nats."""
+    """What became of each sample: `correct` bool `[n]`, `losses` float64 `[n]`."""
 
     correct: np.ndarray
     losses: np.ndarray
@@ -44,13 +46,12 @@ def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) 
 
 def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Outcomes:
     """The same for every sample, for means over parts of a test set."""
+    objective = samples.targets.objective(CROSS_ENTROPY)
     correct, losses = np.empty(len(samples), bool), np.empty(len(samples))
     for first in range(0, len(samples), EVALUATION_BATCH):
         batch = samples.take(slice(first, first + EVALUATION_BATCH))
         logits = logits_of(params, batch.x).astype(np.float64)
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        log_sum = np.log(np.exp(shifted).sum(axis=1))
         part = slice(first, first + len(batch))
-        losses[part] = log_sum - shifted[np.arange(len(batch)), batch.y]
-        correct[part] = logits.argmax(axis=1) == batch.y
+        losses[part], _ = objective.loss_and_cotangent(logits, batch.y)
+        correct[part] = samples.targets.right(logits, batch.labels)
     return Outcomes(correct, losses)

@@ -27,14 +27,15 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked
 
 T = TypeVar("T")
-Kind = Literal["cross-entropy", "distillation", "decoupled-distillation"]
+Kind = Literal["cross-entropy", "binary", "squared", "distillation", "decoupled-distillation"]
 
 
 @dataclass(frozen=True)
 class Objective(Checked):
     """The loss of a batch.
 
-    :param kind: `cross-entropy` with the labels, or that and a teacher's logits.
+    :param kind: `cross-entropy` with the labels, or that and a teacher's logits; of targets that are no classes
+        `binary`, the mean binary cross-entropy of the outputs, or `squared`, the mean of their squared errors.
     :param temperature: of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
     """
@@ -45,23 +46,35 @@ class Objective(Checked):
 
     @property
     def distills(self) -> bool:
-        return self.kind != "cross-entropy"
+        return self.kind in ("distillation", "decoupled-distillation")
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether a target is a class, int64 `[B]`; else they are float32 `[B, outputs]`."""
+        return self.kind not in ("binary", "squared")
 
     def loss_and_cotangent(
-        self, logits: np.ndarray, y: np.ndarray, teacher: np.ndarray, weight: np.ndarray
+        self, logits: np.ndarray, y: np.ndarray, teacher: np.ndarray | None = None, weight: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Each sample's loss float64 `[B]`, and its derivative by that sample's logits, float64 `[B, C]`.
 
-        :param logits: the student's `[B, C]`; `teacher`: the teacher's.
-        :param y: labels `[B]`, each a class.
+        :param logits: the student's `[B, C]`; `teacher`: the teacher's, of a distillation.
+        :param y: labels `[B]`, each a class; or targets `[B, C]`.
         :param weight: of the distillation, `[B]`, in [0, 1].
         """
-        student, teacher, weight = (np.asarray(array, np.float64) for array in (logits, teacher, weight))
+        student = np.asarray(logits, np.float64)
+        if self.kind == "squared":
+            errors = student - y
+            return (errors**2).mean(1), 2 * errors / errors.shape[1]
+        if self.kind == "binary":  # log(1 + e^z) - y z
+            yes = np.exp(-np.logaddexp(0, -student))
+            return (np.logaddexp(0, student) - y * student).mean(1), (yes - y) / student.shape[1]
         label = np.arange(student.shape[1]) == y[:, None]
         logs = _log_softmax(student)
         losses, slopes = -logs[label], np.exp(logs) - label
         if not self.distills:
             return losses, slopes
+        teacher, weight = np.asarray(teacher, np.float64), np.asarray(weight, np.float64)
         divergences, pulls = (self._plain if self.kind == "distillation" else self._decoupled)(student, teacher, label)
         rest = 1 - weight
         return rest * losses + weight * divergences, rest[:, None] * slopes + weight[:, None] * pulls
@@ -101,7 +114,7 @@ def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tup
     if teacher is None or distill is None:
         raise ValueError("a teacher's logits and the distillation's weights come together or not at all")
     if not distills:
-        raise ValueError("the objective is the cross-entropy, which has no teacher")
+        raise ValueError("the objective is a loss of the targets alone, which has no teacher")
     return teacher, distill
 
 

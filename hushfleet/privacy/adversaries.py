@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hushfleet.config.spec import Unit
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, noise_multiplier_for
+from hushfleet.privacy.accounting.epsilon import Step, noise_multiplier_for
 from hushfleet.privacy.accounting.epsilon import epsilon as epsilon_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.terms import Accountant, Unit
 
 
 class Against(NamedTuple):

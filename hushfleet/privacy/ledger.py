@@ -24,8 +24,9 @@ from typing import Any
 import msgpack
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.terms import Accountant
 
 DIGEST_BYTES = 32
 _CHARGE = ("unit", "adjacency", "mechanism", "noise_multiplier", "noise_split", "sample_rate", "steps")

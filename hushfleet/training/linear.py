@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import clip_factors
 
@@ -17,15 +17,18 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True)
 class LinearClipping:
-    """What a gradient function offers as `clipped_sum`, for logits W x + b and the cross-entropy.
+    """What a gradient function offers as `clipped_sum`, for logits z = W x + b.
 
-    A record's gradient by (W, b) is the outer product of s = softmax(W x + b) - onehot(y) with (x, 1), so that its norm
-    is |s| |(x, 1)| (Goodfellow: "Efficient Per-Example Gradient Computations", 2015), and clipping it is scaling s.
+    A record's gradient by (W, b) is the outer product of s, the loss's slope by z (of the cross-entropy
+    softmax(z) - onehot(y)), with (x, 1), so that its norm is |s| |(x, 1)| (Goodfellow: "Efficient Per-Example Gradient
+    Computations", 2015), and clipping it is scaling s.
 
     :param layout: of a linear model (`hushfleet.model.own_head.is_linear`): W `[C, F]`, then b `[C]`.
+    :param objective: without a teacher.
     """
 
     layout: ParamLayout
+    objective: Objective = CROSS_ENTROPY
 
     def __call__(
         self,
@@ -41,7 +44,8 @@ class LinearClipping:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Each record's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
 
-        :param params: float32 `[d]`; `x`: float32 `[B, ...]`, F numbers a record; `y`: int64 `[B]`. B may be 0.
+        :param params: float32 `[d]`; `x`: float32 `[B, ...]`, F numbers a record; `y`: int64 `[B]` or float32 `[B, C]`.
+            B may be 0.
         :param clip_norm: C, above zero; or a function that is given the norms and returns it.
         :param out: float32 `[d]`, needed.
         :param part: of whole layers, W or b or both; gradients are their part, and `out` gets zeros elsewhere.
@@ -53,7 +57,7 @@ class LinearClipping:
         rows = x.reshape(len(x), weight.shape[1])
         # einsum and not a matrix product: that one's rounding follows the number of threads.
         logits = np.einsum("bf,cf->bc", rows, weight) + bias
-        losses, cotangents = CROSS_ENTROPY.loss_and_cotangent(logits, y, logits, np.zeros(len(y)))
+        losses, cotangents = self.objective.loss_and_cotangent(logits, y)
         slopes = cotangents.astype(np.float32)  # before norms are taken: rounding may lengthen
         wanted = [_within(place, part, len(params)) for place in self.layout.slices.values()]
         inputs = np.einsum("bf,bf->b", rows, rows, dtype=np.float64) * wanted[0] + wanted[1]

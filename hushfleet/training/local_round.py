@@ -164,8 +164,9 @@ class OneClient:
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)
+        y = self.samples.targets.learned(self.samples.labels[indices])
         learned = taught(self.teacher, indices) if self.distills else {}
-        batch = ClientBatch(self.gradient, x, self.samples.labels[indices], masks, learned, out, self.scratch)
+        batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch)
         if self.record is None:
             return batch
         assert self.noise is not None

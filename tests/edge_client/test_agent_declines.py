@@ -17,6 +17,7 @@ from hushfleet.edge_client import runtime
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
+from hushfleet.model.targets import Targets
 from hushfleet.wire.format.messages import ServerState
 from support.edge import DEVICE, Bench, Package, write_samples
 
@@ -171,6 +172,13 @@ def test_an_unknown_method(make_bench: MakeBench, package: Package) -> None:
     code, reason = the_decline(make_bench(package=package.with_spec(method="fed-future", task="future")))
     assert code == "error"
     assert "fed-future" in reason
+
+
+def test_a_method_of_classes_with_other_targets(make_bench: MakeBench, package: Package) -> None:
+    numbers = replace(package.spec.model, targets=Targets("squared", tolerance=1.0))
+    hostile = package.with_spec(method="pfedsd", method_config={}, model=numbers, task="numbers")
+    code, reason = the_decline(make_bench(package=hostile))
+    assert "'pfedsd' is defined for classes alone" in reason, code
 
 
 def test_a_package_of_another_task(make_bench: MakeBench, package: Package) -> None:

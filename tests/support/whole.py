@@ -14,11 +14,11 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import Accounting
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceConfig, DeviceSection, LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed
+from hushfleet.privacy.terms import Accounting
 from hushfleet.wire.format.chunks import parse_frame
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, Will

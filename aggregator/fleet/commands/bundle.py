@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import hushfleet
-from hushfleet.aggregator.fleet.cards import Target, build_release
-from hushfleet.aggregator.fleet.commands.desk import Dir
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.observe.progress import shown
+from hushfleet.aggregator.fleet.commands.desk import Dir, opened
 
 
 def register(fleet: typer.Typer) -> None:
@@ -35,8 +30,12 @@ def _bundle(
 
     Example:  hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1
     """
-    folder = FleetFolder(path)
-    with FleetRegistry(folder.path) as registry:
+    from rich.console import Console
+
+    from hushfleet.aggregator.fleet.cards import Target, build_release
+    from hushfleet.aggregator.observe.progress import shown
+
+    with opened(path) as (folder, registry):
         target = Target(python, arch)
         with shown(Console()):
             release = build_release(folder, registry, target, version=version, wheels=wheels, downgrade=downgrade)

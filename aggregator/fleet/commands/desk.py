@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.create import create_fleet
-from hushfleet.aggregator.fleet.folder import BrokerPart, FleetFolder, PagePart
-from hushfleet.aggregator.fleet.members import counted, from_csv
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
-from hushfleet.aggregator.fleet.units import write_units
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.topics import check_name
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The board's id.")]
 _FILE = {"exists": True, "dir_okay": False}
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
+    """The fleet's folder and its registry."""
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.registry import FleetRegistry
+
+    folder = FleetFolder(path)
+    with FleetRegistry(folder.path) as registry:
+        yield folder, registry
 
 
 def register(fleet: typer.Typer) -> None:
@@ -50,6 +57,13 @@ def _init(
 
     Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` signs what boards obey.
     """
+    from hushfleet.aggregator.config.task import load_task
+    from hushfleet.aggregator.fleet.access import apply
+    from hushfleet.aggregator.fleet.create import create_fleet
+    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+    from hushfleet.aggregator.fleet.units import write_units
+    from hushfleet.wire.format.topics import check_name
+
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
     names = [] if classes is None else [each.strip() for each in classes.split(",")]
     load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
@@ -57,8 +71,8 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    folder = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
-    with FleetRegistry(folder.path) as registry:
+    create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
+    with opened(path) as (folder, registry):
         apply(folder, registry)
     units = write_units(folder)
     print(
@@ -85,11 +99,13 @@ def _add(
 
     `hushfleet fleet add greenhouse --csv fleet.csv`
     """
-    folder = FleetFolder(path)
+    from hushfleet.aggregator.fleet.members import counted, from_csv
+    from hushfleet.wire.format.topics import check_name
+
     if (count is None) == (csv is None):
         raise BadInput("give --count N, or --csv FILE")
     profile = "" if wifi is None else check_name(wifi.stem, "the name of the Wi-Fi file")
-    with FleetRegistry(folder.path) as registry:
+    with opened(path) as (folder, registry):
         if csv is not None:
             boards = from_csv(csv, board=board, wifi=profile)
         elif count is not None:
@@ -116,8 +132,10 @@ def _add(
 
 def _list(path: Dir) -> None:
     """Show the boards, and who asked for a certificate without getting one."""
-    folder = FleetFolder(path)
-    with FleetRegistry(folder.path) as registry:
+    from rich.console import Console
+    from rich.table import Table
+
+    with opened(path) as (_, registry):
         boards, knocks = registry.boards(), registry.knocks()
     console = Console()
     table = Table("board", "kind", "place", "state", "certificate ends", box=None, header_style="bold")
@@ -135,8 +153,7 @@ def _list(path: Dir) -> None:
 
 def _show(path: Dir, device: Id) -> None:
     """Show all that is known of one board."""
-    folder = FleetFolder(path)
-    with FleetRegistry(folder.path) as registry:
+    with opened(path) as (_, registry):
         row, knocks = registry.needed(device), registry.knocks(device)
     fields = {
         "board": row.board,

@@ -8,12 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.access import apply, locked, reload_brokers
-from hushfleet.aggregator.fleet.authority import Authority
-from hushfleet.aggregator.fleet.commands.desk import Dir, Id
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.own_certificates import ends, lost_names, write_own
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.commands.desk import Dir, Id, opened
 from hushfleet.errors import BadInput
 
 
@@ -31,8 +26,8 @@ def _approve(
     device: Id,
     key: Annotated[str | None, typer.Option(help="The first digits of its key, where several have come.")] = None,
 ) -> None:
-    """Let a board in that waits. Compare its key with what `hushfleet-edge status` prints on the board."""
-    with _registry(path) as registry:
+    """Let a board in that waits. Compare its key with what `hushfleet-edge status DEVICE.toml` prints on the board."""
+    with opened(path) as (_, registry):
         row = registry.needed(device)
         if row.public_key is not None:
             raise BadInput(
@@ -76,14 +71,21 @@ def _renew(
             "boards renew their certificates by themselves; for a card that was written anew say ID --new-card, for "
             "the broker's certificate --broker"
         )
-    with _registry(path) as registry:
+    from hushfleet.aggregator.fleet.access import apply
+
+    with opened(path) as (folder, registry):
         registry.needed(device)
         registry.expect_new_card(device)
-        apply(FleetFolder(path), registry)
+        apply(folder, registry)
     print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}")
 
 
 def _renew_own(path: Path, *, drop_names: bool) -> None:
+    from hushfleet.aggregator.fleet.access import locked, reload_brokers
+    from hushfleet.aggregator.fleet.authority import Authority
+    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+    from hushfleet.aggregator.fleet.own_certificates import ends, lost_names, write_own
+
     folder = FleetFolder(path)
     lost = lost_names(folder)
     if lost and not drop_names:
@@ -107,32 +109,34 @@ def _block(
     path: Dir, device: Id, reason: Annotated[str, typer.Option(help="For the list, and for the board's log.")] = "by its operator"
 ) -> None:  # fmt: skip
     """Lock a board out: of rounds, of the broker, of secure sums. Also one that is connected."""
-    with _registry(path) as registry:
+    from hushfleet.aggregator.fleet.access import apply
+
+    with opened(path) as (folder, registry):
         registry.needed(device)
         registry.block(device, reason)
-        apply(FleetFolder(path), registry)
+        apply(folder, registry)
     print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}")
 
 
 def _unblock(path: Dir, device: Id) -> None:
     """Take a board back that was locked out."""
-    with _registry(path) as registry:
+    from hushfleet.aggregator.fleet.access import apply
+
+    with opened(path) as (folder, registry):
         row = registry.needed(device)
         if row.state != "blocked":
             raise BadInput(f"{device} is not locked out; it is {row.state}")
         registry.unblock(device)
-        apply(FleetFolder(path), registry)
+        apply(folder, registry)
     print(f"{device} is no longer locked out")
 
 
 def _forget(path: Dir, device: Id) -> None:
     """Remove a board from the fleet. What was spent under its id is kept, should the id come back."""
-    with _registry(path) as registry:
+    from hushfleet.aggregator.fleet.access import apply
+
+    with opened(path) as (folder, registry):
         registry.needed(device)
         registry.forget(device)
-        apply(FleetFolder(path), registry)
+        apply(folder, registry)
     print(f"{device} is forgotten")
-
-
-def _registry(path: Path) -> FleetRegistry:
-    return FleetRegistry(FleetFolder(path).path)

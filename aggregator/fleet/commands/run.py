@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import words
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.commands.desk import Dir
-from hushfleet.aggregator.fleet.enrolment import Enroller
-from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.lock_out import LockOut
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.processes import run_fleet
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.service import FleetService, Part
-from hushfleet.aggregator.fleet.sightings import Listener, key_of
-from hushfleet.aggregator.fleet.updating import Updating
-from hushfleet.aggregator.fleet.watch import FleetWatch
-from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput
-from hushfleet.wire.link.address import BrokerAddress
-from hushfleet.wire.link.mqtt import MqttLink
-
-log = logging.getLogger("hushfleet.fleet")
 
 
 def register(fleet: typer.Typer) -> None:
@@ -47,6 +26,9 @@ def _up(path: Dir) -> None:
 
     For labs. In the field they are services: DIR/systemd has their units.
     """
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.processes import run_fleet
+
     logging.getLogger("hushfleet").setLevel(logging.INFO)
     run_fleet(FleetFolder(path), _stop_on_signals())
 
@@ -60,6 +42,11 @@ def _task(
 
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
+    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.next_task import set_task
+    from hushfleet.aggregator.fleet.watch import FleetWatch
+
     folder = FleetFolder(path)
     watch = FleetWatch(folder)
     run = watch.view().run
@@ -75,6 +62,8 @@ def _task(
 
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
+    from hushfleet.aggregator.fleet.serve import serve
+
     logging.getLogger("hushfleet").setLevel(logging.INFO)
     serve(path, _stop_on_signals())
 
@@ -84,47 +73,3 @@ def _stop_on_signals() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop
-
-
-def serve(path: Path, stop: threading.Event) -> None:
-    """The fleet service of the folder `path`, until `stop` is set."""
-    from hushfleet.aggregator.fleet.page.server import PageServer  # with a web server, which other commands do without
-
-    folder = FleetFolder(path)
-    operator, ca_file = load_or_create(folder.operator_key), folder.ca / "ca.pem"
-    mine = folder.service
-    password = mine / "enrolment.password"
-    strangers = BrokerAddress.parse(
-        folder.local_enrolment, ca_file=ca_file, username=SERVICE_NAME, password_file=password
-    )
-    fleet = BrokerAddress.parse(
-        folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
-    )
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
-        known = partial(key_of, registry, register)
-        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known), LockOut(folder, registry)]
-        enroller = Enroller(
-            folder.config,
-            registry,
-            register,
-            Authority.load(ca_file, folder.ca / "ca.key"),
-            on_granted=lambda: apply(folder, registry),
-        )
-        service = FleetService(
-            federation=folder.config.federation,
-            operator=operator,
-            # only who has the operator's key can tell this client id, so no stranger can take the session
-            strangers=MqttLink(strangers, client_id=operator.client_id(SERVICE_NAME)),
-            fleet=MqttLink(fleet, client_id=SERVICE_NAME),
-            enroller=enroller,
-            apply=lambda: apply(folder, registry),
-            was_changed=registry.was_changed,
-            parts=parts,
-        )
-        with contextlib.ExitStack() as opened:
-            try:
-                page = opened.enter_context(PageServer.of(folder))
-                log.info("the status page listens on port %d; its address: hushfleet fleet page %s", page.port, path)
-            except BadInput as error:  # boards must come in all the same
-                log.error("there is no status page: %s", error)
-            service.run(stop)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet import words
-from hushfleet.aggregator.fleet.commands.desk import Dir
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, releases
-from hushfleet.aggregator.fleet.rollout import begin, change, current, rollout_view, seats
-from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.aggregator.fleet.commands.desk import Dir, opened
 from hushfleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.registry import FleetRegistry
 
 
 def register(fleet: typer.Typer) -> None:
@@ -30,9 +27,11 @@ def _release(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="None: lists those that are known.", exists=True, dir_okay=False)] = None,
 ) -> None:  # fmt: skip
     """Make releases known to the fleet, after checking their signatures; no board is told before `fleet rollout`."""
-    folder = FleetFolder(path)
-    key = load_or_create(folder.release_key).public_key
-    with FleetRegistry(folder.path) as registry:
+    from hushfleet.aggregator.fleet.releases import add_release, releases
+    from hushfleet.aggregator.storage.identity_file import load_or_create
+
+    with opened(path) as (folder, registry):
+        key = load_or_create(folder.release_key).public_key
         for file in files or ():
             add_release(folder, registry, file, public_key=key)
         for each in releases(registry):
@@ -59,7 +58,9 @@ def _rollout(
     """
     if (to is not None) + newest + resume + cancel > 1:
         raise BadInput("say one of --to, --newest, --resume and --cancel")
-    with FleetRegistry(FleetFolder(path).path) as registry:
+    from hushfleet.aggregator.fleet.rollout import begin, change
+
+    with opened(path) as (_, registry):
         if to is not None or newest:
             begin(registry, to, now=time.time())
         elif resume:
@@ -71,12 +72,17 @@ def _rollout(
 
 def _pause(path: Dir) -> None:
     """Offer the release to no further board, and send no more of it; go on with `fleet rollout DIR --resume`."""
-    with FleetRegistry(FleetFolder(path).path) as registry:
+    from hushfleet.aggregator.fleet.rollout import change
+
+    with opened(path) as (_, registry):
         change(registry, "paused")
         _tell(registry)
 
 
 def _tell(registry: FleetRegistry) -> None:
+    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet.rollout import current, rollout_view, seats
+
     view, rollout = rollout_view(registry, now=time.time()), current(registry)
     if view is None or rollout is None:
         print("no release is being rolled out")

@@ -6,6 +6,7 @@ privacy of that is worth, and then shows the course of the run.
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from hushfleet.aggregator.results.gains import Comparison
@@ -27,13 +28,20 @@ from hushfleet.aggregator.results.result import Result, write_whole
 __all__ = ["render_report", "write_report"]
 
 
-def write_report(result: Result, path: Path) -> None:
-    """Writes the report whole or not at all. Raises `StoreError`."""
-    write_whole(path, render_report(result))
+def write_report(result: Result, path: Path, *, seen: Path | None = None) -> None:
+    """Writes the report whole or not at all. Raises `StoreError`.
+
+    :param seen: the picture of `hushfleet invert`, where there is one.
+    """
+    png = seen.read_bytes() if seen is not None and seen.is_file() else None
+    write_whole(path, render_report(result, seen=png))
 
 
-def render_report(result: Result) -> str:
-    """The report as HTML text."""
+def render_report(result: Result, *, seen: bytes | None = None) -> str:
+    """The report as HTML text.
+
+    :param seen: PNG of what the server could see.
+    """
     headline = judge(result)
     sentences = [
         answer(result, headline),
@@ -46,6 +54,7 @@ def render_report(result: Result) -> str:
         sections.devices_against_alone(result, headline),
         answers_section(result),
         sections.privacy(result, headline),
+        None if seen is None else _seen_section(seen),
         sections.privacy_sweep(result, headline),
         sections.traffic(result),
         sections.wire_sweep(result, headline),
@@ -71,6 +80,15 @@ def render_report(result: Result) -> str:
             (number(headline.epsilon_release), "epsilon_release, worst device"),
         ],
     )
+
+
+def _seen_section(png: bytes) -> page.Section:
+    lead = (
+        "Training images, and what an attacker finds in updates that they cause, in the worst case: one step on one "
+        "image of a known class. Red: recognised. A failed attack is no proof that none succeeds."
+    )
+    drawing = page.Drawing(base64.b64encode(png).decode(), "Training images, and what an attacker finds in updates")
+    return page.Section("seen", "What the server could see", lead, [drawing])
 
 
 def _tile(name: str, tested: Comparison) -> tuple[page.Cell, str]:

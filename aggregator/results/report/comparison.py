@@ -23,7 +23,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, size
 from hushfleet.aggregator.results.result import Result, write_whole
-from hushfleet.config.spec import TRUST
+from hushfleet.privacy.terms import TRUST
 
 MOST_DIFFERENCES = 8
 """Tasks that differ in more keys are different tasks."""

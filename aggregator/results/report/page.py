@@ -122,7 +122,19 @@ class Pictures:
     pictures: Sequence[Picture]
 
 
-PagePart = Plot | Table | Facts | Prose | Code | Pictures
+@dataclass(frozen=True)
+class Drawing:
+    """One image, as wide as it is.
+
+    :param png: base64.
+    """
+
+    kind: ClassVar = "drawing"
+    png: str
+    title: str
+
+
+PagePart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
 
 
 @dataclass(frozen=True)

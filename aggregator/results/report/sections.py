@@ -35,7 +35,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import codec, from_to, number, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
-from hushfleet.config.spec import TRUST
+from hushfleet.privacy.terms import TRUST
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
@@ -53,6 +53,8 @@ def accuracy(result: Result, headline: Headline) -> Section:
     xs = rounds_of(result)
     chart = over("Accuracy", _accuracies(xs, result.rounds, headline), why, **PERCENT)
     lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
+    if result.details.score:
+        lead = f"Accuracy is the share of answers {result.details.score}. {lead}"
     return Section("accuracy", "Accuracy", lead, [chart])
 
 

@@ -28,7 +28,7 @@ from hushfleet.aggregator.results.gains import (
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, percent_up, size
 from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
-from hushfleet.config.spec import TRUST, Trust
+from hushfleet.privacy.terms import TRUST, Trust
 
 STRONG_EPSILON = 1.0
 MODERATE_EPSILON = 4.0
@@ -149,9 +149,7 @@ def answer(result: Result, headline: Headline) -> str:
 def _found(each: Comparison, where: str) -> str:
     """The gain; of a model that has learned nothing its accuracy beside chance."""
     if each.verdict == "nothing":
-        return (
-            f"{percent(each.federated)} {where}, where always naming the commonest class reaches {percent(each.chance)}"
-        )
+        return f"{percent(each.federated)} {where}, where always giving the same answer reaches {percent(each.chance)}"
     return f"{gained(each.gain)} {where}"
 
 

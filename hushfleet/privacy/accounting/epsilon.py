@@ -27,10 +27,10 @@ from hushfleet.privacy.accounting.loss_grid import Pair
 from hushfleet.privacy.accounting.privacy_loss import epsilon_bound
 from hushfleet.privacy.accounting.renyi import renyi_epsilon
 from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.terms import Accountant
 
-__all__ = ["Accountant", "Adjacency", "Step", "check_delta", "epsilon", "noise_multiplier_for"]
+__all__ = ["Adjacency", "Step", "check_delta", "epsilon", "noise_multiplier_for"]
 
-Accountant = Literal["exact", "rdp"]
 Adjacency = Literal["add-or-remove", "exchange"]
 _SEARCHES = 200
 _LARGE = 50.0  # above it the grid may have to be coarse

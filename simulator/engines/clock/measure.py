@@ -34,6 +34,8 @@ from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
+from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.model.targets import random_targets
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.field import PRIMES
@@ -58,7 +60,9 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
     """
     model, blobs = prepared.spec.model, prepared.blobs
     inference, inference_s = _measured(lambda: InferenceGraph(blobs[model.inference.digest], model.layout))
-    gradient, gradient_s = _measured(lambda: GradientGraph(blobs[model.gradient.digest], model.layout))
+    objective = model.targets.objective(prepared.method.objective)
+    graph = blobs[model.gradient.digest]
+    gradient, gradient_s = _measured(lambda: GradientGraph(graph, model.layout, objective=objective))
     batch = prepared.method.config.batch_size
     small = max(1, batch // 4)
     with (
@@ -169,7 +173,8 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
         return inputs_of(train.take(np.arange(count) % len(train)), prepared.features)
     model, rng = prepared.spec.model, np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
-    samples = Samples(images, rng.integers(0, len(model.class_names), count), model.mean, model.std)
+    labels = random_targets(model.targets.objective(CROSS_ENTROPY), count, len(model.class_names), rng)
+    samples = Samples(images, labels, model.mean, model.std, model.targets)
     return inputs_of(samples, prepared.features)
 
 

@@ -61,7 +61,7 @@ class LoadedRun:
     @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
-        graph, objective = self._graph(model.gradient), self.method.objective
+        graph, objective = self._graph(model.gradient), model.targets.objective(self.method.objective)
         names, shape = (self.network, len(model.class_names)), model.input_shape
         return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
 

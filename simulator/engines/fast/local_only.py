@@ -18,7 +18,6 @@ from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
-from hushfleet.model.own_head import is_linear
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, Said, accuracies, best_way, said_alone
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
@@ -60,7 +59,7 @@ def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "
     """Trains every device alone; yields them in the fleet's order as they become ready."""
     path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
     jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices]
-    if is_linear(simulation.prepared.spec.model.layout):
+    if simulation.prepared.spec.model.chooses_head:
         found = list(counted(workers.map(_test_one, jobs), ALONE, total=len(jobs)))
         return _best_alone(found, [job.device for job in jobs])
     return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
@@ -111,5 +110,5 @@ def _train_one(job: _Job) -> Alone:
         job.device,
         evaluate(run.inference, params, run.common_test).accuracy,
         evaluate(run.inference, params, run.local_test(job.device)).accuracy,
-        said=tuple(answers(run.inference, params, shown).tolist()),
+        said=tuple(answers(run.inference, params, shown).tolist()) if spec.model.targets.are_classes else (),
     )

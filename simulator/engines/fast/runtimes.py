@@ -31,16 +31,18 @@ LONG = 2e10
 """Samples times parameters of a run that takes `onnx` about twenty seconds on two cores."""
 
 
-def unavailable(runtime: str, model: str) -> str | None:
+def unavailable(runtime: str, model: str, objective: Objective = CROSS_ENTROPY) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
     if runtime != NATIVE:
         return None
+    if not objective.of_classes:
+        return "its kernels are those of the cross-entropy"
     return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
-def quickest(model: str) -> str:
+def quickest(model: str, objective: Objective = CROSS_ENTROPY) -> str:
     """The quickest runtime on this machine's processor: compiled kernels where the network has them."""
-    return ON_DEVICES if unavailable(NATIVE, model) else NATIVE
+    return ON_DEVICES if unavailable(NATIVE, model, objective) else NATIVE
 
 
 def choose_runtime(simulation: Simulation) -> str:
@@ -53,10 +55,11 @@ def choose_runtime(simulation: Simulation) -> str:
         return path.read_text()
     spec = simulation.prepared.spec
     runtime = ON_DEVICES
+    objective = spec.model.targets.objective(CROSS_ENTROPY)
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
         import torch
 
-        runtime = VMAP if torch.cuda.is_available() else quickest(spec.model.name)
+        runtime = VMAP if torch.cuda.is_available() else quickest(spec.model.name, objective)
     path.write_text(runtime)
     return runtime
 
@@ -83,7 +86,7 @@ def make_gradient(
     :param input_shape: of a model that takes any, as `get_model`.
     """
     if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # known to the parent alone
-        return GradientGraph(graph, layout)
+        return GradientGraph(graph, layout, objective=objective)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == NATIVE:
         from hushfleet.models.native.gradient import NativeGradient

@@ -40,7 +40,7 @@ class CohortBatch(Batch):
         return self._gradient(params, slice(None), self.out, weights=self.step.weights)
 
     def each(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        clients, width = self.step.y.shape
+        clients, width = self.step.y.shape[:2]
         losses = params.new_zeros(clients, width)
         rows = self.scratch.get("each")
         if rows is None or rows.shape[1] < width:

@@ -45,9 +45,9 @@ class SamplesOnDevice:
         return len(self._held)
 
     def of(self, samples: LabelledSamples) -> tuple[Tensor, Tensor]:
-        """Images uint8 `[n, C, H, W]`, or features float32, and labels int64 `[n]`."""
+        """Images uint8 `[n, C, H, W]`, or features float32, and labels int64 `[n]` or targets float32."""
         if samples not in self._held:
-            self._held[samples] = _on(samples.kept, self.device), _on(samples.labels, self.device)
+            self._held[samples] = _on(samples.kept, self.device), _on(samples.y, self.device)
         return self._held[samples]
 
     def keep_only(self, wanted: Collection[LabelledSamples]) -> None:
@@ -62,7 +62,7 @@ class CohortStep:
 
     :param epoch: of the first client; others may be in another.
     :param x: float32 `[active, B, C, H, W]`, augmented and normalised.
-    :param y: int64 `[active, B]`.
+    :param y: int64 `[active, B]`, or float32 `[active, B, outputs]`.
     :param masks: dropout, float32 `[active, B, *shape]` each.
     :param sizes: int64 `[active]`, on the device: samples in each client's own batch.
     :param weights: float32 `[active, B]`, 1 for a sample and 0 for padding; None where nothing is padded.
@@ -172,7 +172,7 @@ class GroupBatches:
         x = images.float()
         x *= self._scale[:active]
         x -= self._shift[:active]
-        y = self._labels.index_select(0, chosen).view(active, width)
+        y = self._labels.index_select(0, chosen).view(active, width, *self._labels.shape[1:])
         weights = None
         if min(sizes) < width:
             weights = (torch.arange(width, device=self.device) < placed_sizes[:, None]).float()

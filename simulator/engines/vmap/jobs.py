@@ -41,7 +41,9 @@ def cohort_trainer(path: Path) -> CohortTrainer:
     spec = files.spec.model
     model = get_model(files.network, classes=len(spec.class_names), input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return CohortTrainer(TorchGradient(model, device=device, objective=files.method.objective), device)
+    return CohortTrainer(
+        TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device
+    )
 
 
 def _group_size(job: Job) -> int:

@@ -108,6 +108,8 @@ def pass_bytes(gradient: TorchGradient, clients: int, *, batch_size: int, dropou
     with AliveBytes() as alive:
         x = torch.empty(*shape, *gradient.model.input_shape, device=meta)
         y = torch.empty(shape, dtype=torch.int64, device=meta)
+        if not gradient.objective.of_classes:
+            y = torch.empty(*shape, gradient.model.classes, device=meta)
         masks = [torch.empty(*shape, *spec.shape, device=meta) for spec in dropout]
         learned = {}
         if gradient.objective.distills:

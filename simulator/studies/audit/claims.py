@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize
 
-from hushfleet.privacy.accounting.epsilon import Accountant, Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.terms import Accountant
 from hushfleet.simulator.studies.audit.bounds import ErrorRates, epsilon_at_least, separation_at_least
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4)

@@ -65,6 +65,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.publish.prepare import prepare
         from hushfleet.aggregator.results.result import write_whole
+        from hushfleet.errors import BadInput
         from hushfleet.simulator.command import overridden
         from hushfleet.simulator.studies.audit.games import Effort
         from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
@@ -77,6 +78,11 @@ def register(app: typer.Typer) -> None:
         task = overridden(task_file, settings, changed, method=method)
         with shown(console):
             prepared = prepare(task, data_dir=data_dir, run_id="audit")
+        if not task.targets.are_classes:
+            raise BadInput(
+                f"model.loss = {task.model.loss!r}: an audit's canaries are samples of a class; the mechanism is the "
+                "same with any loss, so audit the task with the cross-entropy and data of classes"
+            )
         effort = Effort(trials, seconds)
         found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
         title = f"{task.method.name} on {task.data.name}, {task.privacy.accounting}"

@@ -37,6 +37,8 @@ def register(app: typer.Typer) -> None:
         `hushfleet invert tasks/digits-fedglp-adp.toml --out runs/invert`
 
         `hushfleet invert tasks/digits-fedglp-adp.toml --images 12 --seed 1 --json`
+
+        `hushfleet invert runs/a/task.json --out runs/a`, and `hushfleet report runs/a` shows it
         """
         import math
 

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.fleet import words
-from hushfleet.aggregator.fleet.commands.status import table
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
+from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog

@@ -102,8 +102,8 @@ def test_the_verdict_is_one_rule(
 def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:
     result = changed(sample(2, own=0.4, alone=0.3), label_counts=[[8, 2, 0], [8, 2, 0]])
     told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")
-    assert told.startswith("Federating has learned nothing: 40.0 % on the common test set, where always naming the")
-    assert "commonest class reaches 80.0 %; it beats training alone: +2.0" in told
+    assert told.startswith("Federating has learned nothing: 40.0 % on the common test set, where always giving the")
+    assert "same answer reaches 80.0 %; it beats training alone: +2.0" in told
     assert "got a better model" not in told
     assert "the model has learned nothing" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
 

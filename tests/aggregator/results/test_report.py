@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
+from hushfleet.aggregator.commands.main import load_command
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import Cell, Section, Table, label, page
@@ -444,3 +445,15 @@ def test_the_task_is_there_to_run_it_again() -> None:
     for told in ("hushfleet simulate t.toml", 'name = "t"\nseed = 7', "SHA-256 of the test images\nab12"):
         assert told in words
     assert "does not say how it was run" in Page(render_report(sample())).sections["run"]
+
+
+def test_what_the_server_could_see_is_shown_where_it_was_drawn(tmp_path: Path) -> None:
+    sample().save(tmp_path / "result.json")
+    report = load_command("report")
+    report.main([str(tmp_path)], standalone_mode=False)
+    assert "seen" not in Page((tmp_path / "report.html").read_text()).sections
+    (tmp_path / "invert.png").write_bytes(b"a picture")
+    report.main([str(tmp_path)], standalone_mode=False)
+    page = Page((tmp_path / "report.html").read_text())
+    assert "no proof" in page.sections["seen"]
+    assert ("img", "src", f"data:image/png;base64,{base64.b64encode(b'a picture').decode()}") in page.attributes

@@ -13,6 +13,7 @@ from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
+from hushfleet.model.targets import Targets
 
 SERIES = np.arange(24, dtype=float).reshape(4, 2, 3)
 
@@ -69,3 +70,54 @@ def test_csv_that_does_not_fit_is_refused_in_words(tmp_path, model):
     (tmp_path / "d.csv").write_text("label,a,b\nsit,1,2\n")
     with pytest.raises(BadInput, match="2 columns of values, the task wants 6: 2 x 1 x 3"):
         samples("csv", tmp_path / "d.csv", model)
+
+
+@pytest.fixture
+def numbers(model) -> ModelSpec:
+    targets = Targets("squared", 0.5, (10.0, 0.0), (2.0, 1.0))
+    return replace(model, input_shape=(2, 1, 1), class_names=("load", "heat"), targets=targets)
+
+
+def test_targets_of_arrays_and_csv_are_the_same_and_scaled_for_the_loss_alone(tmp_path, numbers):
+    x, y = np.arange(6.0).reshape(3, 2), np.array([[10, 1], [12.5, -1], [8, 0]])
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    lines = [f"{b},{load},{a},{heat}" for (a, b), (load, heat) in zip(x[:, ::-1].tolist(), y.tolist(), strict=True)]
+    (tmp_path / "d.csv").write_text("\n".join(["first,load,second,heat", *lines]))
+    for kind, name in (("arrays", "d.npz"), ("csv", "d.csv")):
+        found = samples(kind, tmp_path / name, numbers)
+        np.testing.assert_allclose(found.x[..., 0, 0], (x - [1, 2]) / [4, 5], rtol=1e-6)
+        assert found.labels.dtype == found.y.dtype == np.float32
+        assert found.labels.tolist() == y.tolist()
+        assert found.y.tolist() == [[0, 1], [1.25, -1], [-1, 0]]
+        assert found.take(np.array([1])).y.tolist() == [[1.25, -1]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "said"),
+    [
+        ("squared", [[1, 2], [1, np.nan]], r"1 samples, the first of them number 1 .* with \[1.0, nan\]"),
+        ("squared", [[1e39, 2], [1, 2]], "no finite float32"),
+        ("squared", [1.0, 2.0], r"shape \[2, 1\]; with model.loss = 'squared' it must be \[2, 2\].*: load, heat"),
+        ("squared", [["a", "b"]] * 2, "must be numbers"),
+        ("binary", [[0, 1], [1, 0.5]], "first of them number 1 .* neither 0 nor 1"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused_in_words(tmp_path, numbers, loss, y, said):
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 2)), y=y)
+    targets = numbers.targets if loss == "squared" else Targets(loss)
+    with pytest.raises(BadInput, match=said):
+        samples("arrays", tmp_path / "d.npz", replace(numbers, targets=targets))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("first,second,load\n1,2,3\n", "must name the columns, one of them 'heat'"),
+        ("first,second,load,heat\n1,2,3,\n", "line 2: 'heat' = '' is no number"),
+        ("first,second,load,heat\n1,2,inf,4\n", "line 2: 'load' = 'inf': must be finite"),
+    ],
+)
+def test_columns_of_targets_that_do_not_fit_are_refused_in_words(tmp_path, numbers, text, said):
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        samples("csv", tmp_path / "d.csv", numbers)

@@ -112,7 +112,7 @@ def test_values_at_the_edge_of_their_ranges_are_accepted() -> None:
         ("model.input_shape", [1, 8, 0], r"input_shape\[2\] = 0"),
         ("model.input_shape", [1, 8, 4097], r"input_shape\[2\] = 4097"),
         ("model.input_shape", [3, 8, 8], "mean, std = 1: must be 3 values"),
-        ("model.class_names", ["one"], "class_names = .*of length >= 2"),
+        ("model.class_names", ["one"], "class_names = .*at least two classes"),
         ("model.mean", [], "mean, std = 0"),
         ("model.mean", [math.inf], r"mean\[0\] = inf: must be a finite"),
         ("model.std", [0.0], r"std\[0\] = 0.0: must be positive and finite"),

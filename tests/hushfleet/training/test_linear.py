@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
+from hushfleet.model.targets import random_targets
 from hushfleet.privacy.clipping import clip
 from hushfleet.training.linear import LinearClipping
 
@@ -19,41 +21,55 @@ def layout_of(classes: int, features: int) -> ParamLayout:
     return ParamLayout(("head.weight", "prior"), ((classes, features), (classes,)))
 
 
-def drawn(layout: ParamLayout, batch: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+CLASSES, F = Objective(), torch.nn.functional
+LOSSES = {CLASSES: F.cross_entropy, Objective("binary"): F.binary_cross_entropy_with_logits}
+LOSSES[Objective("squared")] = F.mse_loss
+
+
+def drawn(
+    layout: ParamLayout, batch: int, seed: int, objective: Objective = CLASSES
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     (classes, features), _ = layout.shapes
     rng = np.random.default_rng(seed)
     params = rng.normal(size=layout.size).astype(np.float32)
     x = rng.normal(scale=10 ** rng.uniform(-3, 1), size=(batch, features, 1, 1)).astype(np.float32)
-    return params, x, rng.integers(0, classes, batch)
+    return params, x, random_targets(objective, batch, classes, rng)
 
 
-def single_gradients(layout: ParamLayout, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[list, np.ndarray]:
+def single_gradients(
+    layout: ParamLayout, params: np.ndarray, x: np.ndarray, y: np.ndarray, objective: Objective = CLASSES
+) -> tuple[list, np.ndarray]:
     """Losses and gradients `[B, d]` one by one, by autograd in float64."""
     losses, rows = [], np.empty((len(y), layout.size))
     for i in range(len(y)):
         vector = torch.tensor(params, dtype=torch.float64, requires_grad=True)
         tensors = layout.unflatten(vector)
         logits = tensors["head.weight"] @ torch.tensor(x[i].ravel(), dtype=torch.float64) + tensors["prior"]
-        loss = torch.nn.functional.cross_entropy(logits[None], torch.tensor(y[i : i + 1]))
+        target = torch.tensor(y[i : i + 1])
+        loss = LOSSES[objective](logits[None], target if objective.of_classes else target.double())
         losses.append(loss.item())
         rows[i] = torch.autograd.grad(loss, vector)[0]
     return losses, rows
 
 
 @given(
-    st.integers(2, 7), st.integers(1, 9), st.integers(0, 6), st.floats(1e-3, 10), st.integers(0, 2), st.integers(0, 99)
+    st.sampled_from(list(LOSSES)),
+    *(st.integers(2, 7), st.integers(1, 9), st.integers(0, 6), st.floats(1e-3, 10), st.integers(0, 2)),
+    st.integers(0, 99),
 )
-def test_sums_are_those_of_single_clipped_gradients(classes, features, batch, clip_norm, which, seed) -> None:
+def test_sums_are_those_of_single_clipped_gradients(
+    objective, classes, features, batch, clip_norm, which, seed
+) -> None:
     layout = layout_of(classes, features)
-    params, x, y = drawn(layout, batch, seed)
+    params, x, y = drawn(layout, batch, seed, objective)
     part = [slice(None), layout.slices["head.weight"], layout.slices["prior"]][which]
-    losses, rows = single_gradients(layout, params, x, y)
+    losses, rows = single_gradients(layout, params, x, y, objective)
     inside = np.zeros(layout.size, bool)
     inside[part] = True
     rows *= inside
     expected = sum((clip(row, clip_norm) for row in rows), np.zeros(layout.size))
     out = np.full(layout.size, np.nan, np.float32)
-    found_losses, norms = LinearClipping(layout)(params, x, y, clip_norm=clip_norm, out=out, part=part)
+    found_losses, norms = LinearClipping(layout, objective)(params, x, y, clip_norm=clip_norm, out=out, part=part)
     np.testing.assert_allclose(found_losses, losses, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(norms, np.linalg.norm(rows, axis=1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-5 * max(1.0, min(clip_norm, norms.max(initial=0))))

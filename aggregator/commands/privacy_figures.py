@@ -1,0 +1,120 @@
+"""What `hushfleet privacy` computes and prints: what each adversary can learn, and what a secure sum's ring is."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from hushfleet.errors import BadInput
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.ring import least_bits, scale_for
+from hushfleet.privacy.terms import Accountant, Unit
+from hushfleet.secure.committee import least_honest
+from hushfleet.secure.field import PRIMES
+
+
+@dataclass(frozen=True)
+class View:
+    """What one adversary can learn. An epsilon is inf without noise.
+
+    :param epsilon: for adding or removing a unit.
+    :param epsilon_exchange: for exchanging one for another; None where the accountant does not know it.
+    :param meaning: of `epsilon`, in words.
+    """
+
+    adversary: str
+    sees: str
+    noise_multiplier: float
+    epsilon: float
+    epsilon_exchange: float | None
+    delta: float
+    meaning: str
+    meaning_exchange: str | None
+
+
+def view_of(
+    adversary: str, sees: str, multiplier: float, rate: float, *, unit: Unit, rounds: int, delta: float,
+    accountant: Accountant,
+) -> View:  # fmt: skip
+    """Raises `PrivacyError` for values outside their range."""
+    one, two = "is this update the device's, or nothing?", "updates"
+    if unit == "record":
+        one, two = "is this record in, or nothing?", "records"
+    steps = [Step(multiplier, rate, rounds)]
+    spent = epsilon(steps, delta=delta, accountant=accountant)
+    exchanged = meaning = None
+    if accountant == "exact" or rate == 1:
+        exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
+        meaning = _meaning(exchanged, delta, f"which of two {two} is it?")
+    return View(adversary, sees, multiplier, spent, exchanged, delta, _meaning(spent, delta, one), meaning)
+
+
+def _meaning(epsilon: float, delta: float, question: str) -> str:
+    """How often the best guess between two worlds is right: (e^epsilon + delta) / (e^epsilon + 1)."""
+    wrong = (1 - delta) / (math.exp(min(epsilon, 700)) + 1)
+    if wrong < 0.001:
+        return f'hardly a promise: a guess at "{question}" may be right more than 99.9 % of the time'
+    return f'a guess at "{question}" is right at most {100 * (1 - wrong):.1f} % of the time (a coin: 50 %)'
+
+
+def honest_of(least: int, devices: int, honest_fraction: float) -> int:
+    if not (2 <= least <= devices and 0 < honest_fraction <= 1):
+        raise BadInput(
+            f"a sum has 2 devices or more, and an honest fraction lies in (0, 1]; got {least} of {devices} devices and "
+            f"{honest_fraction:g}"
+        )
+    honest = least_honest(least, devices=devices, honest_fraction=honest_fraction, drawn=devices)
+    if honest == 0:
+        raise BadInput(f"of the fewest {least} devices of a sum perhaps none is honest: nothing can be promised")
+    return honest
+
+
+def sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str, float]:
+    """Of the ring that a task with these numbers has; lengths in its steps."""
+    bits = least_bits(PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size)
+    scale = scale_for(
+        prime=PRIMES[bits], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size
+    )
+    noise = math.sqrt(scale.variance)
+    return {
+        "bits": bits,
+        "steps": scale.steps,
+        "noise": noise,
+        "part": noise / math.sqrt(honest),
+        "inflation": scale.inflation,
+        "extra": scale.extra,
+    }
+
+
+def print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
+    adversaries = [asdict(view) for view in both]
+    for fields in adversaries:
+        for name in ("epsilon", "epsilon_exchange"):
+            fields[name] = fields[name] if fields[name] is not None and math.isfinite(fields[name]) else None
+    print(json.dumps(facts | {"adversaries": adversaries, "notes": notes}, indent=2, allow_nan=False))
+
+
+def print_table(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
+    console = Console(highlight=False)
+    table = Table("against whoever sees", "noise multiplier", Column(no_wrap=True), "epsilon", "exchange", "delta")
+    for view in both:
+        exchange = "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}"
+        numbers = (f"{view.noise_multiplier:.4g}", f"epsilon_{view.adversary}", f"{view.epsilon:.4g}", exchange)
+        table.add_row(view.sees, *numbers, f"{view.delta:g}")
+    console.print(table)
+    for view in both:
+        console.print(f"epsilon_{view.adversary} {view.epsilon:.4g}: {escape(view.meaning)}")
+        if view.epsilon_exchange is not None and view.meaning_exchange is not None:
+            console.print(f"  exchange {view.epsilon_exchange:.4g}: {escape(view.meaning_exchange)}")
+    console.print(f"noise multiplier {facts['noise_multiplier']:.6g}; accountant: {facts['accountant']}")
+    if facts["trust"] is not None:
+        console.print(f"trust: {facts['trust']}")
+    console.print(f"adjacency: {escape(facts['adjacency'])}; exchange: one of them for another")
+    for note in notes:
+        console.print(f"[yellow]note:[/] {escape(note)}")

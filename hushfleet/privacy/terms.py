@@ -1,0 +1,12 @@
+"""The words of a promise: what is protected, whom a device must trust, and how epsilon is computed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Unit = Literal["device", "record"]
+Accounting = Literal["as-published", "strict", "secure"]
+Accountant = Literal["exact", "rdp"]
+Trust = Literal["local", "secure-sum", "as-published"]
+TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
+"""Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""

@@ -1,0 +1,164 @@
+"""Figures on pages against their one source: the files that benchmarks wrote, or the function that computes them.
+
+What was measured and has no such file stands on one page, and others link to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from math import isclose
+from typing import Any
+
+import pytest
+
+import hushfleet as hf
+from hushfleet.firmware_profiles import pages
+from support.documents import BLOCKS, ROOT
+
+FIGURES = ROOT / "docs" / "figures"
+GAINS = json.loads((ROOT / "aggregator" / "planning" / "private_gain.json").read_text("utf-8"))["fleets"]
+BOARD = {row["model"]: row for row in json.loads((FIGURES / "board.json").read_text("utf-8"))["models"]}
+NETWORK = BOARD["fashion-mnist-cnn"]
+
+
+def rows_of(page: str, start: str) -> list[list[str]]:
+    """The cells of all table lines of a page that begin so."""
+    lines = (ROOT / page).read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(start)]
+    assert rows, f"{page}: no line {start!r}"
+    return rows
+
+
+def in_words(page: str) -> str:
+    return " ".join((ROOT / page).read_text("utf-8").split())
+
+
+def gain(data: str, devices: int, images: int) -> dict[str, Any]:
+    wanted = {"data": data, "devices": devices, "images": images, "alpha": None, "classes": 10, "honest": 1.0}
+    found: dict[str, Any]
+    (found,) = (fleet for fleet in GAINS if wanted.items() <= fleet.items())
+    return found
+
+
+def percents(fleet: dict[str, Any]) -> list[str]:
+    """At epsilon 1, 2, 4, 8."""
+    shared = {point["epsilon"]: point["shared"]["common"] for point in fleet["points"]}
+    return [f"{100 * shared[epsilon]:.1f}" for epsilon in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("data", "devices", "images"),
+    [("fashion-mnist", 30, 20), ("fashion-mnist", 100, 20), ("fashion-mnist", 1000, 20), ("digits", 100, 12)],
+)
+def test_what_a_board_gains(data: str, devices: int, images: int) -> None:
+    fleet, name = gain(data, devices, images), {"fashion-mnist": "Fashion-MNIST"}.get(data, data)
+    (row,) = rows_of("README.md", f"| {name}, {devices:,} x {images} |")
+    assert row[1:] == [f"{100 * fleet['alone']['common']:.1f}", *percents(fleet)]
+
+
+def test_the_readmes_first_sentence_on_it() -> None:
+    fleet = gain("digits", 100, 12)
+    alone = f"{100 * fleet['alone']['common']:.1f}"
+    assert f"reach {percents(fleet)[1]} % at epsilon 2, alone {alone} %" in in_words("README.md")
+
+
+def test_other_methods_beside_it() -> None:
+    lines = [json.loads(line) for line in (FIGURES / "other_methods.jsonl").read_text("utf-8").splitlines()]
+    measured: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        cell = line["cell"]
+        measured[tuple(cell[name] for name in ("data", "devices", "method", "noise", "epsilon"))].append(line)
+
+    def told(method: str, noise: str, kind: str = "global", data: str = "digits") -> list[tuple[float, float]]:
+        seen = [[line[kind] for line in measured[data, 100, method, noise, float(epsilon)]] for epsilon in (1, 2, 4, 8)]
+        assert all(len(values) == 3 for values in seen)
+        return [(100 * statistics.mean(values), 100 * statistics.stdev(values)) for values in seen]
+
+    def shown(start: str) -> list[tuple[float, float]]:
+        (row,) = rows_of("docs/methods.md", f"| {start}")
+        return [tuple(map(float, cell.split(" ±"))) for cell in row[1:]]
+
+    for start, method, noise, kind in (
+        ("DP-FedAvg on the same head and features", "dp-fedavg-head", "sum", "global"),
+        ("DP-FedAvg on `digits-cnn`", "dp-fedavg", "sum", "global"),
+        ("FedGLP-ADP on `digits-cnn`", "fedglp-adp", "sum", "global"),
+        ("FedGLP-ADP's own models", "fedglp-adp", "sum", "own"),
+        ("each device adds all of the noise: DP-FedAvg on the head", "dp-fedavg-head", "local", "global"),
+        ("likewise DP-FedAvg on `digits-cnn`", "dp-fedavg", "local", "global"),
+        ("likewise FedGLP-ADP", "fedglp-adp", "local", "global"),
+    ):
+        for was, now in zip(shown(start), told(method, noise, kind), strict=True):
+            assert was == pytest.approx(now, abs=0.051), start
+    assert [f"{mean:.1f}" for mean, _ in shown("`hush`, secure sums (simulated)")] == percents(gain("digits", 100, 12))
+    ours, theirs = percents(gain("fashion-mnist", 100, 20)), told("dp-fedavg-head", "sum", data="fashion-mnist")
+    they_have = "{:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*(mean for mean, _ in theirs))
+    assert f"On Fashion-MNIST, 100 x 20, it has {they_have} " in in_words("docs/methods.md")
+    assert "where `hush` has {}, {}, {} and {} ".format(*ours) in in_words("docs/methods.md")
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("docs/field.md", "peaks at {ours} MiB of memory"),
+        (
+            "docs/architecture.md",
+            "a client's whole round peaks at {ours} MiB against {theirs} MiB of a plain",
+        ),
+        ("docs/performance.md", "| fashion-mnist-cnn, DP-FedAvg (goal 90) | 79 | 128 | {ours} | {theirs} |"),
+        ("README.md", "peaks at {ours} MiB of memory"),
+    ],
+)
+def test_the_memory_of_a_board_is_the_one_measured(page: str, sentence: str) -> None:
+    ours, theirs = NETWORK["methods"]["dp-fedavg"]["round_peak_mib"], NETWORK["plain PyTorch"]["peak_mib"]
+    assert sentence.format(ours=round(ours), theirs=round(theirs)) in in_words(page)
+
+
+def test_the_pages_of_boards_count_with_what_was_measured() -> None:
+    measured = NETWORK["methods"]["dp-fedavg"]
+    assert round(measured["round_peak_mib"]) == pages.CLIENT_MIB
+    assert round(measured["round"]["cpu_ms"] / 1000, 2) == pages.ROUND_S
+
+
+def test_what_the_server_could_see() -> None:
+    views = json.loads((FIGURES / "invert.json").read_text("utf-8"))["views"]
+    said = ("raw |", "clipped: ", "a little noise ", "noised | 8", "noised | 2", "the sum of 100 ", "that sum, noised ")
+    for start, view in zip(said, views, strict=True):
+        (row,) = rows_of("docs/privacy.md", f"| {start}")
+        epsilon = "infinite" if view["epsilon_server"] is None else f"{view['epsilon_server']:,.0f}"
+        recognised, psnr = view["recognised"], statistics.median(view["psnr_db"])
+        assert row[1:3] == [epsilon, f"{sum(recognised)} of {len(recognised)}"], start
+        assert float(row[3]) == pytest.approx(psnr, abs=0.051), start
+
+
+@pytest.mark.parametrize("row", rows_of("docs/privacy.md", "| 2 | 3.975 |")[0:1] + [
+    rows_of("docs/privacy.md", f"| {start} |")[0] for start in ("4 | 2.549", "6 | 1.965", "8 | 1.636", "16 | 1.062")
+])  # fmt: skip
+def test_the_epsilons_of_divided_noise(row: list[str]) -> None:
+    printed, multiplier, *told = map(float, row)
+    by_rdp = hf.privacy.epsilon(multiplier, rounds=20, delta=0.1, noise_split=10, accountant="rdp")
+    exact = hf.privacy.epsilon(multiplier, rounds=20, delta=0.1, noise_split=10)
+    assert isclose(by_rdp.release, printed, rel_tol=0.005)
+    for shown, text, value in zip(told, row[2:], (by_rdp.server, exact.release, exact.server), strict=True):
+        assert f"{value:.{len(text.partition('.')[2])}f}" == text, (shown, value)
+    if printed == 2:
+        assert f'"epsilon = 2" is {row[2]} against the server by its own accountant, and exactly {row[4]},' in in_words(
+            "README.md"
+        )
+
+
+def test_what_the_page_on_python_says_that_privacy_costs() -> None:
+    shown = [
+        line.split("  # ")
+        for block in BLOCKS
+        if block.document == "docs/python.md"
+        for line in block.text.splitlines()
+        if line.startswith("hf.privacy.")
+    ]
+    assert len(shown) == 2
+    for call, said in shown:
+        value = repr(eval(call, {"hf": hf}))
+        for part in re.split(r"\.\.\.", said):
+            assert part.strip(" ,)") in value
