@@ -1,4 +1,4 @@
-"""The example notebook runs from its first cell to its last, with four rounds of its twenty."""
+"""The example notebook runs from its first cell to its last, with four rounds a run."""
 
 from __future__ import annotations
 
