@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hushfleet.aggregator.observe.events import to_json
-from hushfleet.aggregator.results.result import Activity
+from hushfleet.aggregator.results.fleet_timeline import Activity
 
 Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
 """A board in the registry; `unlisted`: the aggregator knows it, the fleet does not."""

@@ -40,7 +40,7 @@ from hushfleet.aggregator.fleet.view import (
 )
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
-from hushfleet.aggregator.results.result import Activity
+from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.errors import BadInput
 
 LOST_HEARTBEATS = 3

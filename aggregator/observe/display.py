@@ -22,6 +22,7 @@ from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
 from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
+from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.sweeps import noise_table, wire_table
@@ -38,7 +39,7 @@ from hushfleet.aggregator.results.report.verdict import (
     trust_answer,
 )
 from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
-from hushfleet.aggregator.results.result import Activity, Result
+from hushfleet.aggregator.results.result import Result
 from hushfleet.privacy.terms import Accountant
 
 MOST_NAMES = 16

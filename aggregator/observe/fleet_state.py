@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from hushfleet.aggregator.results.result import Activity
+from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 

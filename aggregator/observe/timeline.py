@@ -16,14 +16,8 @@ from typing import Any
 
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.aggregator.observe.fleet_state import Event, Fleet, SeenDevice
-from hushfleet.aggregator.results.result import (
-    ACTIVITIES,
-    Activity,
-    FleetRound,
-    FleetTimeline,
-    Seconds,
-    TimelineMark,
-)
+from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, Activity, FleetRound, FleetTimeline, TimelineMark
+from hushfleet.aggregator.results.json_record import Seconds
 
 MOST_SPANS = 200_000
 MOST_DEVICE_MARKS = 2_000

@@ -3,30 +3,20 @@
 The simulator and the aggregator write it, the report and the summary table are made from it alone, and
 scripts read it. `docs/result.md` describes every key. Accuracies are fractions of 1; bytes are totals over
 the devices that took part in the round. What was not measured is null, never zero.
-
-An epsilon is infinite where no noise was added, and JSON has no infinity: it is written as the string
-`"inf"` and read back as the number.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
 from hushfleet import atomic_file
+from hushfleet.aggregator.results.fleet_timeline import FleetTimeline
+from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import Accountant, Accounting, Trust
@@ -47,44 +37,7 @@ _BY_DEVICE = (
 )
 
 
-def _read(value: Any) -> Any:
-    if isinstance(value, str) and value in ("inf", "-inf"):
-        return float(value)
-    if hasattr(value, "tolist"):  # a NumPy scalar
-        value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return value
-
-
-def _write(value: float | None) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return value
-    return "inf" if value > 0 else "-inf"
-
-
-_json = PlainSerializer(_write, when_used="json")
-Number = Annotated[float, BeforeValidator(_read), _json]
-"""A number that may be infinite."""
-Measured = Annotated[float | None, BeforeValidator(_read), _json]
-"""A number, or null where it was not measured or is not a number."""
-Fraction = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_read)]
-"""An accuracy or a share in [0, 1], or null."""
-Count = Annotated[int, BeforeValidator(_read), Field(ge=0)]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _arrays_are_lists(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: v.tolist() if hasattr(v, "tolist") else v for name, v in data.items()}
-        return data
-
-
-class ModelInfo(_Record):
+class ModelInfo(JsonRecord):
     """The trained network: `layers` are (name, number of parameters) in the order of the flat vector."""
 
     name: str
@@ -92,7 +45,7 @@ class ModelInfo(_Record):
     layers: list[tuple[str, int]]
 
 
-class RoundRow(_Record):
+class RoundRow(JsonRecord):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
     :param committee: of a secure sum: how many members it had; `answers`: how many of them answered.
@@ -116,7 +69,7 @@ class RoundRow(_Record):
     suspected_wraps: Count = 0
 
 
-class LocalOnly(_Record):
+class LocalOnly(JsonRecord):
     """The same networks trained by each device alone: means over devices.
 
     :param way: what was trained instead where the model is one linear layer on features: the best in hindsight of
@@ -128,7 +81,7 @@ class LocalOnly(_Record):
     way: str = ""
 
 
-class OwnHead(_Record):
+class OwnHead(JsonRecord):
     """The head that a device chose by its own images, of a linear model; known in simulations only.
 
     :param errors: of the device's images, how many it got wrong in a cross-validation; likewise the shared head as it
@@ -143,7 +96,7 @@ class OwnHead(_Record):
     errors_alone: Count | None = None
 
 
-class PrivacyRow(_Record):
+class PrivacyRow(JsonRecord):
     """What one device has spent at the end of the run, against each adversary.
 
     :param raw_values: what the method sends without noise, in words. Where there are any, both epsilons are infinite.
@@ -163,7 +116,7 @@ class PrivacyRow(_Record):
     noised_release: Measured = None
 
 
-class WireInfo(_Record):
+class WireInfo(JsonRecord):
     """How updates are coded.
 
     :param step: of `quantized`, else null: the quantisation step in units of what `step_unit` names, the standard
@@ -175,7 +128,7 @@ class WireInfo(_Record):
     step_unit: Literal["noise", "rms"]
 
 
-class _Repeated(_Record):
+class _Repeated(JsonRecord):
     """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's, with its standard
     error over devices."""
 
@@ -205,7 +158,7 @@ class WirePoint(_Repeated):
     bits_per_value: Measured = None
 
 
-class TimelineRow(_Record):
+class TimelineRow(JsonRecord):
     """When a round ran, in seconds since the run began."""
 
     round: Count
@@ -213,82 +166,7 @@ class TimelineRow(_Record):
     closed_s: float
 
 
-Activity = Literal[
-    "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
-]
-ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-OUTCOMES = {
-    "a": "accepted",
-    "l": "late",
-    "d": "declined",
-    "r": "refused",
-    "x": "lost",
-    ".": "not asked",
-    "-": "not there",
-}
-"""What became of a device in a round, as `FleetTimeline.outcomes` writes it."""
-Seconds = Annotated[float, BeforeValidator(_read)]
-
-
-class FleetRound(_Record):
-    """A round in the timeline; `device_seconds` go until the next one opens, the other numbers until it closes.
-
-    :param median_s: from the opening to the accepted update, the median over the devices that were there.
-    :param slowest_tenth_s: the mean of the slowest tenth of these devices, at least one.
-    """
-
-    round: Count
-    opened_s: Seconds
-    closed_s: Seconds
-    median_s: Measured = None
-    slowest_tenth_s: Measured = None
-    device_seconds: dict[Activity, Seconds] = {}
-
-
-class TimelineMark(_Record):
-    """Something that happened to the fleet: `what` (`down`, `cut`, `kill`, `stop`, `start`, ...) to `target`."""
-
-    start_s: Seconds
-    end_s: Seconds
-    what: str
-    target: str
-
-
-class FleetTimeline(_Record):
-    """Who was in which state when, in seconds since the run's first event; lists follow `devices`.
-
-    :param timed: whether the log tells of training and sending; else only `rounds` and `outcomes` mean something.
-    :param outcomes: a letter of `OUTCOMES` for each of `rounds`.
-    :param seconds: how long each device was in each state, from the opening of the first round to the end.
-    :param spans: `(start_s, end_s, state)`, without a gap from 0 to `end_s`; empty where there are too many.
-    """
-
-    timed: bool
-    end_s: Seconds
-    devices: list[str]
-    rounds: list[FleetRound]
-    outcomes: list[str]
-    seconds: list[dict[Activity, Seconds]] = []
-    spans: list[list[tuple[Seconds, Seconds, Activity]]] = []
-    spans_left_out: Count = 0
-    marks: list[TimelineMark] = []
-
-    @model_validator(mode="after")
-    def _lists_fit_together(self) -> Self:
-        for name in ("outcomes", "seconds", "spans"):
-            values = getattr(self, name)
-            if (values or name == "outcomes") and len(values) != len(self.devices):
-                raise ValueError(f"{name} has {len(values)} entries for {len(self.devices)} devices")
-        for device, letters in zip(self.devices, self.outcomes, strict=True):
-            if len(letters) != len(self.rounds) or not OUTCOMES.keys() >= set(letters):
-                raise ValueError(
-                    f"the outcomes of {device} are {letters!r}; there must be one of {''.join(OUTCOMES)!r} "
-                    f"for each of {len(self.rounds)} rounds"
-                )
-        return self
-
-
-class Rerun(_Record):
+class Rerun(JsonRecord):
     """What it takes to run it again.
 
     :param command: what was typed.
@@ -305,7 +183,7 @@ class Rerun(_Record):
     runtime: str = ""
 
 
-class Example(_Record):
+class Example(JsonRecord):
     """An image of the common test set of a simulation, and the classes that models take it for.
 
     :param png: the image, as base64.
@@ -325,7 +203,7 @@ PerRound = list[Measured]
 Grid = list[list[Measured]]
 
 
-class Details(_Record):
+class Details(JsonRecord):
     """What the plots are made of. Every list may be empty: then it was not recorded.
 
     Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
@@ -369,7 +247,7 @@ class Details(_Record):
     wire_sweep: list[WirePoint] = []
 
 
-class Result(_Record):
+class Result(JsonRecord):
     """One run. `schema_version` is the key `schema` in the file."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")

@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from hushfleet.aggregator.fleet.view import BoardView, FleetView
-from hushfleet.aggregator.results.result import ACTIVITIES
+from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from hushfleet.aggregator.fleet import advice, words
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
+from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
 from hushfleet.aggregator.results.report.words import number, percent, size
-from hushfleet.aggregator.results.result import ACTIVITIES
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers")
 TEMPLATES = Path(__file__).parent / "templates"

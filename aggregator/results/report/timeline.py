@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from hushfleet.aggregator.observe.timeline import SERVERS
+from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, Activity, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report.charts import rows_of_names
 from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, PagePart, Plot, Section, label
 from hushfleet.aggregator.results.report.timeline_words import (
@@ -26,13 +27,7 @@ from hushfleet.aggregator.results.report.timeline_words import (
     worst_round,
 )
 from hushfleet.aggregator.results.report.words import number
-from hushfleet.aggregator.results.result import (
-    ACTIVITIES,
-    Activity,
-    FleetTimeline,
-    Result,
-    TimelineMark,
-)
+from hushfleet.aggregator.results.result import Result
 
 MOST_GANTT_DEVICES = 40
 MOST_GANTT_ROUNDS = 24

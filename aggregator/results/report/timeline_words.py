@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 
+from hushfleet.aggregator.results.fleet_timeline import Activity, FleetTimeline
 from hushfleet.aggregator.results.report.words import number
-from hushfleet.aggregator.results.result import Activity, FleetTimeline
 
 _SMALL_FLEET = 20
 OUTCOME_STATES: dict[str, tuple[Activity, str]] = {

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.observe.timeline import make_timeline, read_timeline
-from hushfleet.aggregator.results.result import ACTIVITIES, OUTCOMES, FleetTimeline, Result
+from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, OUTCOMES, FleetTimeline
+from hushfleet.aggregator.results.result import Result
 from support.report_samples import sample
 from support.timeline_samples import fleet_log
 

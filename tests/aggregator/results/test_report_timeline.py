@@ -11,6 +11,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from hushfleet.aggregator.observe.timeline import make_timeline
+from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, OUTCOMES, FleetRound, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report import render_report
 from hushfleet.aggregator.results.report.page import Plot, Section
 from hushfleet.aggregator.results.report.timeline import (
@@ -34,7 +35,7 @@ from hushfleet.aggregator.results.report.timeline_words import (
     worst_in_words,
     worst_round,
 )
-from hushfleet.aggregator.results.result import ACTIVITIES, OUTCOMES, FleetRound, FleetTimeline, Result, TimelineMark
+from hushfleet.aggregator.results.result import Result
 from support import timeline_samples
 from support.report_samples import sample
 

@@ -1,0 +1,52 @@
+"""What the parts of `result.json` are made of: a base class, and the numbers that JSON cannot write.
+
+An epsilon is infinite where no noise was added, and JSON has no infinity: it is written as the string
+`"inf"` and read back as the number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, str) and value in ("inf", "-inf"):
+        return float(value)
+    if hasattr(value, "tolist"):  # a NumPy scalar
+        value = value.tolist()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value
+
+
+def _write(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "inf" if value > 0 else "-inf"
+
+
+_json = PlainSerializer(_write, when_used="json")
+Number = Annotated[float, BeforeValidator(_read), _json]
+"""A number that may be infinite."""
+Measured = Annotated[float | None, BeforeValidator(_read), _json]
+"""A number, or null where it was not measured or is not a number."""
+Fraction = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_read)]
+"""An accuracy or a share in [0, 1], or null."""
+Count = Annotated[int, BeforeValidator(_read), Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(_read)]
+
+
+class JsonRecord(BaseModel):
+    """A part of the file; arrays are taken for lists. Raises `ValidationError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _arrays_are_lists(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: v.tolist() if hasattr(v, "tolist") else v for name, v in data.items()}
+        return data
