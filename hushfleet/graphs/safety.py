@@ -18,7 +18,8 @@ import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES
 from hushfleet.errors import GraphRefused, Malformed
-from hushfleet.graphs.operators import MAX_KNOWN, OPERATORS, Node, Tensor
+from hushfleet.graphs.node import MAX_KNOWN, Node, Tensor
+from hushfleet.graphs.operators import OPERATORS
 from hushfleet.graphs.protobuf import Schema, fields, read_message
 
 MAX_NODES = 16_384

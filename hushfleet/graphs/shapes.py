@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs.operators import Node, Tensor, apply
+from hushfleet.graphs.node import Node, Tensor
+from hushfleet.graphs.operators import apply
 from hushfleet.graphs.safety import ELEMENT_BYTES, ELEMENT_KINDS, GraphFacts
 from hushfleet.graphs.sizes import BATCH, Size, at
 

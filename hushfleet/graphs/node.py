@@ -1,0 +1,167 @@
+"""One operation of a graph: what is known of the values that it takes, and what a rule says of those that it gives.
+
+Only shapes are computed, and the few integers that shapes are made of (`Shape` of a tensor, a constant list of axes):
+nothing here allocates in proportion to a tensor. A size may depend on the batch's; rules keep to what is true for every
+batch size, and what cannot be told for all of them is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hushfleet.errors import GraphRefused
+from hushfleet.graphs.sizes import Size, fixed
+
+MAX_KNOWN = 64  # integers of one tensor whose values are followed; a shape, axes or pads need no more
+INT64, FLOAT32, BOOL = 7, 1, 9
+
+
+class Tensor(NamedTuple):
+    """What is known of a value: its ONNX element type, its shape, and its integers where they were followed."""
+
+    kind: int
+    shape: tuple[Size, ...]
+    known: np.ndarray | None = None  # of objects, since they may be sizes
+
+    @property
+    def size(self) -> Size:
+        return math.prod(self.shape)
+
+
+class Given(NamedTuple):
+    """What an operator computes.
+
+    :param work: multiply-adds, or steps of another kind.
+    :param scratch: elements that a kernel keeps beside its inputs and outputs while it works.
+    """
+
+    outputs: tuple[Tensor, ...]
+    work: Size
+    scratch: Size = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. An input that is left out is named ''; attributes of floating-point numbers have no value."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node and what is known of its inputs; None is an input that is left out."""
+
+    node: Node
+    inputs: Sequence[Tensor | None]
+
+    def __getitem__(self, place: int) -> Tensor:
+        tensor = self.get(place)
+        if tensor is None:
+            raise GraphRefused(f"it has fewer than {place + 1} inputs")
+        return tensor
+
+    def get(self, place: int) -> Tensor | None:
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    def first(self, count: int) -> list[Tensor]:
+        return [self[place] for place in range(count)]
+
+    @property
+    def results(self) -> int:
+        return len(self.node.outputs)
+
+    def number(self, name: str, default: int = 0) -> int:
+        return int(self._typed(name, int, default))
+
+    def numbers(self, name: str) -> list[int] | None:
+        numbers: list[int] | None = self._typed(name, list, None)
+        return numbers
+
+    def text(self, name: str, default: str) -> str:
+        return str(self._typed(name, bytes, default.encode()), "latin-1")
+
+    def tensor(self, name: str) -> Tensor | None:
+        tensor: Tensor | None = self._typed(name, Tensor, None)
+        return tensor
+
+    def _typed(self, name: str, kind: type, default: Any) -> Any:
+        value = self.node.attributes.get(name, default)
+        require(value is default or isinstance(value, kind), f"its attribute {name!r} is of another type")
+        return value
+
+
+Rule = Callable[[Call], Given]
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raises `GraphRefused` with this reason unless the condition holds."""
+    if not condition:
+        raise GraphRefused(reason)
+
+
+# what several rules need
+
+
+def one_output(tensor: Tensor, *, work: Size = 0, scratch: Size = 0) -> Given:
+    """Of an operator with one output, which must be written at least."""
+    return Given((tensor,), work + tensor.size, scratch)
+
+
+def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
+    """The shape that all of these fit by ONNX's rules. Raises `GraphRefused` where there is none."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*padded, strict=True):
+        others = set(sizes) - {1}
+        require(len(others) <= 1, f"its inputs {list(shapes)} do not fit each other")
+        result.append(others.pop() if others else 1)
+    return tuple(result)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """The axis counted from the front, of one that may be counted from the back."""
+    require(-rank <= axis < rank, f"its axis {axis} is not one of {rank}")
+    return axis % rank
+
+
+def axes_of(call: Call, rank: int, place: int = 1) -> list[int] | None:
+    """From the attribute of older operator sets or the input of newer ones; None where neither is there."""
+    axes = call.numbers("axes")
+    if axes is None and call.get(place) is not None:
+        axes = fixed_list(call.get(place), "axes")
+    if axes is None:
+        return None
+    axes = [axis_of(axis, rank) for axis in axes]
+    require(len(set(axes)) == len(axes), f"its axes {axes} repeat")
+    return axes
+
+
+def listed(tensor: Tensor | None, what: str) -> list[Size]:
+    """The integers of a tensor. Raises `GraphRefused` where they were not followed."""
+    if tensor is None or tensor.known is None:
+        raise GraphRefused(f"its {what} cannot be told before it runs")
+    return list(tensor.known.ravel())
+
+
+def fixed_list(tensor: Tensor | None, what: str) -> list[int]:
+    """As `listed`, of integers that must not depend on the batch."""
+    return [fixed(value) for value in listed(tensor, what)]
+
+
+_TRUSTED = 1 << 31  # integers beyond are not followed, so that none overflows on the device
+
+
+def followed(values: object) -> np.ndarray | None:
+    """These integers as `Tensor.known`, if they are few and small enough."""
+    values = np.asarray(values, object)
+    trusted = values.size <= MAX_KNOWN and all(not isinstance(n, int) or abs(n) < _TRUSTED for n in values.ravel())
+    return values if trusted else None
