@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
@@ -21,8 +21,9 @@ from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.uploads import Answer, Uploads
-from hushfleet.aggregator.observe.events import EventLog, read_events
-from hushfleet.aggregator.observe.round_events import changed_plan, fields_of, open_fields, run_fields
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.observe.round_events import changed_plan, fields_of, open_fields
+from hushfleet.aggregator.observe.run_log import RunLog
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.policy import may_open
@@ -105,17 +106,14 @@ class Coordinator:
         self._charges = charges
         self.present: dict[str, str] = {}
         self.epoch = epoch
-        self._events, self._kind, self._clock = events, kind, clock
+        self._log, self._clock = RunLog(events, engine, kind=kind), clock
         self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
         self._other_versions: set[str] = set()
         self._refusals = RefusalCounter(self.store, now=clock())
         self._blobs = ChunkServer(self._find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
         self._uploads = Uploads(engine, clock=clock)
         self._global_blob: tuple[bytes, bytes] | None = None  # digest and bytes of the current model, once wanted
-        self._offered: dict[str, int] = {}  # the round of each device's newest offer that was logged
         self._up = False
-        self._broker_lost = False
-        self._noted_states: dict[str, str] = {}
         self._retry_close_at = self._retry_open_at = 0.0
         self._idle_since = clock()
         self._finished_at: float | None = None
@@ -143,8 +141,7 @@ class Coordinator:
     def start(self) -> None:
         """Opens the link; everything else follows from its events."""
         self.engine.exclude(*(device for device in self.engine.cohort if self.enrolment.key(device) is None))
-        self._note("run", **run_fields(self.engine.spec, engine=self._kind, devices=self.engine.min_devices))
-        self._complete_log()
+        self._log.begin()
         for topic_filter in (self.topics.all_states, self.topics.all_msgs, self.topics.all_chunks):
             self.link.subscribe(topic_filter)
         self.link.open()
@@ -174,27 +171,13 @@ class Coordinator:
             log.debug("no goodbye was sent: %s", error)
         self.link.close()
 
-    def _complete_log(self) -> None:
-        """A kill between a transaction and its line in the log: the store knows what is missing."""
-        if self._events is None:
-            return
-        logged = {(event["event"], event.get("round")) for event in read_events(self._events.path)[0]}
-        for row in self.store.rounds():
-            if row.metrics is not None and ("round_close", row.round) not in logged:
-                self._note("round_close", **row.metrics)
-        plan = self.engine.plan
-        if plan is not None and ("round_open", plan.round) not in logged:
-            self._note("round_open", **open_fields(self.engine))
-
     # what comes in
 
     def _on_event(self, event: LinkEvent) -> None:
         if isinstance(event, LinkUp):
             self._up = True
             log.info("connected to the broker")
-            if self._broker_lost:
-                self._broker_lost = False
-                self._note("link", state="up")
+            self._log.link("up")
             self._publish(self.topics.server, self._server_state("ready"), retain=True)
             ref = self.engine.prepared.spec_ref
             notice = TaskNotice(self.engine.spec.task, ref.digest, ref.size, self.epoch)
@@ -204,9 +187,7 @@ class Coordinator:
             self._up = False
             self._blobs.clear()
             log.warning("the connection to the broker was lost: %s", event.reason)
-            if not self._broker_lost:
-                self._broker_lost = True
-                self._note("link", state="down")
+            self._log.link("down")
         else:
             self._on_delivery(event)
 
@@ -274,9 +255,7 @@ class Coordinator:
             else:
                 self.present.pop(device, None)
                 self.engine.lost(device)
-            if self._noted_states.get(device) != birth.state:
-                self._noted_states[device] = birth.state
-                self._note("presence", device=device, state=birth.state, board=birth.board)
+            self._log.presence(device, birth.state, board=birth.board)
 
     def _apply_changes(self) -> None:
         """What the operator has changed in the register, or a policy has blocked, also in the middle of a round."""
@@ -287,8 +266,7 @@ class Coordinator:
             self._uploads.drop(device)
             self._asked.pop(device, None)
             if self.present.pop(device, None) is not None:
-                self._noted_states[device] = "lost"
-                self._note("presence", device=device, state="lost", board="")
+                self._log.presence(device, "lost")
         if changes.out or changes.accepted:
             self._uploads.recall_latest()  # a name may belong to another board by now
         for device in changes.accepted:
@@ -304,7 +282,7 @@ class Coordinator:
             if not self._blobs.want(device, message, now=self._clock()):
                 log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
         elif isinstance(message, Offer):
-            self._note_offer(device, message)
+            self._log.offer(device, message)
             self._answer(self._uploads.offer(device, message))
         elif isinstance(message, Decline):
             self._on_decline(device, message)
@@ -318,18 +296,7 @@ class Coordinator:
             return
         if self.engine.decline(device, message.code, message.reason, round=message.round):
             self._uploads.drop(device)
-            self._note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
-
-    def _note_offer(self, device: str, offer: Offer) -> None:
-        """Once for a device and round, as devices repeat their offers: one a round is all that a sender can cause."""
-        plan = self.engine.plan
-        if plan is None or device not in self.engine.cohort or (offer.task, offer.round) != (plan.task, plan.round):
-            return
-        if plan.phase != "open":  # a member's answer, which is no update
-            return
-        if self._offered.get(device) != offer.round:
-            self._offered[device] = offer.round
-            self._note("offer", round=offer.round, device=device, bytes=offer.size)
+            self._log.note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
     def _answer(self, answer: Answer | None) -> None:
         """Logs an update, tells its device, and blocks the device where its updates are refused round after round."""
@@ -337,7 +304,7 @@ class Coordinator:
             return
         device, offer, message, verdict = answer.device, answer.offer, answer.message, answer.verdict
         if verdict is not None:
-            self._note(verdict.of, **fields_of(verdict, device=device, round=offer.round, payload_bytes=offer.size))
+            self._log.note(verdict.of, **fields_of(verdict, device=device, round=offer.round, payload_bytes=offer.size))
         if answer.counts and isinstance(message, Refused):
             self._refusals.add(device, message.code, message.reason)
         if verdict is not None:
@@ -355,7 +322,7 @@ class Coordinator:
         except StoreError as error:
             log.warning("%s could not be blocked: %s", device, error)
             return
-        self._note("quarantine", device=device, reason=reason)
+        self._log.note("quarantine", device=device, reason=reason)
 
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
@@ -408,7 +375,7 @@ class Coordinator:
             if not engine.should_close(now, ready=len(self.present)):
                 if engine.plan is not before:
                     event, fields = changed_plan(before, engine)
-                    self._note(event, **fields)
+                    self._log.note(event, **fields)
                     self._announce()
                 return
             summary = engine.close()
@@ -418,10 +385,10 @@ class Coordinator:
             return
         self._store_refusals(force=True)
         self._settle_charges(summary.round)
-        self._note("round_close", **summary.to_dict())
+        self._log.note("round_close", **summary.to_dict())
         self.enrolment.round_closed()
         if engine.finished:
-            self._note("finished")
+            self._log.note("finished")
         for digest in old - self._model_blobs():
             self._blobs.forget(digest)
         self._uploads.end_round()
@@ -446,7 +413,7 @@ class Coordinator:
             log.error("the next round cannot be opened yet: %s", error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
-        self._note("round_open", **open_fields(engine))
+        self._log.note("round_open", **open_fields(engine))
         self._announce()
         return True
 
@@ -481,7 +448,7 @@ class Coordinator:
 
     def _store_refusals(self, *, force: bool = False) -> None:
         for (device, code), count in self._refusals.flush(now=self._clock(), force=force).items():
-            self._note("refused", device=device, code=code, count=count)
+            self._log.note("refused", device=device, code=code, count=count)
 
     # helpers
 
@@ -516,12 +483,3 @@ class Coordinator:
 
     def _publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
         self.link.publish(topic, self._encoded(message), retain=retain)
-
-    def _note(self, kind: str, **fields: Any) -> None:
-        """Writes an event; a full disk must not end the run."""
-        if self._events is None:
-            return
-        try:
-            self._events.write(kind, **fields)
-        except StoreError as error:
-            log.warning("%s", error)
