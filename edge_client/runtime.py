@@ -28,7 +28,7 @@ from hushfleet.graphs.features import FeatureGraph, check_features, features_fol
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.secure.roster import Roster
 from hushfleet.training.local_round import OnBatch
@@ -62,7 +62,7 @@ class TaskRuntime:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         simulation, layout = config.simulation, spec.model.layout
-        method = make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds)
+        method = method_of(spec)
         if method.parts.of_classes and not spec.model.targets.are_classes:
             raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
         objective = spec.model.targets.objective(method.objective)

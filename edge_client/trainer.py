@@ -19,7 +19,7 @@ from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
 from hushfleet.errors import BadInput, Malformed, PrivacyError
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
@@ -132,7 +132,7 @@ class Trainer:
         self.make_secure_round = make_secure_round
         self._checked: RoundPlan | None = None
         self._secure: tuple[RoundPlan, SecureRound] | None = None
-        self.method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        self.method = method_of(spec)
 
     @property
     def samples(self) -> LabelledSamples:

@@ -7,14 +7,14 @@ from typing import Any
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.wire.format.messages import RoundPlan
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
     """Of `run`: what begins, or goes on."""
-    method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+    method = method_of(spec)
     return {
         "task": spec.task,
         "method": spec.method,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.config.schema import from_plain
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
 from hushfleet.methods.sums import check_sums
@@ -177,6 +177,11 @@ def make_method(
     return TaskMethod(parts, settings, privacy, layout, name=name)
 
 
+def method_of(spec: TaskSpec) -> TaskMethod:
+    """The method of a task package, as `make_method`."""
+    return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+
+
 __all__ = [
     "GROUP",
     "METHODS",
@@ -191,5 +196,6 @@ __all__ = [
     "find_method",
     "is_offered",
     "make_method",
+    "method_of",
     "offer",
 ]

@@ -13,7 +13,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, SecureSpec
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring
@@ -39,7 +39,7 @@ def secure_task(devices: int, *, min_devices: int, **settings: Any) -> PreparedT
     secure = SecureSpec(16, min_devices, min_devices, honest_fraction=1.0)
     spec = replace(base.spec, privacy=replace(base.spec.privacy, secure=secure))
     package = spec.to_bytes()
-    method = make_method(spec.method, spec.method_config, spec.privacy, LAYOUT, rounds=spec.rounds)
+    method = method_of(spec)
     return replace(base, spec=spec, spec_ref=BlobRef.of(package), method=method)
 
 

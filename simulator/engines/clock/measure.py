@@ -33,7 +33,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.model.objectives import CROSS_ENTROPY
 from hushfleet.model.targets import random_targets
 from hushfleet.secure.agreement import KeyAgreement
@@ -103,7 +103,7 @@ class _Trial:
         rules = replace(prepared.task.round, cohort_size=0)
         task = replace(prepared.task, round=rules)
         spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _MOST_ROUNDS))
-        method = make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        method = method_of(spec)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
         self._gradient, self._inference, self._store = gradient, inference, store
         self._engine = RoundEngine(server, self._prepared)

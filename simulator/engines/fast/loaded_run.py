@@ -14,7 +14,7 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.methods.method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.secure.roster import Roster
@@ -49,8 +49,7 @@ class LoadedRun:
 
     @cached_property
     def method(self) -> TaskMethod:
-        spec = self.spec
-        return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        return method_of(self.spec)
 
     @cached_property
     def network(self) -> str:

@@ -19,7 +19,7 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods import make_method
+from hushfleet.methods import method_of
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
@@ -58,8 +58,7 @@ class Subject:
 
     @cached_property
     def method(self) -> TaskMethod:
-        spec = self.spec
-        return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+        return method_of(self.spec)
 
     @cached_property
     def terms(self) -> RoundTerms:
