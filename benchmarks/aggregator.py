@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ import torch
 from benchmarks.bursts import copy_gb_s, growth, in_turns
 from benchmarks.common import Figures, console, make_parser, table, write
 from benchmarks.device import write_images
-from benchmarks.processes import ROOT, environment
+from benchmarks.processes import figures_of
 from benchmarks.updates import IDENTITY, train_update
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.ingest.decoding import Decoded, decode
@@ -174,17 +173,7 @@ def run_cell(label: str, model: str, cohort: int, box_s: float, options: argpars
     else:
         job = {"work": work, "model": model, "codec": codec, "cohort": cohort, "box_s": box_s}
         command = [sys.executable, "-m", "benchmarks.aggregator", "--cell", json.dumps(job)]
-    variables = environment()
-    try:
-        done = subprocess.run(
-            command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"missing": type(error).__name__}
-    if done.returncode:
-        return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return figures_of(command, timeout_s=CELL_TIMEOUT_S)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

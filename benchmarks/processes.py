@@ -38,6 +38,20 @@ def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
 
+def figures_of(command: Sequence[str], *, timeout_s: float) -> Answer:
+    """What a process prints as JSON in its last line; the reason as `missing` where there is none."""
+    try:
+        done = subprocess.run(
+            command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"missing": type(error).__name__}
+    if done.returncode:
+        return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
+    figures: Answer = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
 class Child:
     """A process that has said that it is ready; it and what it started end with the context.
 

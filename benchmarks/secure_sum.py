@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.common import Figures, make_parser, table, write
-from benchmarks.processes import ROOT, environment
+from benchmarks.processes import figures_of
 from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import DROP_OUT, committee_rule
@@ -127,16 +126,7 @@ def ours(clients: int, size: int, drop_out: float, honest_fraction: float) -> Fi
 def flower(clients: int, size: int, drop_out: float, options: argparse.Namespace) -> Figures:
     job = {"clients": clients, "size": size, "drop_out": drop_out, "shares": options.shares, "threshold": 0.6}
     command = [options.peers_python, "-m", "benchmarks.frameworks.flower_secure_sum", json.dumps(job)]
-    try:
-        done = subprocess.run(
-            command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"missing": type(error).__name__}
-    if done.returncode:
-        return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return figures_of(command, timeout_s=300)
 
 
 def ratios(own: Figures, peer: Figures) -> Figures:

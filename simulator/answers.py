@@ -8,19 +8,15 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from hushfleet.aggregator.results.result import Example, Result
-from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.progress import counted
+from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -34,27 +30,14 @@ def confusion(labels: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
     return np.bincount(labels * classes + said, minlength=classes**2).reshape(classes, classes)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """:param device: whose own model is asked; empty: the global one after `round`."""
-
-    path: Path
-    runtime: str
-    device: str
-    round: int
-
-
 def with_answers(
     result: Result, simulation: Simulation, workers: WorkerPool, alone: Sequence[Alone], *, runtime: str
 ) -> Result:
     """The result with what its models say; of the first devices that took part. As it is without classes to name."""
     if not simulation.prepared.spec.model.targets.are_classes:
         return result
-    folder, test = simulation.folder, simulation.fleet.common_test
-    with AggregatorStore(folder.aggregator, durable=False) as store:
-        closed = store.last_closed_round
-    took_part = [each.name for each in simulation.fleet.devices if folder.device(each.name).store.exists()]
-    jobs = [_Job(folder.path.absolute(), runtime, name, closed) for name in ("", *took_part[:MOST_DEVICES])]
+    test = simulation.fleet.common_test
+    jobs = after_last_round(simulation, ("", *simulation.took_part[:MOST_DEVICES]), runtime=runtime)
     found = counted(workers.map(_ask, jobs), "asking the models for the common test", total=len(jobs))
     asked = zip(jobs, found, strict=True)
     said = {job.device: each for job, each in asked if each is not None}
@@ -70,14 +53,14 @@ def with_answers(
     return result.model_copy(update={"details": result.details.model_copy(update=details)})
 
 
-def _ask(job: _Job) -> np.ndarray | None:
-    """None of a device that has no own model."""
-    run = loaded_run(job.path, job.runtime)
+def _ask(job: AfterRound) -> np.ndarray | None:
+    """What the device's own model says, None where it has none; without a device's name, what the global one says."""
+    run = job.run
     if job.device:
         with DeviceStore(run.folder.device(job.device).store, device=job.device, inspect=True) as store:
             params = store.own_params(run.spec.task)
     else:
-        params = Checkpoints(run.folder.aggregator, run.spec.model.layout, durable=False).read(job.round)
+        params = job.global_params()
     return None if params is None else answers(run.inference, params, run.common_test)
 
 

@@ -37,12 +37,11 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
     with AggregatorStore(folder.aggregator, durable=False) as store:
         yield "global", checkpoints.read(store.last_closed_round)
-    took_part = [device for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
-    for device in took_part[:MOST_DEVICES]:
-        with DeviceStore(folder.device(device.name).store, device=device.name, inspect=True) as store:
+    for device in simulation.took_part[:MOST_DEVICES]:
+        with DeviceStore(folder.device(device).store, device=device, inspect=True) as store:
             own = store.own_params(spec.task)
         if own is not None:
-            yield device.name, own
+            yield device, own
 
 
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:

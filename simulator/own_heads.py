@@ -7,47 +7,30 @@ out. Here it is a line in the device's metrics, as the measures of its rounds ar
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
-from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.schema import to_plain
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import own_head_of
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 
 
-@dataclass(frozen=True)
-class _Job:
-    path: Path
-    runtime: str
-    device: str
-    round: int
-
-
 def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
     """Every device that took part chooses, where the model is linear; its last round's metrics are then that head's."""
-    folder = simulation.folder
     if not simulation.prepared.spec.model.chooses_head:
         return
-    with AggregatorStore(folder.aggregator, durable=False) as store:
-        closed = store.last_closed_round
-    names = [device.name for device in simulation.fleet.devices if folder.device(device.name).store.exists()]
-    jobs = [_Job(folder.path.absolute(), runtime, name, closed) for name in names]
+    jobs = after_last_round(simulation, simulation.took_part, runtime=runtime)
     for _ in counted(workers.map(_choose_one, jobs), "each device chooses its head", total=len(jobs)):
         pass
 
 
-def _choose_one(job: _Job) -> None:
-    run = loaded_run(job.path, job.runtime)
+def _choose_one(job: AfterRound) -> None:
+    run, params = job.run, job.global_params()
     spec, files = run.spec, run.folder.device(job.device)
-    params = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(job.round)
     head = own_head_of(params, spec.model.layout, run.train(job.device))
     with DeviceStore(files.store, device=job.device, durable=False) as store:
         store.keep_own_head(KeptHead.of(head, task=spec.task, global_params=params))

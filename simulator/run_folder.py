@@ -96,6 +96,11 @@ class Simulation:
     def seed(self) -> int:
         return self.prepared.task.seed
 
+    @property
+    def took_part(self) -> list[str]:
+        """The devices that have a store, in the fleet's order."""
+        return [each.name for each in self.fleet.devices if self.folder.device(each.name).store.exists()]
+
 
 def run_path(out: Path | None, name: str) -> Path:
     """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""

@@ -7,25 +7,14 @@ device's own metrics are of its model after training instead, before aggregation
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
 
-from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
-from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.after_round import AfterRound
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.own_samples import LoadedSamples
-
-
-@dataclass(frozen=True)
-class _Job:
-    path: Path
-    runtime: str
-    device: str
-    round: int
 
 
 def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int, *, runtime: str) -> float:
@@ -34,14 +23,13 @@ def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int
     :param round: the last one that is closed; no device has trained since.
     """
     path = simulation.folder.path.absolute()
-    jobs = [_Job(path, runtime, device.name, round) for device in simulation.fleet.devices]
+    jobs = [AfterRound(path, runtime, device.name, round) for device in simulation.fleet.devices]
     return math.fsum(workers.map(_test_one, jobs)) / len(jobs)
 
 
-def _test_one(job: _Job) -> float:
-    run = loaded_run(job.path, job.runtime)
+def _test_one(job: AfterRound) -> float:
+    run, params = job.run, job.global_params()
     method, spec, store = run.method, run.spec, run.folder.device(job.device).store
-    params = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(job.round)
     state = method.init_state()
     if store.exists():
         with DeviceStore(store, device=job.device, durable=False) as opened:
