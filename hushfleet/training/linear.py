@@ -44,8 +44,8 @@ class LinearClipping:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Each record's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
 
-        :param params: float32 `[d]`; `x`: float32 `[B, ...]`, F numbers a record; `y`: int64 `[B]` or float32 `[B, C]`. B
-            may be 0.
+        :param params: float32 `[d]`; `x`: float32 `[B, ...]`, F numbers a record; `y`: int64 `[B]` or float32 `[B, C]`.
+            B may be 0.
         :param clip_norm: C, above zero; or a function that is given the norms and returns it.
         :param out: float32 `[d]`, needed.
         :param part: of whole layers, W or b or both; gradients are their part, and `out` gets zeros elsewhere.
