@@ -123,7 +123,7 @@ class MethodSection(Checked):
         except Malformed as error:
             said = str(error)
         try:
-            kind = find_method(plain["name"]).config
+            kind: type = find_method(plain["name"]).config
         except (HushfleetError, LookupError, TypeError):
             return [said]
         settings = {key: value for key, value in plain.items() if key != "name"}
