@@ -61,18 +61,23 @@ def test_single_gradients(graphs: Any, kind: Any, batch: int, outputs: int, seed
     for run in (TorchGradient(model, objective=objective), graphs(kind, outputs)):
         client = ClientBatch(run, x, y, masks, {}, np.empty_like(params))
         _, each = client.each(params)
-        np.testing.assert_allclose(each, expected, rtol=2e-4, atol=1e-5)
+        check(each, expected)
         _, mean = client.mean(params)
-        np.testing.assert_allclose(mean, expected.mean(0), rtol=2e-4, atol=1e-5)
+        check(mean, expected.mean(0))
         bound, summed = 0.7, np.empty_like(params)
         client.clipped_sum(params, bound, summed)
         norms = np.linalg.norm(expected, axis=1, keepdims=True)
-        np.testing.assert_allclose(summed, (expected * np.minimum(1, bound / norms)).sum(0), rtol=1e-3, atol=1e-5)
+        check(summed, (expected * np.minimum(1, bound / norms)).sum(0))
     many = TorchGradient(model, objective=objective).clients
     weights = np.array([[1] * batch, [1, *[0] * (batch - 1)]], np.float32)  # the second one's batch is padded
     twice = [np.stack([each, each]) for each in (params, x, y, masks[0])]
     _, grads = many(*twice[:3], [twice[3]], weights=weights)
-    np.testing.assert_allclose(grads, [expected.mean(0), expected[0]], rtol=2e-4, atol=1e-5)
+    check(grads, np.stack([expected.mean(0), expected[0]]))
+
+
+def check(found: Any, expected: np.ndarray) -> None:
+    """As exports are: by the largest entry, since runtimes round a saturated tanh in their own ways."""
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()) + 1e-6)
 
 
 def by_autograd(model: Model, kind: str, params: Any, x: Any, y: Any, mask: Any) -> np.ndarray:
