@@ -23,7 +23,8 @@ from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.own_head import OwnHeads
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
 from hushfleet.errors import BadInput, CopiedStore, Malformed, StoreError, WireError
 from hushfleet.methods.state import PublicState

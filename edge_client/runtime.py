@@ -21,7 +21,8 @@ from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.process import return_small_blocks
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import FieldRandomness, SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder

@@ -17,7 +17,8 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods import method_of
 from hushfleet.methods.stages import Release

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import SimulationSection
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.store import DeviceStore
 
 SLICE_S = 0.05
 LEAST_WAIT_S = 1.0

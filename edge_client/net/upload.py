@@ -12,7 +12,7 @@ from dataclasses import InitVar, dataclass
 
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.store import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Missing, Offer

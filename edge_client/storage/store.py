@@ -16,7 +16,7 @@ import hashlib
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store_file import (
     ADVICE,
     SCHEMA_VERSION,
@@ -47,63 +48,6 @@ if TYPE_CHECKING:
 
 _RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
 KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card
-
-
-@dataclass(frozen=True)
-class OutboxEntry:
-    """An update that was clipped, noised, charged and stored; its bytes never change.
-
-    :param data: the encoded update; empty once a later round was committed.
-    :param digest: SHA-256 of `data`.
-    :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it.
-    :param status: `pending`, `acked`, or `refused:<code>`.
-    :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
-        of a time when that was not noted.
-    :param context: of the secure sum that it is masked for (`SecureRound.context`); None where it is not masked.
-    """
-
-    task: str
-    round: int
-    data: bytes
-    digest: bytes
-    public_before: bytes
-    status: str
-    attached_digest: bytes | None = None
-    context: bytes | None = None
-
-    @property
-    def pending(self) -> bool:
-        return self.status == "pending"
-
-    def may_be(self, digest: bytes) -> bool:
-        """Whether the update with this SHA-256 is this one, in either form; where that was not noted, it may be."""
-        return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
-
-
-@dataclass(frozen=True)
-class RoundCommit:
-    """What a round leaves, to be stored as a whole or not at all.
-
-    :param update: the encoded update.
-    :param public_before: `PublicState.to_bytes()` from before it.
-    :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
-    :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
-    """
-
-    task: str
-    round: int
-    charge: Charge
-    state: DeviceState
-    update: bytes
-    public_before: bytes
-    residual: np.ndarray | None = None
-    context: bytes | None = None
-
-    @property
-    def written_bytes(self) -> int:
-        vectors = (self.state.own, self.residual, *self.state.private.values())
-        arrays_bytes = sum(int(vector.nbytes) for vector in vectors if vector is not None)
-        return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes
 
 
 class DeviceStore:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.simulator.studies.audit.finding import Finding
 from hushfleet.simulator.studies.audit.games import Effort, findings

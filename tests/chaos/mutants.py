@@ -12,7 +12,8 @@ from typing import Any
 
 from hushfleet.edge_client.__main__ import main as client
 from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Known
 

@@ -22,7 +22,8 @@ import pytest
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import FieldRandomness, Trainer
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.fleet.self_test import drop_copy, self_test
-from hushfleet.edge_client.storage.store import DeviceStore, RoundCommit
+from hushfleet.edge_client.storage.round_commit import RoundCommit
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState, PublicState

@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 
 from hushfleet.edge_client.storage import store_file
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
-from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore, RoundCommit
+from hushfleet.edge_client.storage.round_commit import RoundCommit
+from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
@@ -187,7 +188,8 @@ _COMMIT = """
     import hashlib, os, random, resource, signal, sys, time
     from pathlib import Path
     import numpy as np
-    from hushfleet.edge_client.storage.store import DeviceStore, RoundCommit
+    from hushfleet.edge_client.storage.round_commit import RoundCommit
+    from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.errors import StoreError
     from hushfleet.methods.state import DeviceState, PublicState
     from hushfleet.privacy.mechanism import GaussianMechanism

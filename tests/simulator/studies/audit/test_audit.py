@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.edge_client.storage.store import DeviceStore, OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import METHODS, stages
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism

@@ -1,0 +1,67 @@
+"""What a round leaves in the store: the update with its charge and the next state, and the update as it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hushfleet.methods.state import DeviceState
+from hushfleet.privacy.mechanism import Charge
+
+
+@dataclass(frozen=True)
+class OutboxEntry:
+    """An update that was clipped, noised, charged and stored; its bytes never change.
+
+    :param data: the encoded update; empty once a later round was committed.
+    :param digest: SHA-256 of `data`.
+    :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it.
+    :param status: `pending`, `acked`, or `refused:<code>`.
+    :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
+        of a time when that was not noted.
+    :param context: of the secure sum that it is masked for (`SecureRound.context`); None where it is not masked.
+    """
+
+    task: str
+    round: int
+    data: bytes
+    digest: bytes
+    public_before: bytes
+    status: str
+    attached_digest: bytes | None = None
+    context: bytes | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self.status == "pending"
+
+    def may_be(self, digest: bytes) -> bool:
+        """Whether the update with this SHA-256 is this one, in either form; where that was not noted, it may be."""
+        return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
+
+
+@dataclass(frozen=True)
+class RoundCommit:
+    """What a round leaves, to be stored as a whole or not at all.
+
+    :param update: the encoded update.
+    :param public_before: `PublicState.to_bytes()` from before it.
+    :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
+    :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
+    """
+
+    task: str
+    round: int
+    charge: Charge
+    state: DeviceState
+    update: bytes
+    public_before: bytes
+    residual: np.ndarray | None = None
+    context: bytes | None = None
+
+    @property
+    def written_bytes(self) -> int:
+        vectors = (self.state.own, self.residual, *self.state.private.values())
+        arrays_bytes = sum(int(vector.nbytes) for vector in vectors if vector is not None)
+        return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes
