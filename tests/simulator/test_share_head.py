@@ -55,8 +55,8 @@ def test_every_device_is_charged_for_its_records_by_the_sum(fast: Simulation, au
 def test_arrays_train_alike(task: Task, fast: Simulation, runs: Any, tmp_path: Path) -> None:
     arrays = runs.fast(begin(task, tmp_path / "run", data_dir=None), runtime="vmap")
     one, other = (last_model(each) for each in (fast, arrays))
-    # Runtimes sum in different orders: a value at the edge of two steps of the ring's grid may fall to either.
-    np.testing.assert_allclose(one, other, atol=0.1 * np.abs(one).max())
+    far = np.abs(one - other) > 0.01 * np.abs(one).max()
+    assert far.mean() <= 0.01, "but for values that rounding has moved over a step of the wire"
 
 
 def test_a_model_file_takes_images(fast: Simulation) -> None:

@@ -21,7 +21,7 @@ def test_a_clocked_run_has_the_models_of_a_fast_one(runs: Any, short_task: Any, 
         method={"name": "dp-fedavg"}, privacy={"accounting": "secure", "delta": 1e-5}, round={"rounds": 2}
     )
     fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
-    mix = FleetMix.in_turn(("raspberry-pi-zero-2-w",), 8)
+    mix = FleetMix.in_turn(("raspberry-pi-zero-2-w",), task.data.devices)
     clocked, time = begin(task, tmp_path / "clocked", data_dir=None, mix=mix), VirtualTime()
     with Workers(1) as workers, EventLog(clocked.folder.events, clock=time) as events:
         run_clocked_rounds(clocked, workers, events, time, mix=mix)

@@ -163,7 +163,7 @@ def test_a_policy_that_is_none_is_explained(text: str, said: str) -> None:
 
 def test_names_and_samples_are_those_of_a_simulation(prepared: PreparedTask) -> None:
     fleet = make_fleet(prepared.task, prepared.dataset)
-    assert device_names(8) == [device.name for device in fleet.devices]
+    assert device_names(5) == [device.name for device in fleet.devices]
     assert sample_counts(prepared.task, prepared) == [len(device.train) for device in fleet.devices]
     assert device_names(1001)[7] == "device-0007"
 

@@ -44,7 +44,10 @@ def make(short_task: Callable[..., Task], tmp_path_factory: pytest.TempPathFacto
     """A new simulation with known costs, of the short task with some sections changed."""
 
     def make(*, scenario: dict[str, Any] | None = None, **sections: Any) -> Simulation:
-        plain = short_task(**sections).to_plain()
+        eight = {"data": {"devices": 8, "limit": 640}, "round": {"min_updates": 8}}
+        plain = short_task(
+            **sections | {name: keys | sections.get(name, {}) for name, keys in eight.items()}
+        ).to_plain()
         task = parse_task(plain | {"scenario": scenario or {}})
         simulation = begin(task, tmp_path_factory.mktemp("clocked") / "run", data_dir=None, mix=SLOW_MIX)
         simulation.folder.clock.write_text(json.dumps(COSTS))
