@@ -25,7 +25,10 @@ pytestmark = pytest.mark.slow
 
 
 # resnet8-gn is of the same layers as resnet18-gn, whose export takes minutes.
-@pytest.mark.parametrize("name", [name for name in model_names() if name != "resnet18-gn"])
+NAMES = [name for name in model_names() if name != "resnet18-gn"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_graphs_compute_what_pytorch_computes(name, graphs_of):
     """The exporter has checked them already; this draws other samples and other parameters."""
     model, graphs = get_model(name), graphs_of(name)
@@ -43,7 +46,7 @@ def test_graphs_compute_what_pytorch_computes(name, graphs_of):
         assert checks.relative_error(logits, reference.logits(params, x)) < 1e-4
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_devices_accept_the_graphs(name, graphs_of):
     model, graphs = get_model(name), graphs_of(name)
     facts = check_graph(graphs.gradient)

@@ -66,7 +66,10 @@ BAD = {
     "a model of another shape": (["--set", "model.name=cifar10-cnn"], ["cifar10-cnn", "3 x 32 x 32", "1 x 8 x 8"]),
     "a data set that is none": (["--set", "data.name=imagenet"], ["data.name", "imagenet", "digits"]),
     "a partition that is none": (["--set", "data.partition=fair"], ["data.partition", "fair", "iid"]),
-    "two noises": (["--set", "privacy.epsilon=3"], ["noise_multiplier", "epsilon", "not both"]),
+    "two noises": (
+        ["--set", "privacy.epsilon=3", "--set", "privacy.noise_multiplier=1"],
+        ["noise_multiplier", "epsilon", "not both"],
+    ),
     "a board that is none": (["--boards", "abacus"], ["abacus", "raspberry-pi-zero-2-w"]),
     "a sweep of words": (["--sweep", "0,some"], ["--sweep", "0,some", "numbers"]),
     "a codec that is none": (["--sweep-wire", "1,some"], ["--sweep-wire", "some", "wire.codec"]),
