@@ -26,6 +26,7 @@ from hushfleet.simulator.demo import HALVES
 HALVES["paper"] = replace(HALVES["paper"], short=("round.rounds=2", "data.devices=3", "data.limit=200"))
 main()
 """
+# Enough rounds that a busy machine interrupts it in time.
 TASK = """
 name = "long"
 [model]
@@ -40,7 +41,7 @@ name = "digits"
 devices = 4
 limit = 200
 [round]
-rounds = 6
+rounds = 20
 """
 SIMULATE = "simulate task.toml --workers 2 --out run"
 
