@@ -17,6 +17,7 @@ from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.models.export import bake
+from hushfleet.progress import counted
 from hushfleet.simulator.run_folder import Simulation
 
 TOLERANCE = 1e-4
@@ -29,7 +30,8 @@ def write_models(simulation: Simulation) -> list[Path]:
     Raises `HushfleetError` if a file computes anything else than the model.
     """
     simulation.folder.models.mkdir(exist_ok=True)
-    return [_write(simulation, name, params) for name, params in _vectors(simulation)]
+    vectors = counted(_vectors(simulation), "writing the models", total=1 + len(simulation.took_part[:MOST_DEVICES]))
+    return [_write(simulation, name, params) for name, params in vectors]
 
 
 def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:

@@ -58,7 +58,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             wire_points = list(sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
             result = with_answers(result, simulation, workers, alone, runtime=runtime)
-    write_models(simulation)
+            write_models(simulation)
     result = with_sweeps(result, points, wire_points)
     result.save(simulation.folder.result)
     write_report(result, simulation.folder.report)

@@ -23,6 +23,7 @@ from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
+USUAL_BUILD_S = 90.0  # where wheels come from an index; from a folder less
 
 
 def choose_boards(
@@ -119,7 +120,7 @@ def build_release(
             "another one with --version"
         )
     key = load_or_create(folder.release_key)
-    work = doing(f"building a release for Python {target.python} on {target.arch}")
+    work = doing(f"building a release for Python {target.python} on {target.arch}", about_s=USUAL_BUILD_S)
     with work, tempfile.TemporaryDirectory(dir=folder.releases, prefix=".") as name:
         out = Path(name) / "new.hfr"
         bundle.build(

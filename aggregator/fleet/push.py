@@ -73,8 +73,11 @@ def push(host: Host, card: Card) -> None:
         stage(card, _NoWriter(), MountedBoot(folder), folder)
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(folder / FOLDER, FOLDER, filter=_owned_by_nobody)
+        # A line each and no more: ssh may be asking for a password on this terminal.
+        print(f"copying {archive.tell() / 1e6:.0f} MB to {host.destination}", flush=True)
         archive.seek(0)
         _ssh(host.destination, host.options, _RECEIVE, stdin=archive)
+    print("installing there", flush=True)
     install = _INSTALL % ("" if host.is_root else "sudo ")
     _ssh(host.destination, ["-t", *host.options], install, stdin=None)
 

@@ -14,16 +14,17 @@ _BLOCK = 1 << 20
 def copy_sparse(source: Path, target: Path) -> None:
     """Copies an image, or unpacks an `.xz` one. `target` is there whole or not at all."""
     packed = source.suffix == ".xz"
-    work = doing(f"copying {source.name}, MiB", total=None if packed else source.stat().st_size >> 20)
+    work = doing(f"{'unpacking' if packed else 'copying'} {source.name}, MiB", total=source.stat().st_size >> 20)
     part = target.with_name(f"{target.name}.part")
     try:
-        with work as copied, (lzma.open if packed else open)(source, "rb") as old, part.open("wb") as new:
+        with work as copied, source.open("rb") as image, part.open("wb") as new:
+            old = lzma.LZMAFile(image) if packed else image  # noqa: SIM115 (closing it would close nothing)
             while block := old.read(_BLOCK):
                 if any(block):
                     new.write(block)
                 else:
                     new.seek(len(block), 1)
-                copied.done = new.tell() >> 20
+                copied.done = image.tell() >> 20
             new.truncate()
         part.replace(target)
     except lzma.LZMAError as error:

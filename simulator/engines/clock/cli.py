@@ -75,7 +75,6 @@ def register(app: typer.Typer) -> None:
 
         from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.publish.prepare import prepare
-        from hushfleet.progress import doing
         from hushfleet.simulator.boards import read_boards
         from hushfleet.simulator.command import overridden
         from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
@@ -100,7 +99,7 @@ def register(app: typer.Typer) -> None:
         sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
         forecasts = []
         for text, rules in policies.items():
-            with shown(console), doing(f"{rules.rounds} rounds of {len(mix)} devices, {text}"):
+            with shown(console):
                 forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
         if as_json:
             plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}

@@ -15,6 +15,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import Device, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
@@ -136,7 +137,8 @@ def forecast(
     schedule = schedule_of(replace(task, round=rules), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
-    return _totals(prepared, mix, fleet, clock.rounds(), policy=policy)
+    rounds = counted(clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds)
+    return _totals(prepared, mix, fleet, rounds, policy=policy)
 
 
 def _totals(

@@ -115,7 +115,7 @@ def _played(
 
         yield from findings(subject, effort, show)
     if prepared.spec.privacy.unit == "record" and with_run:
-        with shown(console), doing("one run with many canaries, on real images"):
+        with shown(console):
             found = one_run_finding(prepared, subject, effort)
         if found is not None:
             yield found

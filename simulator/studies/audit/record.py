@@ -25,6 +25,7 @@ from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
+from hushfleet.progress import counted
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
 from hushfleet.training.batch import GradientFunction
@@ -98,7 +99,7 @@ def play_one_run(
         return (noised[places] * directions).sum(axis=1) * unit
 
     with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
-        for round in range(1, rounds + 1):
+        for round in counted(range(1, rounds + 1), "one run with many canaries, on real images: rounds", total=rounds):
             seen, moved = _watched(trainer, [subject.plan(round)], params, keep=projected)
             batches += [np.array(batch) for batch in seen]
             params = params + moved

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import lzma
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hushfleet import progress
 from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles.cards import sparse_copy
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot, require_room
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
@@ -129,6 +134,22 @@ def test_copies_take_no_room_for_zeros(tmp_path: Path) -> None:
         assert file.read(5) == b"begin"
         file.seek(50 << 20)
         assert file.read(6) == b"middle"
+
+
+def test_unpacking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, works = os.urandom(3 << 20), []
+    (tmp_path / "a.img.xz").write_bytes(lzma.compress(content, preset=0))
+
+    @contextlib.contextmanager
+    def watched(*words: Any, **more: Any) -> Iterator[progress.Work]:
+        with progress.doing(*words, **more) as work:
+            works.append(work)
+            yield work
+
+    monkeypatch.setattr(sparse_copy, "doing", watched)
+    copy_sparse(tmp_path / "a.img.xz", tmp_path / "a.img")
+    assert (tmp_path / "a.img").read_bytes() == content
+    assert [(work.done, work.total) for work in works] == [(3, 3)]
 
 
 def test_damaged_xz_is_named_and_leaves_nothing(tmp_path: Path) -> None:
