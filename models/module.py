@@ -37,6 +37,16 @@ _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _PROBED = 3  # samples
 _TOLERANCE = 1e-4
 _GROUPS, _GROUP_CHANNELS = 8, 4  # as many groups at most, and channels in each at least
+_INSTEAD: dict[tuple[type[nn.Module], ...], str] = {
+    (nn.modules.batchnorm._BatchNorm,): "mixes the samples of a batch and keeps averages of private data. Use "
+    "GroupNorm: hushfleet.with_group_norm(network) gives a copy that has it",
+    (nn.LSTM,): "has no ONNX graph of its gradient here. Use torch.nn.GRU, whose export takes more than a minute, or "
+    "torch.nn.Conv1d over time",
+    (nn.modules.conv._ConvTransposeNd,): "has no ONNX graph of its gradient here. Use torch.nn.Upsample and then "
+    "torch.nn.Conv2d",
+    (nn.Conv3d,): "has no ONNX graph of its gradient here. Use torch.nn.Conv2d, with the third axis as channels",
+}
+"""Modules that are refused, and what to use in their place."""
 _GIVEN: dict[str, nn.Module | Make] = {}
 
 
@@ -218,12 +228,9 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
 def _network(module: nn.Module, name: str, classes: int, input_shape: Shape) -> _Network:
     """Checked by running it on random samples."""
     for where, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise BadInput(
-                f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which mixes the samples of a "
-                "batch and keeps averages of private data. Use GroupNorm: "
-                "hushfleet.with_group_norm(network) gives a copy that has it"
-            )
+        for refused, why in _INSTEAD.items():
+            if isinstance(part, refused):
+                raise BadInput(f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which {why}")
     masks = _Masks()
     for parent in list(module.modules()):
         for child_name, child in parent.named_children():
@@ -273,7 +280,10 @@ def _run(module: nn.Module, name: str, x: Tensor) -> Any:
     try:
         return module(x)
     except Exception as error:
-        raise BadInput(f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {_told(error)}") from error
+        raise BadInput(
+            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {_told(error)}. The data's samples "
+            f"have shape {list(x.shape[1:])}: check the sizes that its layers take"
+        ) from error
 
 
 def _told(error: Exception) -> str:

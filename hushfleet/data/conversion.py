@@ -6,6 +6,7 @@ Neither torch nor datasets is imported: both are known by what they offer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ def _part(source: Any) -> Data:
         return Data(x, y, train_device=devices[0] if devices else None)
     if _is_columns(source):
         return from_hugging_face(source)
+    if isinstance(source, str | PathLike):
+        raise BadInput(
+            f"data = {str(source)!r}: the task names a file: changes={{'data.name': 'csv', 'data.path': ...}}, or "
+            "'arrays' for .npz, or 'folder'"
+        )
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return from_torch(source)
     raise BadInput(

@@ -74,6 +74,9 @@ def read_csv(
         if len(wrong):
             column = columns[wrong[0]]
             raise BadInput(f"{path}, line {line}: {header[column]!r} = {row[column]!r}: must be finite")
+        for name in (LABEL, DEVICE):
+            if name in header and not row[header.index(name)].strip():
+                raise BadInput(f"{path}, line {line}: {name!r} is empty; give it one, or leave the line out")
     texts = {
         name: np.array([row[header.index(name)].strip() for _, row in rows], dtype=str)
         for name in (LABEL, DEVICE)

@@ -169,8 +169,10 @@ class Hidden(nn.Module):
     ("made", "said"),
     [
         (nn.Sequential(nn.Linear(7, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), "1 is a BatchNorm1d.*with_group_norm"),
+        (nn.LSTM(7, 4), "it is a LSTM.*Use torch.nn.GRU"),
+        (nn.Sequential(nn.ConvTranspose2d(1, 2, 2)), "0 is a ConvTranspose2d.*Use torch.nn.Upsample"),
         (nn.Linear(7, 5), r"logits float32 \[B, 4\] for \[B, 7\].*gives \[3, 5\]"),
-        (nn.Linear(6, 4), r"fails on a batch of shape \[3, 7\]: RuntimeError"),
+        (nn.Linear(6, 4), r"fails on a batch of shape \[3, 7\]: RuntimeError.*have shape \[7\]: check the sizes"),
         (Mixing, "other logits when other samples are beside it"),
         (Counting, "changes its buffers in training"),
         (Hidden, "draws random numbers: use torch.nn.Dropout"),

@@ -104,6 +104,8 @@ def test_chance_is_the_best_constant_of_all_samples_and_of_each_device(loss: dic
 def test_a_torch_data_set_of_numbers_stays_numbers() -> None:
     pairs = [(np.zeros(3, np.float32), np.float32([1.5, -2])), (np.ones(3, np.float32), np.float32([0, 7]))]
     assert as_data(pairs).train_y.tolist() == [[1.5, -2], [0, 7]]
+    with pytest.raises(BadInput, match="the task names a file"):
+        as_data("mine.csv")
     assert as_data([(np.zeros(3), 1.5), (np.zeros(3), 2)]).train_y.tolist() == [1.5, 2.0]
 
 

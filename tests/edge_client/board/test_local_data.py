@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import BlobRef, ModelSpec
+from hushfleet.data.csv_file import load_csv_set
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.errors import BadInput
@@ -107,6 +108,12 @@ def test_targets_that_do_not_fit_are_refused_in_words(tmp_path, numbers, loss, y
     targets = numbers.targets if loss == "squared" else Targets(loss)
     with pytest.raises(BadInput, match=said):
         samples("arrays", tmp_path / "d.npz", replace(numbers, targets=targets))
+
+
+def test_a_line_without_a_label_is_refused_and_makes_no_class(tmp_path):
+    (tmp_path / "d.csv").write_text("label,a\nup,1\n ,2\n")
+    with pytest.raises(BadInput, match="line 3: 'label' is empty"):
+        load_csv_set(tmp_path / "d.csv", input_shape=None)
 
 
 @pytest.mark.parametrize(
