@@ -28,17 +28,16 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
+from hushfleet.models.cuda import sees_cuda
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Link, Will
 
 
 def torch_device(name: str) -> str:
     """`auto` resolved. Raises `BadInput` where cuda is asked for and not there."""
-    import torch
-
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+        return "cuda" if sees_cuda() else "cpu"
+    if name == "cuda" and not sees_cuda():
         raise BadInput("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
     return name
 

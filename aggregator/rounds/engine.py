@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from hushfleet.aggregator.ingest.checks import UpdateChecks, Verdict
 from hushfleet.aggregator.ingest.decoding import Refusal
@@ -51,7 +50,7 @@ log = logging.getLogger("hushfleet.aggregator")
 class RoundEngine:
     """Opens and closes the rounds of one task on one store.
 
-    :param device: the torch device for the sums.
+    :param device: that holds the sums, see `ExactSum`.
     :param clock: unix seconds.
     :param monotonic: the clock of the deadline.
     :param masked: False, FOR SIMULATION ONLY: devices send zeros for their masks, which cancel anyhow, and no committee
@@ -79,7 +78,7 @@ class RoundEngine:
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._unmasking = Unmasking(store, self.responses, monotonic=monotonic)
-        self._torch_device = torch.device(device)
+        self._device = device
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
         self._newcomer_digest = self.checks.newcomer.digest()
@@ -412,9 +411,7 @@ class RoundEngine:
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
         spec, half = self.spec.privacy.secure, ServerHalf(self.method, self.global_params, self._server)
         if spec is None:
-            return PlainSum(
-                plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._torch_device
-            )
+            return PlainSum(plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device)
         if self.roster is None:
             raise StoreError(f"the roster of round {plan.round} is not in the store")
         roster = Roster.from_bytes(self.roster)
