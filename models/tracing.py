@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import logging
 import warnings
@@ -34,9 +35,8 @@ OPSET = 18
 
 # The exporter parses its translations of 500 operators anew for each graph, which takes half a second.
 with contextlib.suppress(ImportError, AttributeError):  # it is not documented
-    from torch.onnx._internal._lazy_import import onnxscript_apis
-
-    setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))  # noqa: B010
+    _apis: Any = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+    _apis.get_torchlib_ops = functools.cache(_apis.get_torchlib_ops)
 
 
 def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes:

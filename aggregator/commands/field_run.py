@@ -23,7 +23,6 @@ from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -169,6 +168,8 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 def write_results(store: AggregatorStore, prepared: PreparedTask, console: Console) -> None:
     result = record(store, prepared, engine="field", seed=None)
     result.save(store.folder / "result.json")
+    from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
+
     write_report(result, store.folder / "report.html")
     console.print(summary_table(result))
     console.print(f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}", highlight=False)
