@@ -29,6 +29,8 @@ from hushfleet.wire.link.interface import LinkEvent
 from hushfleet.wire.link.mqtt import MqttLink
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2)
+PATIENCE_S = 240.0
+"""For what must come: long enough for a machine that is busy with other things."""
 FEDERATION = "greenhouse"
 TASK = """
 name = "small"
@@ -144,18 +146,18 @@ def serving(folder: FleetFolder) -> Iterator[threading.Thread]:
         thread.join()
 
 
-def until(condition: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any]) -> Any:
     """What `condition` gives, once it is true."""
-    give_up = time.monotonic() + within_s
+    give_up = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         assert time.monotonic() < give_up, "it did not come"
         time.sleep(0.02)
     return value
 
 
-def event_of(link: MqttLink, kind: type[LinkEvent], *, within_s: float = 20.0) -> Any:
+def event_of(link: MqttLink, kind: type[LinkEvent]) -> Any:
     """The next event of this kind; others are passed over."""
-    give_up = time.monotonic() + within_s
+    give_up = time.monotonic() + PATIENCE_S
     while (left := give_up - time.monotonic()) > 0:
         event = link.receive(left)
         if isinstance(event, kind):

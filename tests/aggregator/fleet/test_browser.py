@@ -21,7 +21,7 @@ from hushfleet.aggregator.fleet.view import FleetView
 from support.fleet_views import a_view
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt install chromium")
 
 

@@ -93,7 +93,7 @@ def outcomes(folder: FleetFolder) -> list[str]:
 def test_a_board_goes_from_one_release_to_the_next(tmp_path: Path, releases: Releases) -> None:
     with fleet(tmp_path, releases) as (folder, [board]):
         roll_out(folder, releases.get("2.0"), releases)
-        until(lambda: outcomes(folder) == ["good"], within_s=90)
+        until(lambda: outcomes(folder) == ["good"])
         state = board.slots("show")
         assert (state.good, state.previous, state.trial) == ("2.0", "1.0", None)
         assert set(board.ends) == {"status 0"}
@@ -115,7 +115,7 @@ def test_a_board_finds_its_way_back_by_itself(
 ) -> None:
     with fleet(tmp_path, releases, **limits) as (folder, [board]):
         roll_out(folder, releases.get("3.0", change), releases)
-        until(lambda: outcomes(folder) == ["failed"], within_s=120)
+        until(lambda: outcomes(folder) == ["failed"])
         state = board.slots("show")
         assert (state.good, state.last, state.outcome) == ("1.0", "3.0", "returned")
         assert reason in state.reason
@@ -127,14 +127,14 @@ def test_a_board_finds_its_way_back_by_itself(
 @pytest.mark.slow
 def test_a_bad_release_reaches_one_board_and_the_next_good_one_all(tmp_path: Path, releases: Releases) -> None:
     with fleet(tmp_path, releases, boards=3) as (folder, boards):
-        until(lambda: outcomes_before(folder) == 3, within_s=60)
+        until(lambda: outcomes_before(folder) == 3)
         roll_out(folder, releases.get("3.0", crashes), releases)
         with FleetRegistry(folder.path) as registry:
-            until(lambda: current(registry).state == "stopped", within_s=120)
+            until(lambda: current(registry).state == "stopped")
         assert sorted(outcomes(folder)) == ["failed", "waits", "waits"]
         assert [board.slots("show").good for board in boards] == ["1.0"] * 3
         roll_out(folder, releases.get("3.1"), releases)
-        until(lambda: outcomes(folder) == ["good"] * 3, within_s=180)
+        until(lambda: outcomes(folder) == ["good"] * 3)
         assert [board.slots("show").good for board in boards] == ["3.1"] * 3
 
 
@@ -164,7 +164,7 @@ def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on
     with started(folder, brokers_of(folder)) as brokers, started(folder, [service]), board:
         roll_out(folder, releases.get("2.0"), releases)
         for reached in steps.values():
-            until(reached, within_s=60)
+            until(reached)
             board.cut_power()
             for child in (service, brokers[0]):
                 child.process.kill()
@@ -172,6 +172,6 @@ def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on
             for child in (brokers[0], service):
                 child.start()
             board.__enter__()
-        until(lambda: outcomes(folder) == ["good"], within_s=120)
+        until(lambda: outcomes(folder) == ["good"])
     state = board.slots("show")
     assert (state.good, state.previous) == ("2.0", "1.0")

@@ -76,7 +76,7 @@ def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spe
     up = running("-m", "hushfleet.aggregator.commands", "fleet", "up", str(folder.path), log=tmp_path / "up.log")
     with up as fleet, running(*client, str(cards[1].file), log=tmp_path / "second.log"):
         with running(*client, str(cards[0].file), log=tmp_path / "first.log"):
-            until(lambda: rounds_closed(folder) >= 2, within_s=90)
+            until(lambda: rounds_closed(folder) >= 2)
             for word in ("serve", "--fleet", "enrolment.conf"):
                 (pid,) = children_of(fleet, word)
                 os.kill(pid, signal.SIGKILL)
@@ -87,13 +87,13 @@ def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spe
             registry.expect_new_card(FIRST)
         new = start_board(folder, tmp_path / "new-card", FIRST)
         with running(*client, str(new.file), log=tmp_path / "new.log"):
-            until(lambda: rounds_closed(folder) == 6, within_s=120)
+            until(lambda: rounds_closed(folder) == 6)
             until(lambda: (folder.run / "report.html").exists())
             following = tmp_path / "next.toml"
             following.write_text(TASK.replace('name = "small"', 'name = "next"'))
             assert not set_task(folder, following)
             assert folder.run.name == "next"
-            until(lambda: rounds_closed(folder) == 2, within_s=60)
+            until(lambda: rounds_closed(folder) == 2)
             time.sleep(0.5)
         with DeviceStore(new.config.store_path, device=FIRST, inspect=True) as store:
             ledger = {(entry.task, entry.round): entry.charge for entry in store.ledger.entries()}

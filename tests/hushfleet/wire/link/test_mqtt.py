@@ -26,7 +26,7 @@ from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp,
 from hushfleet.wire.link.mqtt import MqttLink
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2, answer_s=5.0, publish_s=10.0)
-WAIT_S = 30.0
+WAIT_S = 240.0
 TOPICS = Topics("test")
 
 
