@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
+from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import (
     FILE_NAME,
@@ -26,7 +27,6 @@ from hushfleet.aggregator.fleet.folder import (
 )
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.toml_text import to_toml
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import to_plain
 from hushfleet.errors import BadInput

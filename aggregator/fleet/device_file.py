@@ -6,9 +6,9 @@ import copy
 from pathlib import PurePosixPath
 from typing import Any
 
+from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
-from hushfleet.aggregator.fleet.toml_text import to_toml
 from hushfleet.aggregator.storage.identity_file import load_or_create
 
 STATE_DIR = "/var/lib/hushfleet"

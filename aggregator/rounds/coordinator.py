@@ -70,7 +70,6 @@ class Coordinator:
     :param roster: of secure sums, signed by the operator; None, or no file: all accepted devices.
     :param charges: of a fleet, what each board may have spent; None: nobody asks.
     :param events: the run's event log; None writes none.
-    :param kind: how the run is called in the log: `field` or `live`.
     :param clock: monotonic seconds, the same that the engine has.
     """
 
@@ -86,14 +85,13 @@ class Coordinator:
         federation: str = "default",
         charges: ChargeBook | None = None,
         events: EventLog | None = None,
-        kind: str = "field",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.store = engine.store
         self.epoch, self.enrolment = epoch, enrolment
         self.present: dict[str, str] = {}
-        self._log, self._clock = RunLog(events, engine, kind=kind), clock
+        self._log, self._clock = RunLog(events, engine), clock
         self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
         self._other_versions: set[str] = set()
         self._refusals = RefusalCounter(self.store, now=clock())
