@@ -25,8 +25,9 @@ class GradientFunction(Protocol):
     `teacher` and `distill` are given where the task's objective distils: logits float32 `[B, C]`, and the weight of
     the distillation for each sample, float32 `[B]`.
 
-    Two things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
-    gradient of other entries at zero. `clipped_sum` sums clipped gradients; see `hushfleet.models.native`.
+    Three things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
+    gradient of other entries at zero. `clipped_sum` sums clipped gradients, `squared_sum` squared ones; see
+    `hushfleet.models.native`.
     """
 
     def __call__(

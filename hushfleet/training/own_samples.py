@@ -13,6 +13,7 @@ from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate
 from hushfleet.training.batch import GradientFunction
 
 _LOGITS_BATCH = 256
+_SQUARES_BATCH = 32
 
 
 class Teacher(NamedTuple):
@@ -46,12 +47,17 @@ class LoadedSamples:
         self._samples, self._gradient, self._logits_of = samples, gradient, logits_of
 
     def squared_gradient(self, params: Array) -> Array:
-        """Squares of single gradients, one after the other: memory does not grow with the data."""
+        """Memory does not grow with the data."""
+        at_once = getattr(self._gradient, "squared_sum", None)  # of a runtime that never writes single gradients out
+        step = 1 if at_once is None else _SQUARES_BATCH
         total, one = np.zeros_like(params), np.empty_like(params)
-        for index in range(len(self._samples)):
-            sample = self._samples.take(slice(index, index + 1))
-            self._gradient(params, sample.x, sample.y, out=one)
-            one *= one
+        for start in range(0, len(self._samples), step):
+            batch = self._samples.take(slice(start, start + step))
+            if at_once is None:
+                self._gradient(params, batch.x, batch.y, out=one)
+                one *= one
+            else:
+                one = at_once(params, batch.x, batch.y)
             total += one
         total /= len(self._samples)
         return total

@@ -125,24 +125,39 @@ class NativeGradient:
             out[...] = 0
             return np.zeros(0), np.zeros(0)
         inputs = self._check_batch(params, x, y, dropout)
-        distilled = self._distilled(len(x), teacher, distill)
-        if distilled is None:
-            distilled = np.zeros((len(x), self.model.classes), np.float32), np.zeros(len(x), np.float32)
+        distilled = self._distilled(len(x), teacher, distill) or self._no_teacher(len(x))
         norms = np.empty(len(x))
-        with self._clipping.scratch(len(x)) as (library, scratch):
+        with self._singles.scratch(len(x)) as (library, scratch):
             losses, slopes = self._losses(library, scratch, inputs, y, *distilled)
             slopes = slopes.astype(np.float32)
             arrays = *inputs, _pointer(slopes), *layers
             if callable(clip_norm):
-                library.clipped_of_slopes(*arrays, ctypes.c_double(), _pointer(norms), None, scratch)
+                library.singles_of_slopes(*arrays, ctypes.c_double(), _pointer(norms), None, scratch)
                 clip_norm = float(clip_norm(norms))
-            library.clipped_of_slopes(*arrays, ctypes.c_double(clip_norm), _pointer(norms), _pointer(out), scratch)
+            library.singles_of_slopes(*arrays, ctypes.c_double(clip_norm), _pointer(norms), _pointer(out), scratch)
         self._zero_others(out, layers)
         return losses, norms
 
+    def squared_sum(self, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The sum over the samples of each one's squared gradient, without dropout and teacher: float32 `[d]`.
+
+        As with `clipped_sum`, no linear layer's gradient of one sample is written out.
+
+        :raises ValueError: as a call does.
+        """
+        inputs, out = self._check_batch(params, x, y, ()), np.empty(self.layout.size, np.float32)
+        with self._singles.scratch(len(x)) as (library, scratch):
+            _, slopes = self._losses(library, scratch, inputs, y, *self._no_teacher(len(x)))
+            arrays = *inputs, _pointer(slopes.astype(np.float32)), 0, len(self.layout.layers)
+            library.singles_of_slopes(*arrays, ctypes.c_double(), None, _pointer(out), scratch)
+        return out
+
     @cached_property
-    def _clipping(self) -> _Program:
-        return _Program(write_program(self.model, self._target, clipping=True), self._cache_dir)
+    def _singles(self) -> _Program:
+        return _Program(write_program(self.model, self._target, singles=True), self._cache_dir)
+
+    def _no_teacher(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((batch, self.model.classes), np.float32), np.zeros(batch, np.float32)
 
     def _losses(
         self,

@@ -18,19 +18,19 @@ from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target, stages_of
 
-KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "clipping.h")
+KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "singles.h")
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
-def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, clipping: bool = False) -> str:
+def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, singles: bool = False) -> str:
     """C source text of `gradient` and `logits`, and of a gradient's second half if the objective distils.
 
-    :param clipping: instead, of sums of clipped gradients, under any objective.
+    :param singles: instead, of sums of each sample's clipped or squared gradient, under any objective.
     :raises BadInput: the kernels do not know a layer.
     """
     folder = resources.files("hushfleet.models.native") / "kernels"
-    kernels = [(folder / name).read_text("utf-8") for name in KERNELS[: None if clipping else -1]]
-    writer = _ClippingWriter if clipping else _Writer
+    kernels = [(folder / name).read_text("utf-8") for name in KERNELS[: None if singles else -1]]
+    writer = _SinglesWriter if singles else _Writer
     return "\n".join([*kernels, *writer(model, stages_of(model), target, objective).parts()])
 
 
@@ -270,14 +270,15 @@ class _Writer:
         return f"params + {self._start(stage, 'bias')}"
 
 
-class _ClippingWriter(_Writer):
-    """Sums of clipped gradients: a sample's convolutions are written out, its linear layers never (see clipping.h)."""
+class _SinglesWriter(_Writer):
+    """Sums of each sample's clipped or squared gradient: its convolutions are written out, its linear layers never (see
+    singles.h)."""
 
     def parts(self) -> Iterator[str]:
         yield from self._head()
         more = ", int from, int until, double clip_norm, double *norms, float *out"
-        yield _function("clipped_backward", more, self._clipped_backward())
-        yield from self._entries(_SCRATCH, _LOGITS, _CLIPPED_SLOPES)
+        yield _function("single_backward", more, self._single_backward())
+        yield from self._entries(_SCRATCH, _LOGITS, _SINGLE_SLOPES)
 
     def _shared(self) -> Iterator[str]:
         yield from super()._shared()
@@ -286,15 +287,16 @@ class _ClippingWriter(_Writer):
             yield f"float sum_bias{stage.number}[{stage.outputs}]"
             yield f"float grad_bias{stage.number}[{stage.outputs}]"
 
-    def _clipped_backward(self) -> Iterator[str]:
-        """Without `out` only norms, which leave all that a second call takes for the sum."""
+    def _single_backward(self) -> Iterator[str]:
+        """Without `norms` squares are summed; without `out` only norms are computed, which leave all that a second call
+        takes for the sum."""
         convs = self.stages.convs
         for linear in reversed(self.stages.linears):
             number = self._number(linear)
             yield from _where(f"from <= {number}", self._linear_relu_gradient(linear))
             yield from _where(f"from < {number}", [self._linear_input_gradient(linear)])
         yield from _where(f"from < {len(convs)}", self._sums_begin())
-        yield from self._each_sample(self._clipped_sample())
+        yield from self._each_sample(self._single_sample())
         yield "if (!out)"
         yield "    return;"
         for linear in self.stages.linears:
@@ -314,10 +316,11 @@ class _ClippingWriter(_Writer):
             yield f"unpack_{order}({stage.name}, shared->sum_weight{n}, out + {self._start(stage, 'weight')});"
             yield f"memcpy(out + {self._start(stage, 'bias')}, shared->sum_bias{n}, sizeof shared->sum_bias{n});"
 
-    def _clipped_sample(self) -> Iterator[str]:
+    def _single_sample(self) -> Iterator[str]:
         convs, linears = self.stages.convs, self.stages.linears
         fields = [(kind, stage) for stage in convs for kind in ("weight", "bias")]
         yield from _where(f"from < {len(convs)}", self._single_gradient())
+        yield from _where("!norms", self._squared_sample(fields))
         yield "double squares = 0;"
         for linear in linears:
             squares = f"linear_squares({linear.name}, sample->{_grad(linear)}, sample->{self._input(linear)})"
@@ -334,6 +337,15 @@ class _ClippingWriter(_Writer):
         for kind, stage in fields:
             one, total = f"shared->grad_{kind}{stage.number}", f"shared->sum_{kind}{stage.number}"
             yield from _where(self._wanted(stage), [f"add_scaled({_count(kind, stage)}, factor, {one}, {total});"])
+
+    def _squared_sample(self, fields: list[tuple[str, ConvStage]]) -> Iterator[str]:
+        for linear in self.stages.linears:
+            yield f"square({linear.outputs}, sample->{_grad(linear)});"
+            yield f"square({linear.inputs}, sample->{self._input(linear)});"
+        for kind, stage in fields:
+            one, total = f"shared->grad_{kind}{stage.number}", f"shared->sum_{kind}{stage.number}"
+            yield from _where(self._wanted(stage), [f"add_squares({_count(kind, stage)}, {one}, {total});"])
+        yield "continue;"
 
     def _single_gradient(self) -> Iterator[str]:
         """Of one sample by the convolutions' weights and biases."""
@@ -414,16 +426,17 @@ void gradient_of_slopes(const float *params, const float *images, int batch, con
 }}
 """
 
-_CLIPPED_SLOPES = """
+_SINGLE_SLOPES = """
 /* The sum of the samples' gradients, each scaled down to the norm `clip_norm` if it is longer; `norms` before that.
- * Without `out` only those, and the scratch memory stays ready for another call. */
-void clipped_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
+ * Without `out` only those, and the scratch memory stays ready for another call. Without `norms` the sum of the
+ * squares of the samples' gradients, entry by entry. */
+void singles_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
                        const float *slopes, int from, int until, double clip_norm, double *norms, float *out,
                        void *scratch)
 {{
     SPLIT_SCRATCH
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
-    clipped_backward(params, images, batch, masks, samples, shared, from, until, clip_norm, norms, out);
+    single_backward(params, images, batch, masks, samples, shared, from, until, clip_norm, norms, out);
 }}
 """

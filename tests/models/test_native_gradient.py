@@ -411,6 +411,20 @@ def test_clipped_sums_are_those_of_single_samples(name, native_of):
                 assert np.linalg.norm(out.astype(np.float64)) <= size * clip_norm * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("name", ["digits-cnn", "odd-sizes", "inner-winograd"])
+def test_squared_sums_are_those_of_single_samples(name, native_of):
+    run, model = native_of(name), model_of(name)
+    params = model.init(1)
+    for size in (1, 5, 8, 3):
+        x, y, _ = checks.random_batch(model, size, np.random.default_rng(size))
+        singles = [run(params, x[i : i + 1], y[i : i + 1])[1].astype(np.float64) for i in range(size)]
+        squares = run.squared_sum(params, x, y)
+        assert squares.dtype == np.float32
+        for tensor, place in model.layout.slices.items():
+            expected = sum(single[place] ** 2 for single in singles)
+            assert checks.relative_error(squares[place], expected) < TOLERANCE, (tensor, size)
+
+
 def test_clipped_sums_with_a_teacher(native_of):
     native_of("digits-cnn")
     model = get_model("digits-cnn")

@@ -1,8 +1,9 @@
-/* What clipping each sample's gradient takes, where only the convolutions' gradients are ever written out.
+/* What sums of each sample's clipped or squared gradient take, where only the convolutions' gradients are ever written
+ * out.
  *
  * A linear layer's gradient is the outer product of its outputs' gradients and its inputs, so its norm is the product
  * of theirs (Goodfellow, Efficient Per-Example Gradient Computations, 2015), and once a sample's factor is known, the
- * outputs' gradients are scaled and the batch is summed as ever.
+ * outputs' gradients are scaled and the batch is summed as ever. Its squares are the outer product of both squared.
  */
 
 KERNEL double sum_squares(int count, const float *values)
@@ -36,4 +37,16 @@ KERNEL void add_scaled(int count, float factor, const float *values, float *sums
 {
     for (int k = 0; k < count; k++)
         sums[k] += factor * values[k];
+}
+
+KERNEL void square(int count, float *values)
+{
+    for (int k = 0; k < count; k++)
+        values[k] *= values[k];
+}
+
+KERNEL void add_squares(int count, const float *values, float *sums)
+{
+    for (int k = 0; k < count; k++)
+        sums[k] += values[k] * values[k];
 }
