@@ -20,7 +20,6 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="The device's id.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `devices` with its own sub-commands to the application."""
     devices = typer.Typer(
         no_args_is_help=True,
         help="""List, add, forget and block the devices that an aggregator accepts. It may run meanwhile.

@@ -55,8 +55,8 @@ def create_fleet(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     text = _task_text(task, classes)
-    parts = {"enrolment": enrolment or EnrolmentPart(), "page": page or PagePart()}
-    config = FleetConfig(federation, broker, device=_device_defaults(text), **parts)
+    defaults = _device_defaults(text)
+    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
