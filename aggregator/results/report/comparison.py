@@ -141,10 +141,13 @@ def _plain(each: Comparison) -> dict[str, Any]:
     }
 
 
-def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path) -> None:
+def write_comparison(
+    title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path, *, seen: Path | None = None
+) -> None:
     """The page, whole or not at all.
 
     :param reports: of each run, where its own report is.
+    :param seen: the picture of `hushfleet invert`, where there is one.
 
     Raises `StoreError`.
     """
@@ -160,6 +163,8 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
         shown = [section.parts[0] for chart in charts if (section := page.present(chart)) is not None]
         prose = page.Prose([*further_answers(result, headline), f"All of it: {reports[name]}"])
         parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*shown, prose]))
+    if png := sections.read_picture(seen):
+        parts.insert(1, sections.seen(png))
     write_whole(path, page.page(title, parts, answer=answers))
 
 
