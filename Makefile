@@ -78,10 +78,11 @@ links:
 docs: $(STAMP) links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Of most packages a small part is imported, which Python then compiles by itself.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[docs,test]'
 	touch $@
 
 clean:

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace as _compatible_namespace
-from array_api_compat import device, is_numpy_array
+from array_api_compat import device, is_numpy_array, to_device
 
 Array: TypeAlias = Any
 """A `numpy.ndarray` or a `torch.Tensor`: the two have no common type that a checker knows."""
 
-__all__ = ["Array", "array_namespace", "device", "is_numpy_array"]
+__all__ = ["Array", "array_namespace", "device", "is_numpy_array", "to_device"]
 
 
 def array_namespace(*arrays: Any) -> Any:

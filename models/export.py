@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
-import onnxruntime
-import torch
-from onnx import numpy_helper
 
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs import session
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.models import checks, losses, model, torch_gradient
-from hushfleet.models.checks import check_against_torch
 from hushfleet.models.model import Model
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
+
+if TYPE_CHECKING:
+    import onnx
+
+_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+_CODE = ("tracing", "decompositions", "checks", "losses", "model", "torch_gradient")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
     if gradient is not None and inference is not None:
         return Graphs(gradient, inference)
     with doing(f"exporting and checking the graphs of {model.name}, once", total=3) as work:
-        from hushfleet.models import tracing  # takes seconds to import, and is needed once for each network
+        from hushfleet.models import checks, tracing  # take seconds to import, and are needed once for each network
 
         try:
             gradient = tracing.export_gradient(model, objective)
@@ -67,7 +68,7 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
                 f"{type(cause).__name__}: {reason}"
             ) from error
         graphs = Graphs(gradient, inference)
-        check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
+        checks.check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
     with contextlib.suppress(OSError):  # where nothing can be written, exports take longer
         for name, path in paths.items():
             write_cached(path, getattr(graphs, name))
@@ -80,9 +81,9 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
     The network's description, the source of the code that exports, and the versions of what it uses.
     """
     code: Any = inspect.getmodule(network.function)
-    parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
-    parts += [Path(__file__).with_name(name).read_text("utf-8") for name in ("tracing.py", "decompositions.py")]
-    parts += map(inspect.getsource, (checks, losses, model, torch_gradient, session, code))
+    parts = [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
+    parts += [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in _CODE]
+    parts += map(inspect.getsource, (session, code))
     parts += [network.layout.digest, repr(objective)]
     parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
     parts.append(repr(getattr(network.function, "layers", None)))  # a function's text is in its module
@@ -94,6 +95,9 @@ def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, fea
 
     :param features: the graph that makes what the network takes of images, if one does.
     """
+    import onnx
+    from onnx import numpy_helper
+
     proto = onnx.load_from_string(inference_graph)
     tensors = layout.unflatten(np.ascontiguousarray(params, np.float32))
     kept = [value for value in proto.graph.input if not value.name.startswith("param.")]
@@ -112,6 +116,9 @@ def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, fea
 
 def _behind(features: onnx.ModelProto, network: onnx.ModelProto) -> onnx.ModelProto:
     """One graph of both; features are to the network images of one pixel."""
+    import onnx
+    from onnx import numpy_helper
+
     if features.opset_import[0].version != network.opset_import[0].version:
         features = onnx.version_converter.convert_version(features, network.opset_import[0].version)
     shape = [-1, *(size.dim_value for size in network.graph.input[0].type.tensor_type.shape.dim[1:])]

@@ -1,7 +1,7 @@
 """Networks described as a sequence of layers, from which every runtime makes its own.
 
 PyTorch runs a `Layered` network as it stands; `hushfleet.models.native` writes a C program from the same layers.
-Parameters are named by counting: conv1, conv2, ..., fc1, fc2, ...
+Parameters are named by counting: conv1, conv2, ..., fc1, fc2, ... PyTorch is imported when it runs one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import layout_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -114,6 +115,8 @@ class Layered:
         )
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+        from torch.nn import functional as F
+
         masks = iter(dropout)
         for place in self.places:
             match place.layer:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def linear(classes: int = 10, input_shape: tuple[int, int, int] = (784, 1, 1)) -> Model:
@@ -28,4 +29,6 @@ def linear(classes: int = 10, input_shape: tuple[int, int, int] = (784, 1, 1)) -
 
 
 def _logits(tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
+    from torch.nn import functional as F
+
     return F.linear(x.flatten(1), tensors["head.weight"], tensors["prior"])

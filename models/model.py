@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.model.params import ParamLayout
 
-Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Forward = Callable[[Mapping[str, "Tensor"], "Tensor", Sequence["Tensor"]], "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,7 @@ class Model:
     hidden: Forward | None = None
     start: Callable[[int], np.ndarray] | None = None
 
-    def forward(
-        self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, dropout: Sequence[torch.Tensor] = ()
-    ) -> torch.Tensor:
+    def forward(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor] = ()) -> Tensor:
         """Logits `[B, classes]` of images `x [B, C, H, W]` under `tensors` (see `layout.unflatten`).
 
         An empty `dropout` is inference; otherwise one mask `[B, *shape]` for each of `self.dropout`.

@@ -23,22 +23,20 @@ from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
+from hushfleet.models.cuda import sees_cuda
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Link, Will
 
 
 def torch_device(name: str) -> str:
     """`auto` resolved. Raises `BadInput` where cuda is asked for and not there."""
-    import torch
-
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+        return "cuda" if sees_cuda() else "cpu"
+    if name == "cuda" and not sees_cuda():
         raise BadInput("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
     return name
 
@@ -170,6 +168,8 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 def write_results(store: AggregatorStore, prepared: PreparedTask, console: Console) -> None:
     result = record(store, prepared, engine="field", seed=None)
     result.save(store.folder / "result.json")
+    from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
+
     write_report(result, store.folder / "report.html")
     console.print(summary_table(result))
     console.print(f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}", highlight=False)

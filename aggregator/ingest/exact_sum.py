@@ -8,10 +8,13 @@ second vector first; both ways give the same correctly rounded mean.
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import numpy as np
-import torch
 
 from hushfleet.aggregator.ingest.decoding import MAX_MAGNITUDE
+from hushfleet.array_api import Array, array_namespace
 from hushfleet.blocks import blocks
 from hushfleet.errors import Malformed
 
@@ -32,20 +35,22 @@ class ExactSum:
     """Sums `[d]` of the values that devices sent, and of the weights of those who sent each of them.
 
     :param size: d, the length of the flat vector.
-    :param device: the torch device that holds the sums: 16 bytes a parameter, and 8 more once many large updates came.
+    :param device: "cpu" for NumPy's arrays, or the PyTorch device that holds the sums: 16 bytes a parameter, and 8 more
+        once many large updates came.
     """
 
-    def __init__(self, size: int, *, device: str | torch.device = "cpu") -> None:
+    def __init__(self, size: int, *, device: str = "cpu") -> None:
         self.size = size
-        self.device = torch.device(device)
         self.updates = 0
-        self._is_host = self.device.type == "cpu"
-        self._low = torch.zeros(size, dtype=torch.int64, device=self.device)
-        self._high: torch.Tensor | None = None
+        # PyTorch takes seconds to import, which an aggregator without an accelerator starts without.
+        self._torch: Any = None if device == "cpu" else importlib.import_module("torch")
+        xp, self._device = self._torch or np, device
+        self._low: Array = xp.zeros(size, dtype=xp.int64, device=device)
+        self._high: Array | None = None
         self._bound = 0
         # The weights of updates of all entries are added in one number, the others entry by entry.
         self._full_weight = 0.0
-        self._weights = torch.zeros(size, dtype=torch.float64, device=self.device)
+        self._weights: Array = xp.zeros(size, dtype=xp.float64, device=device)
 
     def add(
         self,
@@ -76,34 +81,37 @@ class ExactSum:
         if not 0 < weight <= MAX_WEIGHT:
             raise Malformed(f"an update's weight is {weight!r}: it must be above 2^-21 and at most {MAX_WEIGHT:g}")
         self._reserve(int(largest * weight * _SCALE) + 1)
-        if self._is_host:
-            _add_scaled(self._low.numpy(), values, weight * _SCALE, is_small=largest * weight * _SCALE < SMALL)
+        torch = self._torch
+        if torch is None:
+            _add_scaled(self._low, values, weight * _SCALE, is_small=largest * weight * _SCALE < SMALL)
         else:
-            scaled = torch.tensor(values, dtype=torch.float64, device=self.device).mul_(weight * _SCALE)
+            scaled = torch.tensor(values, dtype=torch.float64, device=self._device).mul_(weight * _SCALE)
             self._low += scaled.round_().to(torch.int64)
         if shared is None:
             self._full_weight += weight
         else:
-            self._weights += torch.from_numpy(weight * shared).to(self.device)
+            sent = weight * shared
+            self._weights += sent if torch is None else torch.from_numpy(sent).to(self._device)
         self.updates += 1
 
     @property
-    def weights(self) -> torch.Tensor:
+    def weights(self) -> Array:
         """The sums of the senders' weights, float64 `[d]`: how many they are, as long as each weighs 1."""
         return self._weights + self._full_weight
 
     @property
-    def sums(self) -> torch.Tensor:
+    def sums(self) -> Array:
         """The sums, float64 `[d]`, each correctly rounded from the exact integer."""
+        xp = array_namespace(self._low)
         if self._high is None:
-            return self._low.to(torch.float64) / _SCALE
+            return xp.astype(self._low, xp.float64) / _SCALE
         high, low = _carried(self._high, self._low)
-        return (high.to(torch.float64) * 2.0**_LOW_BITS + low.to(torch.float64)) / _SCALE
+        return (xp.astype(high, xp.float64) * 2.0**_LOW_BITS + xp.astype(low, xp.float64)) / _SCALE
 
     def _reserve(self, addend: int) -> None:
         """Makes sure that adding `addend` in absolute value cannot leave int64."""
         if self._bound + addend > _HEAD_ROOM:
-            high = torch.zeros_like(self._low) if self._high is None else self._high
+            high = self._low * 0 if self._high is None else self._high
             self._high, self._low = _carried(high, self._low)
             self._bound = 1 << _LOW_BITS
         self._bound += addend
@@ -126,7 +134,7 @@ def _add_scaled(sums: np.ndarray, values: np.ndarray, scale: float, *, is_small:
             sums[part] += np.rint(scaled, out=scaled).astype(np.int64)
 
 
-def _carried(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _carried(high: Array, low: Array) -> tuple[Array, Array]:
     """The same numbers `high * 2^32 + low` in their one form with `0 <= low < 2^32`."""
     carry = low >> _LOW_BITS  # arithmetic: rounds towards minus infinity
     return high + carry, low - (carry << _LOW_BITS)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
@@ -49,13 +48,13 @@ def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
 
 def robust_sums(
     rules: RoundSection, updates: Callable[[], Iterator[Sent]], *, devices: int, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Sums of the values that are not left out, correctly rounded, and how many these are; both float64 `[d]`.
 
     :param updates: gives the round's updates, anew each time.
     :param devices: how many there are.
     """
-    sums, counts = torch.zeros(2, size, dtype=torch.float64)
+    sums, counts = np.zeros((2, size))
     width = _block_entries(devices)
     for start in range(0, size, width):
         stop = min(start + width, size)
@@ -73,7 +72,7 @@ def _block_entries(devices: int) -> int:
     return max(1, BLOCK_BYTES // (4 * devices))
 
 
-def _sums(rules: RoundSection, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def _sums(rules: RoundSection, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """:param values: float32 `[devices, entries]`, inf where nothing was sent."""
     ordered = np.sort(np.ascontiguousarray(values.T), axis=1).T
     senders = np.count_nonzero(ordered != np.inf, axis=0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +29,11 @@ from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.model.targets import Targets
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.models.features import FeatureExtractor, get_features, hidden_features
-from hushfleet.models.features.hidden import read_weights
 from hushfleet.models.model import Model
 from hushfleet.progress import doing
+
+if TYPE_CHECKING:
+    from hushfleet.models.features import FeatureExtractor
 
 FOLDER_MEAN = 0.5
 FOLDER_STD = 0.25
@@ -151,11 +153,14 @@ def prepare(
 def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | None:
     """What makes features of images, or None where the model is given images. Raises `BadInput`."""
     section = task.model
+    if section.features is None and section.share == "all":
+        return None
+    from hushfleet.models.features import get_features, hidden_features  # with PyTorch
+    from hushfleet.models.features.hidden import read_weights
+
     if section.features is not None:
         with doing(f"making the graph of the features {section.features}"):
             return get_features(section.features, shape)
-    if section.share == "all":
-        return None
     network = get_model(section.name)
     _check_shape(task, network.input_shape, shape)
     given = section.weights

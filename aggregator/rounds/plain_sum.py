@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import numpy as np
-import torch
 
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.ingest.checks import UpdateChecks
@@ -31,7 +30,7 @@ class PlainSum:
 
     :param server: makes the new global vector of them.
     :param rules: of the task: what the aggregate is.
-    :param device: the torch device that holds the sums of a mean.
+    :param device: that holds the sums of a mean, see `ExactSum`.
     """
 
     def __init__(
@@ -42,11 +41,10 @@ class PlainSum:
         checks: UpdateChecks,
         store: AggregatorStore,
         rules: RoundSection,
-        device: torch.device,
+        device: str,
     ) -> None:
         self._plan, self._server, self._checks, self._store, self._rules = plan, server, checks, store, rules
         self._layout = checks.layout
-        self._device = device
         self._sums = ExactSum(self._layout.size, device=device) if rules.aggregation == "mean" else None
         self._reports: dict[str, tuple[float, ...]] = {}
         self._noise: dict[str, Noise] = {}
@@ -103,8 +101,7 @@ class PlainSum:
             return self._server.aggregated(self._sums.sums, self._sums.weights)
         updates, size = len(self._noise), self._layout.size
         found = robust_sums(self._rules, lambda: (sent for _, sent in self._stored()), devices=updates, size=size)
-        sums, weights = (each.to(self._device) for each in found)
-        return self._server.aggregated(sums, weights)
+        return self._server.aggregated(*found)
 
     def _add(self, sent: Sent, header: UpdateHeader, *, largest: float | None = None) -> None:
         """:param largest: the largest magnitude among the values, where it is known."""

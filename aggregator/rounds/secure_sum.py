@@ -13,7 +13,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from hushfleet.aggregator.ingest.checks import UpdateChecks
 from hushfleet.aggregator.ingest.decoding import Refusal
@@ -185,11 +184,10 @@ class SecureSum:
         return [self._noise_std / self.count] * len(self._counts)
 
     def aggregated(self) -> np.ndarray:
-        sums, weights = torch.zeros(2, self._checks.layout.size, dtype=torch.float64)
+        sums, weights = np.zeros((2, self._checks.layout.size))
         if self._total is not None:
-            shared = torch.from_numpy(self._shared)
-            sums[shared] = torch.from_numpy(self._total)
-            weights[shared] = float(self.count)
+            sums[self._shared] = self._total
+            weights[self._shared] = self.count
         return self._server.aggregated(sums, weights)
 
     @property

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
+from hushfleet import array_api
+from hushfleet.array_api import Array
 from hushfleet.errors import HushfleetError, StoreError
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.server import ServerArrays
@@ -26,15 +27,20 @@ class ServerHalf:
     before: np.ndarray
     state: ServerArrays
 
+    def controls(self, round: int) -> dict[str, float]:
+        """What the plan of this round tells devices."""
+        return self.method.server.controls(self.state, round)
+
     def weight(self, sent: np.ndarray) -> float:
         """Of an update `[d]` in the mean."""
         return self.method.server.weight(self.before, sent, self.method.layout)
 
-    def aggregated(self, sums: torch.Tensor, weights: torch.Tensor) -> np.ndarray:
+    def aggregated(self, sums: Array, weights: Array) -> np.ndarray:
         """In float64, as float32 `[d]`, of the weighted sum of values and the sum of weights, float64 `[d]`."""
-        before = torch.from_numpy(self.before.astype(np.float64)).to(sums.device)
-        after = self.method.server.aggregate(self.state, before, sums, weights)
-        params: np.ndarray = after.to(torch.float32).cpu().numpy()
+        xp = array_api.array_namespace(sums)
+        before = xp.asarray(self.before.astype(np.float64), device=array_api.device(sums))
+        after = xp.astype(self.method.server.aggregate(self.state, before, sums, weights), xp.float32)
+        params = np.asarray(array_api.to_device(after, "cpu"))
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
         return params

@@ -26,9 +26,9 @@ TASK = "digits-test"
 
 
 @pytest.fixture(scope="session")
-def linear(package: Package, tmp_path_factory: pytest.TempPathFactory) -> Package:
+def linear(package: Package) -> Package:
     model = get_model("linear", input_shape=(1, 8, 8))
-    graphs = export_graphs(model, cache_dir=tmp_path_factory.mktemp("linear"))
+    graphs = export_graphs(model)
     spec = replace(
         package.spec.model,
         name="linear",

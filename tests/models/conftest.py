@@ -1,4 +1,4 @@
-"""Every network is exported once a session, and every program compiled once, into empty caches."""
+"""Networks come from the cache of exports; every program is compiled once a session, into an empty cache."""
 
 from __future__ import annotations
 
@@ -55,11 +55,5 @@ def need_compiler(why_not_compiled) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="session")
-def graphs_of(tmp_path_factory) -> Callable[[str], Graphs]:
-    folder = tmp_path_factory.mktemp("graphs")
-
-    @cache
-    def graphs(name: str) -> Graphs:
-        return export_graphs(get_model(name), cache_dir=folder)
-
-    return graphs
+def graphs_of() -> Callable[[str], Graphs]:
+    return cache(lambda name: export_graphs(get_model(name)))

@@ -50,8 +50,9 @@ def updates(events: str) -> Callable[[int], bool]:
     return lambda pid: any('"update"' in path.read_text() for path in Path().glob(events))
 
 
-def has_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+def imports(pid: int) -> bool:
+    """Whether it has begun to."""
+    return "onnxruntime" in Path(f"/proc/{pid}/maps").read_text()
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ CASES = {
     "in rounds": Case(SIMULATE, updates("run/aggregator/events.jsonl"), "run/report.html"),
     "in a sweep": Case(f"{SIMULATE} --sweep 0,1", updates("run/sweep/*/*/events.jsonl"), "run/report.html"),
     "in a demo": Case("demo paper --short --out run", updates("run/*/*/events.jsonl"), "run/paper/report.html"),
-    "before a run": Case(SIMULATE, has_torch, None),
-    "in an audit": Case("audit task.toml --trials 1000000", has_torch, None),
-    "in a forecast": Case("forecast task.toml", has_torch, None),
+    "before a run": Case(SIMULATE, imports, None),
+    "in an audit": Case("audit task.toml --trials 1000000", imports, None),
+    "in a forecast": Case("forecast task.toml", imports, None),
 }  # fmt: skip
 
 

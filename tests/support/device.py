@@ -29,9 +29,9 @@ from support.local_link import Chaos, LocalHub
 
 
 @pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+def package() -> Package:
     model = get_model("digits-cnn")
-    graphs = export_graphs(model, cache_dir=tmp_path_factory.mktemp("graphs"))
+    graphs = export_graphs(model)
     spec = TaskSpec(
         task="digits-test",
         rounds=5,

@@ -194,10 +194,10 @@ class Fleet:
     """A store, an engine on it, and enrolled devices."""
 
     def __init__(
-        self, folder: Path, *, devices: int = 3, durable: bool = False, torch_device: str = "cpu", **settings: Any
+        self, folder: Path, *, devices: int = 3, durable: bool = False, sums_on: str = "cpu", **settings: Any
     ) -> None:
         self.folder = folder
-        self.torch_device = torch_device
+        self.sums_on = sums_on
         self.durable = durable
         self.prepared = prepared_task(devices=devices, **settings)
         self.devices = Devices(self.prepared, devices)
@@ -212,7 +212,7 @@ class Fleet:
 
     def _engine(self) -> RoundEngine:
         clocks = {"clock": lambda: self.now, "monotonic": lambda: self.now}
-        return RoundEngine(self.store, self.prepared, device=self.torch_device, **clocks)
+        return RoundEngine(self.store, self.prepared, device=self.sums_on, **clocks)
 
     def restart(self) -> RoundEngine:
         """As after a crash: a new store object and a new engine on the same folder."""

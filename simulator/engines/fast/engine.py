@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.observe.round_events import open_fields, run_fields, update_fields
 from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -19,13 +17,13 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.model.evaluation import evaluate
+from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.engines.vmap.jobs import train_at_once
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -82,7 +80,7 @@ def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
 
     ONNX Runtime takes two to three times as long as compiled kernels, and longer than a large network's round on CUDA.
     """
-    prepared, own = simulation.prepared, runtime == NATIVE or (runtime == VMAP and torch.cuda.is_available())
+    prepared, own = simulation.prepared, runtime == NATIVE or (runtime == VMAP and sees_cuda())
     if prepared.evaluate_global is None or not own:
         return prepared
     run = loaded_run(simulation.folder.path.absolute(), runtime)
@@ -171,5 +169,7 @@ def train_cohort(
         if device.name in wanted
     ]
     if runtime == VMAP:
+        from hushfleet.simulator.engines.vmap.jobs import train_at_once  # with PyTorch
+
         return train_at_once(jobs, workers)
     return workers.map(train, jobs)

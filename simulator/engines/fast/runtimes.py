@@ -15,6 +15,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model, is_offered, is_own, native
+from hushfleet.models.cuda import sees_cuda
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
@@ -57,9 +58,7 @@ def choose_runtime(simulation: Simulation) -> str:
     runtime = ON_DEVICES
     objective = spec.model.targets.objective(CROSS_ENTROPY)
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
-        import torch
-
-        runtime = VMAP if torch.cuda.is_available() else quickest(spec.model.name, objective)
+        runtime = VMAP if sees_cuda() else quickest(spec.model.name, objective)
     path.write_text(runtime)
     return runtime
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,19 @@ import typer.main
 
 from hushfleet.aggregator.commands.main import build_app, load_command
 
-IMPORTED = """
-import sys
+END = "\f"
+IMPORTED = f"""
+END = {END!r}
+import contextlib, json, sys
 from hushfleet.aggregator.commands.main import main
-sys.argv = ["hushfleet", *sys.argv[1:]]
+*others, last = json.loads(sys.argv[1])
 try:
+    for words in others:
+        sys.argv = ["hushfleet", *words]
+        with contextlib.suppress(SystemExit):
+            main()
+        print(END)
+    sys.argv = ["hushfleet", *last]
     main()
 finally:
     heavy = ("numpy", "torch", "onnxruntime", "cryptography", "jinja2", "msgspec", "paho", "plotly", "sqlite3")
@@ -26,10 +35,10 @@ NAMES = sorted(typer.main.get_command(build_app()).commands)
 GROUPS = {name: sorted(getattr(load_command(name), "commands", ())) for name in NAMES}
 
 
-def typed(*words: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """The command in a process of its own, and what it imported."""
+def typed(*commands: list[str], **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The commands in a process of their own, and what they imported."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *words],
+        [sys.executable, "-c", IMPORTED, json.dumps(commands)],
         capture_output=True, text=True, check=False, env=os.environ | environment,
     )  # fmt: skip
     return done, done.stdout.splitlines()[-1].split()[1:]
@@ -40,18 +49,18 @@ def typed(*words: str, **environment: str) -> tuple[subprocess.CompletedProcess[
     [(["--help"], 0, "simulate"), (["--version"], 0, "hushfleet"), (["simulat"], 2, "simulate")],
 )
 def test_what_is_not_called_is_not_imported(words: list[str], code: int, said: str) -> None:
-    done, imported = typed(*words)
+    done, imported = typed(words)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert imported == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_command_imports_what_does_the_work_when_it_is_called(name: str) -> None:
+def test_a_command_imports_what_does_the_work_when_it_is_called() -> None:
     """The sub-commands of a group are in its modules, so what they need would be imported for the group's help."""
-    done, imported = typed(name, "--help")
+    done, imported = typed(*([name, "--help"] for name in NAMES))
     assert done.returncode == 0, done.stderr
-    assert all(each in done.stdout for each in GROUPS[name])
+    helps = dict(zip(NAMES, done.stdout.split(END), strict=True))
+    assert all(each in helps[name] for name in NAMES for each in GROUPS[name])
     assert imported == []
 
 
@@ -62,14 +71,14 @@ def test_a_command_imports_what_does_the_work_when_it_is_called(name: str) -> No
 )  # fmt: skip
 def test_the_shell_completes_names_and_options(words: str, at: int, said: set[str]) -> None:
     asked = {"_HUSHFLEET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
-    done, imported = typed(**asked)
+    done, imported = typed([], **asked)
     assert said <= set(done.stdout.split()), done.stderr
     assert imported == []
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise ModuleNotFoundError(\"No module named 'pandas'\", name='pandas')")
-    done, _ = typed("reproduce", "--list", PYTHONPATH=str(tmp_path))
+    done, _ = typed(["reproduce", "--list"], PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "error: this needs the package 'pandas'; install it with" in done.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,42 +13,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from hushfleet import array_api
 from hushfleet.aggregator.ingest.decoding import MAX_MAGNITUDE
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
+from hushfleet.array_api import Array
 from hushfleet.blocks import BLOCK
 from hushfleet.errors import Malformed
-from support.accelerator import TORCH_DEVICES
+from support.accelerator import SUM_DEVICES
 
 WIDTH = 5
 finite = st.floats(min_value=-MAX_MAGNITUDE, max_value=MAX_MAGNITUDE, width=32)
 updates = st.lists(st.tuples(npst.arrays(np.float32, WIDTH, elements=finite), npst.arrays(bool, WIDTH)), max_size=40)
 
 
-class _Accelerator(ExactSum):
-    """The accelerator's half, run by the processor."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self._is_host = False
-
-
-def _on_cuda(size: int) -> ExactSum:
-    return ExactSum(size, device="cuda")
-
-
 MakeSum = Callable[[int], ExactSum]
-MAKE_SUM: dict[str, MakeSum] = {"cpu": ExactSum, "as on an accelerator": _Accelerator, "cuda": _on_cuda}
 
 
-@pytest.fixture(params=(*TORCH_DEVICES, "as on an accelerator"))
+@pytest.fixture(params=SUM_DEVICES)
 def make_sum(request: pytest.FixtureRequest) -> MakeSum:
-    return MAKE_SUM[request.param]
+    return partial(ExactSum, device=request.param)
 
 
 def exact(sums: ExactSum, index: int) -> int:
     """The sum at one entry as the whole number of 2^-40."""
     high = 0 if sums._high is None else int(sums._high[index])
     return (high << 32) + int(sums._low[index])
+
+
+def on_host(array: Array) -> np.ndarray:
+    return np.asarray(array_api.to_device(array, "cpu"))
 
 
 def whole(value: np.float32) -> int:
@@ -151,7 +145,7 @@ def test_long_vectors_are_walked_in_blocks(make_sum: MakeSum) -> None:
     for row in values:
         sums.add(row)
     expected = np.rint(values.astype(np.float64) * 2**40).astype(np.int64).sum(axis=0) / 2**40
-    assert np.array_equal(sums.sums.cpu().numpy(), expected)
+    assert np.array_equal(on_host(sums.sums), expected)
 
 
 weights_of = st.floats(min_value=2**-18, max_value=4.0)
@@ -226,8 +220,8 @@ def test_masks_over_many_blocks(make_sum: MakeSum, density: float, size: int) ->
     sums = make_sum(size)
     sums.add(np.where(shared, values, np.float32(0)), shared)
     expected = np.where(shared, np.rint(values.astype(np.float64) * 2**40), 0)
-    assert np.array_equal(sums.sums.cpu().numpy(), expected / 2**40)
-    assert np.array_equal(sums.weights.cpu().numpy(), shared)
+    assert np.array_equal(on_host(sums.sums), expected / 2**40)
+    assert np.array_equal(on_host(sums.weights), shared)
 
 
 @pytest.mark.parametrize("place", [0, 1, 16, BLOCK, 2 * BLOCK + 2])
@@ -246,4 +240,4 @@ def test_values_may_lie_anywhere_in_the_bytes(make_sum: MakeSum) -> None:
         sums = make_sum(5000)
         sums.add(there)
         sums.add(values)
-        assert np.array_equal(sums.sums.cpu().numpy(), 2 * np.rint(values.astype(np.float64) * 2**40) / 2**40)
+        assert np.array_equal(on_host(sums.sums), 2 * np.rint(values.astype(np.float64) * 2**40) / 2**40)

@@ -18,7 +18,7 @@ from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.state import PublicState
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from support.accelerator import TORCH_DEVICES
+from support.accelerator import SUM_DEVICES
 
 MakeFleet = Callable[..., Any]
 
@@ -70,12 +70,12 @@ def test_the_order_of_arrival_changes_no_bit(make_fleet: MakeFleet, order: list[
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("torch_device", TORCH_DEVICES)
+@pytest.mark.parametrize("sums_on", SUM_DEVICES)
 @pytest.mark.parametrize(
     "settings", [{"method": "fedglp-adp"}, {"method": "dp-fedsim"}, {"method": "dp-fedavg", "aggregation": "median"}]
 )
-def test_where_sums_are_held_changes_no_bit(make_fleet: MakeFleet, settings: dict[str, Any], torch_device: str) -> None:
-    here, there = make_fleet(devices=5, **settings), make_fleet(devices=5, torch_device=torch_device, **settings)
+def test_where_sums_are_held_changes_no_bit(make_fleet: MakeFleet, settings: dict[str, Any], sums_on: str) -> None:
+    here, there = make_fleet(devices=5, **settings), make_fleet(devices=5, sums_on=sums_on, **settings)
     for _ in range(2):
         here.run_round()
         there.run_round()
@@ -411,7 +411,7 @@ def test_a_checkpoint_that_was_tampered_with_is_refused(make_fleet: MakeFleet) -
     fleet.run_round()
     other = fleet.engine.global_params.copy()
     other[0] += 1
-    fleet.engine.checkpoints.write(1, other)
+    fleet.engine.model.checkpoints.write(1, other)
     with pytest.raises(StoreError, match="not the model that the store names"):
         fleet.restart()
 
