@@ -6,8 +6,6 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `client`; all that follows is read by the device's own command."""
-
     @app.command(
         "client",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
+import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from hushfleet.errors import BadInput
@@ -31,6 +34,29 @@ def _xdg(variable: str, fallback: str) -> Path:
 def in_file(name: str) -> bool:
     """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
     return ".py:" in name
+
+
+def from_file(name: str, *, key: str) -> object:
+    """What `path/to/file.py:NAME` names; None where the file has nothing of this name. The file is run.
+
+    :param key: of the task, that has the name. Raises `BadInput` where the file cannot be read, or its code fails.
+    """
+    path, _, attribute = name.rpartition(":")
+    module_name = f"hushfleet_{key.partition('.')[0]}_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up, and so does pickle
+    try:
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise BadInput(f"{key} = {name!r}: cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # of code that is being written
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        raise BadInput(f"{path}, line {line}, cannot be imported: {type(error).__name__}: {error}") from error
+    return getattr(module, attribute, None)
 
 
 def checked_folder(folder: Path, option: str = "--out") -> Path:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +27,7 @@ from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
+from hushfleet.user_files import from_file
 
 Shape = tuple[int, int, int]
 Make = Callable[..., Any]
@@ -53,7 +52,7 @@ def offer(made: nn.Module | Make) -> str:
 def own_model(name: str, *, classes: int, input_shape: Shape) -> Model:
     """Of a file, or as this process has offered it. Raises `BadInput`."""
     if not is_offered(name):
-        return from_file(name, classes=classes, input_shape=input_shape)
+        return _of_file(name, classes=classes, input_shape=input_shape)
     if name not in _GIVEN:
         raise BadInput(
             f"model.name = {name!r} is a network of a Python program; go on from there, with "
@@ -62,25 +61,14 @@ def own_model(name: str, *, classes: int, input_shape: Shape) -> Model:
     return model_of(_GIVEN[name], name=name, classes=classes, input_shape=input_shape)
 
 
-def from_file(name: str, *, classes: int, input_shape: Shape) -> Model:
+def _of_file(name: str, *, classes: int, input_shape: Shape) -> Model:
     """:param name: `path/to/file.py:NAME`, of a module, or a class or function that gives one; it is called with
         `classes` and `input_shape` where it takes them. The file is run.
 
     :raises BadInput: there is none, or `model_of` refuses it.
     """
     path, _, attribute = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(f"hushfleet_model_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(loaded)
-    except OSError as error:
-        raise BadInput(f"model.name = {name!r}: cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # whatever its author's code may raise
-        raise BadInput(f"model.name = {name!r}: running the file fails: {_told(error)}") from error
-    found = getattr(loaded, attribute, None)
+    found: Any = from_file(name, key="model.name")
     if found is None:
         raise BadInput(f"model.name = {name!r}: {path} has no {attribute!r}")
     return model_of(found, name=f"{Path(path).name}:{attribute}", classes=classes, input_shape=input_shape)

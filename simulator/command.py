@@ -36,15 +36,19 @@ def run_and_show(
     data_dir: Path | None = None,
     mix: FleetMix | None = None,
     resume: bool,
+    out: Path | None = None,
 ) -> Result:
-    """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130."""
+    """Runs it and prints the summary, and gives the result; on Ctrl-C says how to go on and exits with 130.
+
+    :param out: what the command's `--out` is, where that is not the run's own folder.
+    """
     with shown(console):
         simulation = open_simulation(task, folder, data_dir=data_dir, mix=mix, resume=resume)
     _warn(simulation, console)
     try:
         result = run(simulation, options, console=console)
     except KeyboardInterrupt:
-        raise interrupted(console, again_command(folder)) from None
+        raise interrupted(console, again_command(out or folder)) from None
     console.print(summary_table(result))
     console.print(f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False)
     return result

@@ -20,6 +20,7 @@ from hushfleet.simulator.options import RunOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hushfleet.aggregator.config.task import Task
     from hushfleet.aggregator.results.result import Result
 
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb", "jetson-orin-nano")
@@ -31,16 +32,18 @@ class Half:
 
     :param own_processes: devices with a process of their own; 0: all.
     :param short: what `--short` changes of the task.
+    :param inverts: whether images are sought in its updates: the server sees updates, of a network on pixels.
     """
 
     title: str
     task: str
     own_processes: int
     short: tuple[str, ...]
+    inverts: bool = False
 
 
 HALVES = {
-    "paper": Half("FedGLP-ADP, as the paper", "demo_paper.toml", 0, ("round.rounds=3",)),
+    "paper": Half("FedGLP-ADP, as the paper", "demo_paper.toml", 0, ("round.rounds=3",), inverts=True),
     "secure": Half("hush, secure sums", "demo_secure.toml", 8, ("round.rounds=5",)),
 }
 
@@ -50,7 +53,7 @@ def register(app: typer.Typer) -> None:
     def demo(
         half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
         out: Out = None,
-        short: Annotated[bool, typer.Option("--short", help="3 and 5 rounds: a smoke test.")] = False,
+        short: Annotated[bool, typer.Option("--short", help="3 and 5 rounds, two images in the picture: a smoke test.")] = False,
         broker: BrokerOption = "auto",
         resume: Resume = False,
     ) -> None:  # fmt: skip
@@ -59,7 +62,7 @@ def register(app: typer.Typer) -> None:
         First eight client processes with the profiles of three boards train FedGLP-ADP on scanned digits over MQTT, as
         the paper has it. Then a hundred devices with a dozen images each, eight of them in processes of their own, learn a
         shared head, and the aggregator sees nothing but sums. The table says what a board gained by either, and what it
-        gave away.
+        gave away; a picture shows what the server could have seen of a training image.
 
         Examples:
 
@@ -75,27 +78,51 @@ def register(app: typer.Typer) -> None:
         console, folder = Console(), run_path(out, "demo")
         chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
         results = {
-            each.title: _run(each, folder / name, broker, short, resume, console) for name, each in chosen.items()
+            each.title: _run(each, folder, name, broker, short, resume, console) for name, each in chosen.items()
         }
         if len(results) == 1:
             return
         reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
-        write_comparison("Two fleets", results, reports, folder / "report.html")
+        write_comparison("Two fleets", results, reports, folder / "report.html", seen=folder / "paper" / "invert.png")
         console.print(comparison_table(results, title="what a board gained, and what it gave away"))
         console.print(f"report  {folder / 'report.html'}", highlight=False)
 
 
-def _run(half: Half, folder: Path, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:
+def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:
     """A half that has ended is not run again by `--resume`."""
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.boards import FleetMix
-    from hushfleet.simulator.command import overridden, run_and_show
+    from hushfleet.simulator.command import again_command, interrupted, overridden, run_and_show
 
-    if resume and (folder / "result.json").exists():
-        return Result.load(folder / "result.json")
-    console.rule(half.title)
+    folder = out / name
     task = overridden(Path(__file__).with_name(half.task), half.short if short else ())
-    options = RunOptions(engine="live", broker=broker, own_processes=half.own_processes)
-    mix = FleetMix.in_turn(BOARDS, task.data.devices)
-    again = resume and (folder / "task.json").exists()
-    return run_and_show(task, folder, options, console, mix=mix, resume=again)
+    if resume and (folder / "result.json").exists():
+        result = Result.load(folder / "result.json")
+    else:
+        console.rule(half.title)
+        options = RunOptions(engine="live", broker=broker, own_processes=half.own_processes)
+        mix = FleetMix.in_turn(BOARDS, task.data.devices)
+        again = resume and (folder / "task.json").exists()
+        result = run_and_show(task, folder, options, console, mix=mix, resume=again, out=out)
+    if half.inverts:
+        try:
+            _invert(task, result, folder, 2 if short else 6, console)
+        except KeyboardInterrupt:
+            raise interrupted(console, again_command(out)) from None
+    return result
+
+
+def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
+    """Adds what the server could see to the report, once."""
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.results.report import write_report
+    from hushfleet.simulator.studies.invert.show import table
+    from hushfleet.simulator.studies.invert.study import PICTURE, invert
+
+    if (folder / PICTURE).exists():
+        return
+    with shown(console):
+        seen = invert(task, images=images)
+    seen.save(folder)
+    write_report(result, folder / "report.html", seen=folder / PICTURE)
+    console.print(table("what the server could see of a training image", seen.views))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.results.gains import final_by_device
 from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows, load_runs
 from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
 from hushfleet.aggregator.results.report.words import percent
@@ -48,8 +49,8 @@ class Run:
         """One row a device: accuracies at the end (fractions of 1), what it sent, what it spent."""
         details = self.result.details
         ends = {
-            "accuracy_own": _last(details.accuracy_own_common),
-            "accuracy_own_local": _last(details.accuracy_own_local),
+            "accuracy_own": final_by_device(details.accuracy_own_common, len(details.devices)),
+            "accuracy_own_local": final_by_device(details.accuracy_own_local, len(details.devices)),
             "accuracy_alone": details.local_only_common,
             "accuracy_alone_local": details.local_only_local,
             "rounds_accepted": details.rounds_accepted,
@@ -145,9 +146,3 @@ def compare(runs: Sequence[Run | Path | str]) -> Comparison:
     :raises BadInput: a folder has no result.
     """
     return Comparison(load_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs]))
-
-
-def _last(rows: list[list[Any]]) -> list[Any]:
-    """Each column's newest value that was measured."""
-    columns = zip(*rows, strict=True)
-    return [next((value for value in reversed(column) if value is not None), None) for column in columns]

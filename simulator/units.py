@@ -1,4 +1,4 @@
-"""Seconds and bytes for people."""
+"""Seconds for people."""
 
 from __future__ import annotations
 
@@ -9,11 +9,3 @@ def shown_time(seconds: float) -> str:
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.1f} {unit}"
     return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def shown_bytes(count: float) -> str:
-    """In powers of 1000."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"

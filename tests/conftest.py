@@ -54,6 +54,18 @@ def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         fleet.store.close()
 
 
+@pytest.fixture
+def make_field(make_fleet: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Makes benches of `support.field`: a coordinator and scripted devices."""
+    from support.field import CHUNK_BYTES, Field
+
+    def make(*, chaos: Any = None, closed: bool = True, **settings: Any) -> Field:
+        settings.setdefault("wire", {"chunk_bytes": CHUNK_BYTES, "codec": "float32"})
+        return Field(make_fleet(**settings), tmp_path, chaos=chaos, closed=closed)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def audited() -> Callable[..., Any]:
     """A task package of a small network for `audit`, by method and what its privacy section has."""

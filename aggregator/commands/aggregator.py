@@ -24,8 +24,6 @@ EnrolmentMode = StrEnum("EnrolmentMode", ["closed", "open"])
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `aggregator` to the application."""
-
     @app.command("aggregator")
     def aggregator(
         context: typer.Context,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `boards`."""
-
     @app.command("boards")
     def boards(
         name: Annotated[str | None, typer.Argument(help="A board, to see all its figures and sources.")] = None,

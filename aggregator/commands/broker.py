@@ -15,8 +15,6 @@ _FILE = {"exists": True, "dir_okay": False, "resolve_path": True}
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `broker` to the application."""
-
     @app.command("broker")
     def broker(
         kind: Annotated[BrokerKind, typer.Option(help="auto: Mosquitto if it is installed.")] = "auto",

@@ -20,7 +20,6 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="The device's id.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `devices` with its own sub-commands to the application."""
     devices = typer.Typer(
         no_args_is_help=True,
         help="""List, add, forget and block the devices that an aggregator accepts. It may run meanwhile.
@@ -52,6 +51,9 @@ def _list(run: _Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hushfleet.aggregator.fleet.words import ago
+
+    now = time.time()
     with _opened(run) as register:
         known, refused = register.devices(), register.refused_births()
     console = Console()
@@ -60,13 +62,13 @@ def _list(run: _Run) -> None:
     for row in known:
         key = "" if row.public_key is None else row.public_key.hex()
         state = row.state if row.blocked is None else f"blocked: {row.blocked}"
-        table.add_row(row.device, state, row.board, str(row.rounds), _ago(row.last_seen), key)
+        table.add_row(row.device, state, row.board, str(row.rounds), ago(row.last_seen, now), key)
     console.print(table if known else "no device is known")
     if refused:
         console.print("\nnot accepted; a key to add should be compared with what `status` prints on the board:")
         table = Table("device", "times", "last seen", "key", box=None, header_style="bold")
         for birth in refused:
-            table.add_row(birth.device, str(birth.count), _ago(birth.last_seen), birth.public_key.hex())
+            table.add_row(birth.device, str(birth.count), ago(birth.last_seen, now), birth.public_key.hex())
         console.print(table)
 
 
@@ -164,13 +166,3 @@ def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
         hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
         raise BadInput(f"{run} has no list of devices: {hint}")
     return DeviceRegister(run)
-
-
-def _ago(at: float | None) -> str:
-    if at is None:
-        return "never"
-    seconds = max(0.0, time.time() - at)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

@@ -23,7 +23,6 @@ DAY_S = 86400.0
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `flash`."""
     app.command("flash")(_flash)
 
 

@@ -8,7 +8,6 @@ from hushfleet.aggregator.fleet.commands import bundle, desk, doors, run, status
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `fleet`; each file of `hushfleet.aggregator.fleet.commands` adds sub-commands to it."""
     fleet = typer.Typer(
         no_args_is_help=True,
         help="""Make a fleet of boards, let them enrol, watch them, update them, lock them out.

@@ -40,8 +40,6 @@ the papers do, with Rényi's bound, which is larger.
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `privacy` to `app`."""
-
     @app.command(help=HELP)
     def privacy(
         rounds: Annotated[int, typer.Option(help="Rounds; with --unit record, batches over the whole task.")],

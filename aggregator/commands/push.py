@@ -16,7 +16,6 @@ DAY_S = 86400.0
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `push`."""
     app.command("push")(_push)
 
 

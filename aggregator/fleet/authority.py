@@ -78,10 +78,10 @@ class Authority:
         """Raises `BadInput` for files that are missing or hold something else."""
         try:
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
-            key = load_pem_private_key(key_file.read_bytes(), password=None)
-        except (OSError, ValueError, TypeError) as error:
-            raise BadInput(f"the authority {certificate_file} with {key_file} cannot be read: {error}") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        except (OSError, ValueError) as error:
+            raise BadInput(f"the authority {certificate_file} cannot be read: {error}") from error
+        key = read_key(key_file)
+        if key.public_key() != certificate.public_key():
             raise BadInput(f"{key_file} is not the key of {certificate_file}")
         return cls(certificate, key)
 
@@ -186,6 +186,17 @@ def read_revocations(pem: bytes) -> Revocations:
 def make_key() -> ec.EllipticCurvePrivateKey:
     """For a certificate."""
     return ec.generate_private_key(CURVE())
+
+
+def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Of a certificate. Raises `BadInput`."""
+    try:
+        key = load_pem_private_key(file.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"the key {file} cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{file} holds no EC key")
+    return key
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

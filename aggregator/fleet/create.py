@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
+from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import (
     FILE_NAME,
@@ -26,7 +27,6 @@ from hushfleet.aggregator.fleet.folder import (
 )
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.toml_text import to_toml
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import to_plain
 from hushfleet.errors import BadInput
@@ -45,28 +45,22 @@ def create_fleet(
     task: Path,
     enrolment: EnrolmentPart | None = None,
     page: PagePart | None = None,
-    device: dict[str, Any] | None = None,
     classes: Sequence[str] = (),
-    now: datetime.datetime | None = None,
 ) -> FleetFolder:
     """:param task: copied to `task.toml`; checked by the caller.
-    :param device: defaults for DEVICE.toml; those that are not given are made to fit the task.
     :param classes: take the place of the task's `class_names`.
 
     Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
     """
-    path, now = Path(path), now or datetime.datetime.now(datetime.UTC)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     text = _task_text(task, classes)
-    defaults = {**_device_defaults(text), **(device or {})}
-    config = FleetConfig(
-        federation, broker, enrolment=enrolment or EnrolmentPart(), page=page or PagePart(), device=defaults
-    )
+    defaults = _device_defaults(text)
+    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        _fill(part, config, text, now)
+        _fill(part, config, text)
         os.replace(part, path)
     except OSError as error:
         raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror}") from error
@@ -75,7 +69,8 @@ def create_fleet(
     return FleetFolder(path)
 
 
-def _fill(path: Path, config: FleetConfig, task: str, now: datetime.datetime) -> None:
+def _fill(path: Path, config: FleetConfig, task: str) -> None:
+    now = datetime.datetime.now(datetime.UTC)
     authority = Authority.create(config.federation, now=now)
     path.mkdir(parents=True, mode=0o700)
     for name in ("ca", "broker", "aggregator", "service", "releases"):

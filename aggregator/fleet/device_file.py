@@ -6,9 +6,9 @@ import copy
 from pathlib import PurePosixPath
 from typing import Any
 
+from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
-from hushfleet.aggregator.fleet.toml_text import to_toml
 from hushfleet.aggregator.storage.identity_file import load_or_create
 
 STATE_DIR = "/var/lib/hushfleet"
@@ -21,12 +21,8 @@ def device_toml(
     *,
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
-    token_file: str | None = None,
 ) -> str:
-    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
-
-    :param token_file: in the state directory by default.
-    """
+    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section."""
     plain: dict[str, Any] = {
         "device": {
             "id": board.device,
@@ -42,7 +38,7 @@ def device_toml(
         "fleet": {
             "operator_key": load_or_create(folder.operator_key).public_key.hex(),
             "enrol_url": folder.enrolment_url,
-            "token_file": token_file or str(PurePosixPath(state_dir) / "enrol.token"),
+            "token_file": str(PurePosixPath(state_dir) / "enrol.token"),
         },
     }
     for section, values in copy.deepcopy(folder.config.device).items():

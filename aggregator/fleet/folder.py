@@ -107,6 +107,17 @@ class FleetFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self.task = self.path / "task.toml"
+        self.ca = self.path / "ca"  # `ca.pem`, which everybody may have, and `ca.key`
+        self.broker = self.path / "broker"
+        self.aggregator = self.path / "aggregator"  # `cert.pem`, `cert.key`, and `identity.key`, which boards pin
+        # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page
+        self.service = self.path / "service"
+        self.operator_key = self.path / "operator.key"
+        self.release_key = self.path / "release.key"
+        self.roster = self.path / "roster"
+        self.releases = self.path / "releases"
+        self.logs = self.path / "log"  # of `hushfleet fleet up`; services of systemd log to its journal
         file = self.path / FILE_NAME
         if not file.exists():
             raise BadInput(f"{path} is not the folder of a fleet: there is no {FILE_NAME}; see: hushfleet fleet init")
@@ -117,53 +128,9 @@ class FleetFolder:
                 "with the name that its task.toml has"
             )
 
-    @property
-    def task(self) -> Path:
-        return self.path / "task.toml"
-
-    @property
-    def ca(self) -> Path:
-        """`ca.pem`, which everybody may have, and `ca.key`."""
-        return self.path / "ca"
-
-    @property
-    def broker(self) -> Path:
-        return self.path / "broker"
-
-    @property
-    def aggregator(self) -> Path:
-        """`cert.pem`, `cert.key`, and `identity.key`, which boards pin."""
-        return self.path / "aggregator"
-
-    @property
-    def service(self) -> Path:
-        """`cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page."""
-        return self.path / "service"
-
-    @property
-    def operator_key(self) -> Path:
-        return self.path / "operator.key"
-
-    @property
-    def release_key(self) -> Path:
-        return self.path / "release.key"
-
-    @property
-    def roster(self) -> Path:
-        return self.path / "roster"
-
-    @property
-    def releases(self) -> Path:
-        return self.path / "releases"
-
     def wifi(self, profile: str) -> Path:
         """Network and password of a Wi-Fi profile."""
         return self.path / "wifi" / f"{profile}.toml"
-
-    @property
-    def logs(self) -> Path:
-        """Of `hushfleet fleet up`; services of systemd log to its journal."""
-        return self.path / "log"
 
     @property
     def run(self) -> Path:

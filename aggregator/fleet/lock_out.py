@@ -12,17 +12,15 @@ from __future__ import annotations
 import datetime
 import logging
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.address import BrokerAddress
-from hushfleet.wire.link.interface import Delivery, LinkUp
+from hushfleet.wire.link.interface import LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 
 LOOK_EVERY_S = 1.0
@@ -33,7 +31,7 @@ _DAYS = 1 / 24
 log = logging.getLogger("hushfleet.fleet")
 
 
-class LockOut:
+class LockOut(Part):
     """A part of the fleet service: once for each board that is locked out, and at the service's start."""
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
@@ -42,12 +40,6 @@ class LockOut:
         self._done: set[str] = set()
         self._taking: _Session | None = None
         self._look_at = 0.0
-
-    def filters(self, topics: Topics) -> Sequence[str]:
-        return []
-
-    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
-        """Nothing is heard."""
 
     def advance(self, service: Service, now: float) -> None:
         if self._taking is not None and self._taking.has_ended(now):

@@ -10,11 +10,9 @@ import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.authority import Authority
+from hushfleet.aggregator.fleet.authority import Authority, read_key
 from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetConfig, FleetFolder
 from hushfleet.errors import BadInput
 
@@ -31,7 +29,7 @@ def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: dat
     """All of them, for the keys that are there. Raises `BadInput` for a key that cannot be read, and `StoreFull`."""
     names = list(dict.fromkeys([*config.broker.names, config.broker.connect, *_LOCAL_NAMES]))
     for stem in STEMS:
-        key = _read_key(path / f"{stem}.key").public_key()
+        key = read_key(path / f"{stem}.key").public_key()
         if stem in _CLIENTS:
             issued = authority.sign_client(_CLIENTS[stem], key, days=CLIENT_DAYS, now=now)
         else:
@@ -57,13 +55,3 @@ def _read(file: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"the certificate {file} cannot be read: {error}") from error
-
-
-def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_pem_private_key(file.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise BadInput(f"the key {file} cannot be read: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadInput(f"{file} holds no EC key")
-    return key

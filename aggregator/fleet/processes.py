@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,16 +96,16 @@ class Child:
             self.start()
 
 
-def run_fleet(folder: FleetFolder, stop: threading.Event, *, say: Callable[[str], None] = print) -> None:
+def run_fleet(folder: FleetFolder, stop: threading.Event) -> None:
     """All of them, until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
     ports, run = folder.config.broker, folder.run
     with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
-        say(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
+        print(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
         while not stop.wait(0.2):
             with contextlib.suppress(BadInput):  # a task file that is being written by hand
                 if folder.run != run:
                     run = folder.run
-                    say(f"the aggregator goes on with {run}")
+                    print(f"the aggregator goes on with {run}")
                     services[-1].restart()
             for child in (*brokers, *services):
                 child.watch(time.monotonic())

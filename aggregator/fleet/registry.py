@@ -151,7 +151,7 @@ class FleetRegistry(SqliteFile):
                     (new.device, new.board, new.place, new.wifi, json.dumps(dict(new.labels)), new.public_key),
                 )
 
-    def add_token(self, device: str, token: bytes, *, expires: float, uses: int = 1) -> None:
+    def add_token(self, device: str, token: bytes, *, expires: float) -> None:
         """Keeps the SHA-256 of a new token for `device`, whose earlier ones hold no longer.
 
         :param expires: unix seconds.
@@ -159,7 +159,7 @@ class FleetRegistry(SqliteFile):
         with self.transaction():
             self.write("DELETE FROM tokens WHERE id = ?", (device,))
             digest = hashlib.sha256(token).digest()
-            self.write("INSERT INTO tokens VALUES (?, ?, ?, ?)", (digest, device, expires, uses))
+            self.write("INSERT INTO tokens VALUES (?, ?, ?, 1)", (digest, device, expires))
 
     def tokens(self, device: str, *, now: float) -> list[bytes]:
         """SHA-256 of those that hold."""

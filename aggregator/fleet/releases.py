@@ -14,7 +14,6 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.errors import BadInput
 from hushfleet.release import Manifest, SignedManifest, check_payload, read_head
-from hushfleet.sqlite_file import Row
 
 _COLUMNS = "version, platform, file, head, digest, size"
 
@@ -79,13 +78,13 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, pub
 
 def releases(registry: FleetRegistry) -> list[Release]:
     """The newest version first."""
-    found = [_release(row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
+    found = [Release(*row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
     return sorted(found, key=lambda each: (each.order, each.platform), reverse=True)
 
 
 def find_release(registry: FleetRegistry, version: str, platform: str) -> Release | None:
     row = registry.row(f"SELECT {_COLUMNS} FROM releases WHERE version = ? AND platform = ?", (version, platform))
-    return None if row is None else _release(row)
+    return None if row is None else Release(*row)
 
 
 def mapped(folder: FleetFolder, found: Sequence[Release]) -> dict[bytes, memoryview]:
@@ -97,7 +96,3 @@ def mapped(folder: FleetFolder, found: Sequence[Release]) -> dict[bytes, memoryv
             with path.open("rb") as file:
                 maps[release.digest] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     return maps
-
-
-def _release(row: Row) -> Release:
-    return Release(*row)

@@ -41,17 +41,19 @@ class Service(Protocol):
         """Bytes as they are, such as chunks. Raises `LinkLost`."""
 
 
-class Part(Protocol):
+class Part:
     """Something that the service does besides enrolment."""
 
     def filters(self, topics: Topics) -> Sequence[str]:
         """What it hears of the fleet's broker."""
+        return ()
 
     def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
         """A message on one of its filters, or of another part's; raises a `WireError` for one that is wrong."""
 
     def advance(self, service: Service, now: float) -> None:
         """What is due; called several times a second while the link is up. `now`: monotonic seconds."""
+        raise NotImplementedError
 
 
 class FleetService:

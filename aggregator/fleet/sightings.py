@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.fleet_messages import Health
@@ -69,7 +69,7 @@ def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> by
     return found or (known.public_key if known is not None else None)
 
 
-class Listener:
+class Listener(Part):
     """A part of the fleet service: writes to the registry what boards and aggregator say of themselves.
 
     :param key_of: the public key that a board's messages must be signed with; None: it is not known, and not believed.

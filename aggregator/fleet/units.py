@@ -72,21 +72,15 @@ def write_units(folder: FleetFolder) -> list[Path]:
     mosquitto, network = find_mosquitto() or "/usr/sbin/mosquitto", "network-online.target time-sync.target"
     broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
     keys = ["ca/ca.key", "operator.key", "release.key"]
+    of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"])
+    brokers = (
+        ("broker", "broker", "mosquitto"),
+        ("enrolment-broker", "broker for boards without a certificate", "enrolment"),
+    )
     units = {
-        "broker": (
-            "Hushfleet's broker",
-            network,
-            f"{mosquitto} -c {path}/broker/mosquitto.conf",
-            _OF_BROKER,
-            _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"]),
-        ),
-        "enrolment-broker": (
-            "Hushfleet's broker for boards without a certificate",
-            network,
-            f"{mosquitto} -c {path}/broker/enrolment.conf",
-            _OF_BROKER,
-            _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"]),
-        ),
+        name: (f"Hushfleet's {whose}", network, f"{mosquitto} -c {path}/broker/{stem}.conf", _OF_BROKER, of_broker)
+        for name, whose, stem in brokers
+    } | {
         "aggregator": (
             "Hushfleet's aggregator",
             f"{network} {broker}",

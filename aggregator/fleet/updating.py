@@ -10,7 +10,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
 from hushfleet.aggregator.fleet.rollout import Rollout, change, current, next_step, seats
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.aggregator.fleet.sightings import KeyOf, sightings
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.errors import BadSignature, Malformed
@@ -25,7 +25,7 @@ MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enro
 _log = logging.getLogger("hushfleet.fleet")
 
 
-class Updating:
+class Updating(Part):
     """:param key_of: the public key of a board, whose wishes it must have signed; None: not known.
     :param wall: unix seconds.
     """

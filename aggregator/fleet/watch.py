@@ -46,6 +46,7 @@ from hushfleet.errors import BadInput
 LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500
 EVENTS = "events.jsonl"
+_OF_HEALTH = (*("slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator"),)
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 
@@ -247,13 +248,7 @@ class FleetWatch:
             state=_state(parts.get(device, "absent"), seen),
             seen=max(heard, default=None),
             version=seen.version if seen else "",
-            slot=health.slot if health else "none",
-            uptime_s=health.uptime_s if health else None,
-            disk_percent=health.disk_percent if health else None,
-            memory_percent=health.memory_percent if health else None,
-            temperature_c=health.temperature_c if health else None,
-            throttled=health.throttled if health else None,
-            accelerator=health.accelerator if health else "",
+            **({} if health is None else {name: getattr(health, name) for name in _OF_HEALTH}),
             health_at=seen.health_at if seen else None,
             certificate_end=(registered.certificate_end if registered else None) or told_end,
             rounds=course.accepted[device],

@@ -31,12 +31,9 @@ from hushfleet.aggregator.results.report.verdict import (
     MEANINGLESS_EPSILON,
     VERDICTS,
     answer,
+    further_answers,
     judge,
-    own_head_answer,
-    privacy_answer,
     received,
-    trade_answer,
-    trust_answer,
 )
 from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Result
@@ -223,12 +220,6 @@ def summary_table(result: Result) -> RenderableType:
         f"{epsilons}, delta {number(headline.delta)}, {result.accounting}, accountant {result.accountant}; "
         f"sent up {size(result.uplink_bytes)}{form and f' ({form})'}, {received(result)}"
     )
-    told = (
-        own_head_answer(result),
-        privacy_answer(headline, devices=result.devices),
-        trust_answer(result),
-        trade_answer(result, headline),
-    )
     sweeps = [
         terminal_table(table, title=title)
         for table, title in (
@@ -238,7 +229,11 @@ def summary_table(result: Result) -> RenderableType:
         if table.rows
     ]
     return Group(
-        table, *sweeps, Text(facts), Text(answer(result, headline), "bold"), *(Text(words) for words in told if words)
+        table,
+        *sweeps,
+        Text(facts),
+        Text(answer(result, headline), "bold"),
+        *map(Text, further_answers(result, headline)),
     )
 
 

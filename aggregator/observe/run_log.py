@@ -18,11 +18,10 @@ class RunLog:
     """The events of one start of a run.
 
     :param events: None writes none.
-    :param kind: how the run is called: `field` or `live`.
     """
 
-    def __init__(self, events: EventLog | None, engine: RoundEngine, *, kind: str) -> None:
-        self._events, self._engine, self._kind = events, engine, kind
+    def __init__(self, events: EventLog | None, engine: RoundEngine) -> None:
+        self._events, self._engine = events, engine
         self._offered: dict[str, int] = {}  # the round of each device's newest offer
         self._states: dict[str, str] = {}  # of each device
         self._broker_lost = False
@@ -42,7 +41,7 @@ class RunLog:
         After a kill between a transaction and its line in the log, the store knows what is missing.
         """
         engine = self._engine
-        self.note("run", **run_fields(engine.spec, engine=self._kind, devices=engine.min_devices))
+        self.note("run", **run_fields(engine.spec, engine="field", devices=engine.min_devices))
         if self._events is None:
             return
         logged = {(event["event"], event.get("round")) for event in read_events(self._events.path)[0]}

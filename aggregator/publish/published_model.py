@@ -38,6 +38,7 @@ class PublishedModel:
         self.checkpoints = Checkpoints(store.folder, layout, durable=store.durable)
         self.differences = Differences(store, full_bytes=4 * layout.size)
         self._layout = layout
+        self._as_bytes: bytes | None = None  # once somebody has asked for them
 
     def load(self, round: int, *, named: bytes | None, initial: np.ndarray) -> None:
         """The model after `round` rounds. Raises `StoreError`.
@@ -52,6 +53,19 @@ class PublishedModel:
             raise StoreError(f"{self.checkpoints.path(round)} is not the model that the store names; restore it")
         self._set(params, digest)
         self.differences.load(digest)
+
+    @property
+    def digests(self) -> set[bytes]:
+        """SHA-256 of the model and of the differences that lead to it."""
+        return {self.digest, *(difference.digest for difference in self.differences.refs)}
+
+    def find(self, digest: bytes) -> bytes | None:
+        """The model as devices download it, or a difference that leads to it, if this is its SHA-256."""
+        if digest != self.digest:
+            return self.differences.find(digest)
+        if self._as_bytes is None:
+            self._as_bytes = self.params.astype("<f4").tobytes()
+        return self._as_bytes
 
     def step(
         self, target: np.ndarray, *, task: str, round: int, noise_stds: Sequence[float], wire: WireSection
@@ -86,4 +100,4 @@ class PublishedModel:
 
     def _set(self, params: np.ndarray, digest: bytes) -> None:
         params.setflags(write=False)
-        self.params, self.digest = params, digest
+        self.params, self.digest, self._as_bytes = params, digest, None

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import hushfleet
+from hushfleet.aggregator.config.toml_text import toml_value
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.result import Rerun
 from hushfleet.data.samples import Samples
@@ -94,18 +95,10 @@ def toml_of(plain: Mapping[str, Any]) -> str:
     lines = []
     for name, value in plain.items():
         if isinstance(value, Mapping):
-            lines += [f"{name}.{key} = {_toml(each)}" for key, each in value.items()]
+            lines += [f"{name}.{key} = {toml_value(each)}" for key, each in value.items()]
         else:
-            lines.append(f"{name} = {_toml(value)}")
+            lines.append(f"{name} = {toml_value(value)}")
     return "\n".join(lines)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def _processor() -> str:

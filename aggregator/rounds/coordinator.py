@@ -1,8 +1,8 @@
 """The aggregator's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
 
-`step` takes one event, then does whatever is due: chunks that devices want, gaps in what they send, closing
-and opening rounds. What must survive is in the engine's store; everything here can be lost at any moment,
-because devices ask again. A message is acted upon only if it is signed with the key of an accepted device
+`step` takes one event, then does whatever is due: chunks that devices want, gaps in what they send, rounds
+(`hushfleet.aggregator.rounds.cycle`). What must survive is in the engine's store; everything here can be lost at any
+moment, because devices ask again. A message is acted upon only if it is signed with the key of an accepted device
 (`hushfleet.aggregator.devices.enrolment`); whatever else comes is counted and forgotten.
 """
 
@@ -11,9 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable
 
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
@@ -22,13 +20,13 @@ from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.uploads import Answer, Uploads
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import changed_plan, fields_of, open_fields
+from hushfleet.aggregator.observe.round_events import fields_of
 from hushfleet.aggregator.observe.run_log import RunLog
 from hushfleet.aggregator.publish.blobs import ChunkServer
+from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.errors import (
-    BadInput,
     BadSignature,
     HushfleetError,
     LinkLost,
@@ -37,7 +35,6 @@ from hushfleet.errors import (
     StoreError,
     TooLarge,
 )
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ask,
@@ -47,13 +44,9 @@ from hushfleet.wire.format.messages import (
     NotEnrolled,
     Offer,
     Refused,
-    ServerState,
-    TaskNotice,
     Want,
     decode_message,
-    encode_message,
 )
-from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
 BLOCK_AFTER_FAULTS = 3
@@ -61,7 +54,6 @@ BLOCK_AFTER_FAULTS = 3
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
 MOST_LINGER_S = 60.0
-RETRY_S = 5.0
 FRAMES_A_STEP = 8
 MAX_WARNED = 100
 
@@ -78,7 +70,6 @@ class Coordinator:
     :param roster: of secure sums, signed by the operator; None, or no file: all accepted devices.
     :param charges: of a fleet, what each board may have spent; None: nobody asks.
     :param events: the run's event log; None writes none.
-    :param kind: how the run is called in the log: `field` or `live`.
     :param clock: monotonic seconds, the same that the engine has.
     """
 
@@ -94,31 +85,33 @@ class Coordinator:
         federation: str = "default",
         charges: ChargeBook | None = None,
         events: EventLog | None = None,
-        kind: str = "field",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.store = engine.store
-        self.topics = Topics(federation)
-        self.identity = identity
-        self.enrolment = enrolment
-        self._roster = roster
-        self._charges = charges
+        self.epoch, self.enrolment = epoch, enrolment
         self.present: dict[str, str] = {}
-        self.epoch = epoch
-        self._log, self._clock = RunLog(events, engine, kind=kind), clock
+        self._log, self._clock = RunLog(events, engine), clock
         self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
         self._other_versions: set[str] = set()
         self._refusals = RefusalCounter(self.store, now=clock())
-        self._blobs = ChunkServer(self._find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
+        self._blobs = ChunkServer(engine.find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
         self._uploads = Uploads(engine, clock=clock)
-        self._global_blob: tuple[bytes, bytes] | None = None  # digest and bytes of the current model, once wanted
         self._up = False
-        self._retry_close_at = self._retry_open_at = 0.0
-        self._idle_since = clock()
-        self._finished_at: float | None = None
         self._wanted_at = clock()  # a device wanted a blob
-        self.link = connect(Will(self.topics.server, self._encoded(self._server_state("lost"))))
+        self._outbox = Outbox(connect, identity=identity, epoch=epoch, federation=federation)
+        self.link, self.topics = self._outbox.link, self._outbox.topics
+        self._rounds = RoundCycle(
+            engine,
+            self._outbox,
+            self._log,
+            enrolment=enrolment,
+            present=self.present,
+            on_closed=self._end_round,
+            roster=roster,
+            charges=charges,
+            clock=clock,
+        )
 
     # the loop
 
@@ -129,13 +122,15 @@ class Coordinator:
         try:
             while not (stop is not None and stop.is_set()):
                 self.step(LONGEST_SLEEP_S)
-                if self._finished_at is not None and self._served_all(self._finished_at, linger_s):
+                if self._served_all(linger_s):
                     break
         finally:
             self.close()
 
-    def _served_all(self, finished_at: float, linger_s: float) -> bool:
-        now = self._clock()
+    def _served_all(self, linger_s: float) -> bool:
+        now, finished_at = self._clock(), self._rounds.finished_at
+        if finished_at is None:
+            return False
         return now - max(finished_at, self._wanted_at) >= linger_s or now - finished_at >= max(linger_s, MOST_LINGER_S)
 
     def start(self) -> None:
@@ -166,7 +161,7 @@ class Coordinator:
         self.enrolment.note(force=True)
         self._store_refusals(force=True)
         try:
-            self._publish(self.topics.server, self._server_state("lost"), retain=True)
+            self._outbox.state("lost")
         except LinkLost as error:
             log.debug("no goodbye was sent: %s", error)
         self.link.close()
@@ -178,11 +173,9 @@ class Coordinator:
             self._up = True
             log.info("connected to the broker")
             self._log.link("up")
-            self._publish(self.topics.server, self._server_state("ready"), retain=True)
-            ref = self.engine.prepared.spec_ref
-            notice = TaskNotice(self.engine.spec.task, ref.digest, ref.size, self.epoch)
-            self._publish(self.topics.task, notice, retain=True)
-            self._announce()
+            self._outbox.state("ready")
+            self._outbox.task(self.engine.spec.task, self.engine.prepared.spec_ref)
+            self._rounds.announce()
         elif isinstance(event, LinkDown):
             self._up = False
             self._blobs.clear()
@@ -209,7 +202,7 @@ class Coordinator:
             is_known = device is not None and self.enrolment.key(device) is not None
             self._refuse(device, "bad-signature" if is_known else "unknown-device", error)
             if isinstance(error, NotAccepted):
-                self._say(error.device, NotEnrolled(error.device, error.public_key, str(error)))
+                self._outbox.say(error.device, NotEnrolled(error.device, error.public_key, str(error)))
         except (Malformed, TooLarge) as error:
             if isinstance(error, OtherVersion):
                 self._warn_of_version(device or "?", error)
@@ -242,7 +235,7 @@ class Coordinator:
         """Presence, of accepted devices only."""
         try:
             births = self.enrolment.settle()
-            self._expect_charges(birth.device for birth in births if birth.state in ("ready", "training"))
+            self._rounds.expect(birth.device for birth in births if birth.state in ("ready", "training"))
         except StoreError as error:
             self._refusals.add(None, "store-full", str(error))
             return
@@ -274,7 +267,7 @@ class Coordinator:
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
         for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
-            self._say(device, NotEnrolled(device, key, reason))
+            self._outbox.say(device, NotEnrolled(device, key, reason))
 
     def _on_message(self, device: str, message: Message) -> None:
         if isinstance(message, Want):
@@ -309,7 +302,7 @@ class Coordinator:
             self._refusals.add(device, message.code, message.reason)
         if verdict is not None:
             self._judge(device, verdict)
-        self._say(device, message)
+        self._outbox.say(device, message)
 
     def _judge(self, device: str, verdict: Verdict) -> None:
         """Blocks a device for the rest of the run after some faults. `hushfleet devices add` lifts it; after as many
@@ -346,140 +339,30 @@ class Coordinator:
             last_round=last_round,
             last_digest=last_digest,
         )
-        self._expect_charges([device])
+        self._rounds.expect([device])
         if not known.yours:
             self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
-        self._say(device, known)
+        self._outbox.say(device, known)
 
     # what is due
 
     def _advance(self) -> None:
-        now = self._clock()
         self._store_refusals()
         self.enrolment.note()
         self._apply_changes()
         if self._up:
-            for frame in self._blobs.frames(now=now, limit=FRAMES_A_STEP):
-                self.link.publish(self.topics.blob(frame.digest), frame.data)
+            for frame in self._blobs.frames(now=self._clock(), limit=FRAMES_A_STEP):
+                self._outbox.frame(frame)
             for device, missing in self._uploads.gaps():
-                self._say(device, missing)
-        self._close_round(now)
-        self._open_round(now)
+                self._outbox.say(device, missing)
+        self._rounds.advance(linked=self._up)
 
-    def _close_round(self, now: float) -> None:
-        engine = self.engine
-        if engine.plan is None or now < self._retry_close_at:
-            return
-        before, old = engine.plan, self._model_blobs()
-        try:
-            if not engine.should_close(now, ready=len(self.present)):
-                if engine.plan is not before:
-                    event, fields = changed_plan(before, engine)
-                    self._log.note(event, **fields)
-                    self._announce()
-                return
-            summary = engine.close()
-        except StoreError as error:
-            log.error("the round cannot be closed yet: %s", error)
-            self._retry_close_at = now + RETRY_S
-            return
+    def _end_round(self, unused: set[bytes]) -> None:
         self._store_refusals(force=True)
-        self._settle_charges(summary.round)
-        self._log.note("round_close", **summary.to_dict())
-        self.enrolment.round_closed()
-        if engine.finished:
-            self._log.note("finished")
-        for digest in old - self._model_blobs():
+        for digest in unused:
             self._blobs.forget(digest)
         self._uploads.end_round()
-        self._idle_since = now
-        if not self._open_round(now):
-            self._announce()
-
-    def _model_blobs(self) -> set[bytes]:
-        """SHA-256 of the current model and of the differences that lead to it."""
-        return {self.engine.global_digest, *(difference.digest for difference in self.engine.differences.refs)}
-
-    def _open_round(self, now: float) -> bool:
-        """Opens the next round if enough devices are there; True if it did."""
-        engine = self.engine
-        if engine.finished or engine.plan is not None or not self._up or now < self._retry_open_at:
-            return False
-        if not self._enough_present(now):
-            return False
-        try:
-            engine.open_round(self.present, roster=self._listed() or self.enrolment.roster())
-        except (StoreError, BadInput) as error:
-            log.error("the next round cannot be opened yet: %s", error)
-            self._idle_since, self._retry_open_at = now, now + RETRY_S
-            return False
-        self._log.note("round_open", **open_fields(engine))
-        self._announce()
-        return True
-
-    def _expect_charges(self, devices: Iterable[str]) -> None:
-        """Before these devices are told that they may train. Raises `StoreError`; then they are not told."""
-        if self._charges is not None:
-            self._charges.expect(devices)
-
-    def _settle_charges(self, round: int) -> None:
-        if self._charges is not None:
-            try:
-                self._charges.closed(round)
-            except StoreError as error:  # what was noted before is an upper bound
-                log.warning("%s", error)
-
-    def _listed(self) -> Roster | None:
-        return None if self._roster is None else self._roster.current()
-
-    def _enough_present(self, now: float) -> bool:
-        rules, least = self.engine.prepared.task.round, self.engine.min_devices
-        rate = self.engine.drawn_at
-        if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
-            least = max(1, least - self.enrolment.blocked)
-        return may_open(
-            rules,
-            len(self.present),
-            least=least,
-            closed_rounds=self.engine.closed_rounds,
-            waited_s=now - self._idle_since,
-            rate=rate or 1.0,
-        )
 
     def _store_refusals(self, *, force: bool = False) -> None:
         for (device, code), count in self._refusals.flush(now=self._clock(), force=force).items():
             self._log.note("refused", device=device, code=code, count=count)
-
-    # helpers
-
-    def _find_blob(self, digest: bytes) -> bytes | None:
-        """The task package, a graph, a roster, a difference between the last global models, or the current one."""
-        engine = self.engine
-        blob = engine.prepared.blobs.get(digest) or engine.differences.find(digest) or engine.find_roster(digest)
-        if blob is not None or digest != self.engine.global_digest:
-            return blob
-        if self._global_blob is None or self._global_blob[0] != digest:
-            self._global_blob = (digest, self.engine.global_params.astype("<f4").tobytes())
-        return self._global_blob[1]
-
-    def _announce(self) -> None:
-        try:
-            self._expect_charges(self.present)
-        except StoreError as error:
-            log.error("the round is not announced yet: %s", error)
-            return
-        self._publish(self.topics.round, replace(self.engine.announcement, epoch=self.epoch), retain=True)
-        if self.engine.finished and self._finished_at is None:
-            self._finished_at = self._clock()
-
-    def _server_state(self, state: Literal["ready", "lost"]) -> ServerState:
-        return ServerState(self.epoch, state, self.identity.public_key)
-
-    def _encoded(self, message: Message) -> bytes:
-        return encode_message(message, self.identity, federation=self.topics.federation)
-
-    def _say(self, device: str, message: Message) -> None:
-        self._publish(self.topics.down(device), message)
-
-    def _publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
-        self.link.publish(topic, self._encoded(message), retain=retain)

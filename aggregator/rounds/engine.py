@@ -22,20 +22,18 @@ from hushfleet.aggregator.ingest.checks import UpdateChecks, Verdict
 from hushfleet.aggregator.ingest.decoding import Refusal
 from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
 from hushfleet.aggregator.publish.model_step import worth_offering
-from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.rounds.admission import Opened, Sort, admission
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
+from hushfleet.aggregator.rounds.progress import Progress
 from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
-from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.rounds.unmasking import Unmasking
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.schema import pack, unpack
 from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
-from hushfleet.methods.server import ClosedRound, ServerArrays
 from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
@@ -73,8 +71,6 @@ class RoundEngine:
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
         self.checks = UpdateChecks(prepared.spec, prepared.method)
-        self.model = PublishedModel(store, self.layout)
-        self.checkpoints, self.differences = self.model.checkpoints, self.model.differences
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._unmasking = Unmasking(store, self.responses, monotonic=monotonic)
@@ -86,10 +82,12 @@ class RoundEngine:
         self._sum: PlainSum | SecureSum | None = None
         self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
-        self._server: ServerArrays = {}
-        self._trained_on: dict[str, bytes] = {}
         store.belong_to(self.spec.task, prepared.spec_ref.digest)
-        self._resume()
+        self._progress = Progress(store, prepared)
+        self.model = self._progress.model
+        last = store.last_round()
+        if last is not None and last.phase != "closed":
+            self._resume(last)
 
     # what is going on
 
@@ -128,6 +126,10 @@ class RoundEngine:
         return self._plan is not None and self._plan.phase == "open"
 
     @property
+    def closed_rounds(self) -> int:
+        return self._progress.closed_rounds
+
+    @property
     def finished(self) -> bool:
         return self.closed_rounds >= self.spec.rounds
 
@@ -147,10 +149,13 @@ class RoundEngine:
         """How many updates of the open round were accepted."""
         return 0 if self._sum is None else self._sum.count
 
-    def find_roster(self, digest: bytes) -> bytes | None:
-        """That of the newest secure sum, if it is the one that is asked for."""
-        known = self.roster is not None and hashlib.sha256(self.roster).digest() == digest
-        return self.roster if known else None
+    def find_blob(self, digest: bytes) -> bytes | None:
+        """What devices may ask for: the task package, a graph, the current model, a difference that leads to it, or
+        the roster of the newest secure sum."""
+        found = self.prepared.blobs.get(digest) or self.model.find(digest)
+        if found is None and self.roster is not None and hashlib.sha256(self.roster).digest() == digest:
+            return self.roster
+        return found
 
     @property
     def cohort(self) -> Collection[str]:
@@ -315,7 +320,8 @@ class RoundEngine:
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._least_updates and self._open_sum.open()
-        following = self._next_model(enough=enough)
+        collected = self._open_sum if enough else None
+        following = self._progress.next_model(plan.round, collected)
         summary = summarise(
             plan,
             updates,
@@ -324,22 +330,15 @@ class RoundEngine:
             method=self.method,
             rules=self._rules,
             store=self.store,
-            held=self._trained_on,
+            held=self._progress.trained_on,
             evaluate=self.prepared.evaluate_global,
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
             cohort=len(self.cohort),
             collected=self._sum,
         )
-        server = self._advanced(following.params, summary) if enough else self._server
-        with self.store.transaction():
-            self.model.write(plan.round, following)  # its file is synced before the transaction that names it ends
-            self.store.put("server_state", server_state_to_bytes(server))
-            self.store.close_round(
-                plan.round, result_digest=following.digest, metrics=summary.to_dict(), at=self._clock()
-            )
-        self.model.advance(plan.round, following)
-        self._plan, self._sum, self.closed_rounds, self._server = None, None, plan.round, server
-        self._trained_on |= dict.fromkeys((update.device for update in updates), plan.global_digest)
+        devices = [update.device for update in updates]
+        self._progress.close(following, summary, collected, devices=devices, at=self._clock())
+        self._plan, self._sum = None, None
         return summary
 
     # inside
@@ -361,20 +360,7 @@ class RoundEngine:
         secure = self.spec.privacy.secure
         return max(self._rules.min_updates, secure.min_devices if secure is not None else 0)
 
-    def _resume(self) -> None:
-        stored = self.store.get("server_state")
-        seed = self.prepared.task.seed
-        self._server = self.method.server.initial(seed) if stored is None else server_state_from_bytes(stored)
-        last = self.store.last_round()
-        self.closed_rounds = 0 if last is None else last.round - (last.phase != "closed")
-        named = None if last is None else last.global_digest if last.phase != "closed" else last.result_digest
-        self.model.load(self.closed_rounds, named=named, initial=self.prepared.initial)
-        # of each device, the model that it trained on when it was last accepted
-        self._trained_on = self.store.held_models(until=self.closed_rounds)
-        if last is not None and last.phase != "closed":
-            self._resume_open(last)
-
-    def _resume_open(self, row: StoredRound) -> None:
+    def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
         plan = self._plan_of(row.round, row.cohort, secure)
         self._begin(plan)
@@ -392,7 +378,7 @@ class RoundEngine:
     def _plan_of(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
         """:param cohort: of a plain sum; a secure one's plan names nobody."""
         spec = self.spec.privacy.secure
-        held = [digest for device, digest in self._trained_on.items() if spec is not None or device in cohort]
+        held = [digest for device, digest in self._progress.trained_on.items() if spec is not None or device in cohort]
         return RoundPlan(
             task=self.spec.task,
             round=number,
@@ -403,13 +389,13 @@ class RoundEngine:
             cohort=cohort,
             noise_split=spec.honest_devices if spec else min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,
-            controls=self.method.server.controls(self._server, number),
-            differences=worth_offering(self.differences.refs, held),
+            controls=self._progress.server_half.controls(number),
+            differences=worth_offering(self.model.differences.refs, held),
             secure=secure,
         )
 
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
-        spec, half = self.spec.privacy.secure, ServerHalf(self.method, self.global_params, self._server)
+        spec, half = self.spec.privacy.secure, self._progress.server_half
         if spec is None:
             return PlainSum(plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device)
         if self.roster is None:
@@ -439,30 +425,6 @@ class RoundEngine:
             except StoreFull as error:
                 log.warning("a fault of %s could not be noted: %s", device, error)
         return Verdict(refusal.code, refusal.reason, faults=faults)
-
-    def _next_model(self, *, enough: bool) -> NextModel:
-        """What devices get after the open round: at the end, what the method makes of all rounds."""
-        before, round = self.global_params, self._open_plan.round
-        after = self._open_sum.aggregated() if enough else before
-        if round == self.spec.rounds:
-            after = self.method.server.final(self._server, after)
-        if after is before:
-            return NextModel(before, self.global_digest, None)
-        noise_stds = self._open_sum.noise_stds if enough else [0.0] * len(self.layout.layers)
-        return self.model.step(
-            after, task=self.spec.task, round=round, noise_stds=noise_stds, wire=self.prepared.task.wire
-        )
-
-    def _advanced(self, params: np.ndarray, summary: RoundSummary) -> ServerArrays:
-        outcome = ClosedRound(
-            round=summary.round,
-            before=self.global_params,
-            after=params,
-            reports=self._open_sum.reports,
-            accuracy=summary.accuracy_global,
-            loss=summary.loss,
-        )
-        return self.method.server.advance(self._server, outcome)
 
 
 def terms_of(plan: RoundPlan) -> RoundTerms:

@@ -27,6 +27,10 @@ class ServerHalf:
     before: np.ndarray
     state: ServerArrays
 
+    def controls(self, round: int) -> dict[str, float]:
+        """What the plan of this round tells devices."""
+        return self.method.server.controls(self.state, round)
+
     def weight(self, sent: np.ndarray) -> float:
         """Of an update `[d]` in the mean."""
         return self.method.server.weight(self.before, sent, self.method.layout)

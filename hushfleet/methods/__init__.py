@@ -8,10 +8,7 @@ this one: what a board reads from the network cannot make it execute a file. A P
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -24,7 +21,7 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.method import Method, Published, TaskMethod, TrainingConfig
 from hushfleet.methods.sums import check_sums
 from hushfleet.model.params import ParamLayout
-from hushfleet.user_files import in_file
+from hushfleet.user_files import from_file, in_file
 
 GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
@@ -137,22 +134,7 @@ def _from_file(name: str) -> Published:
 
 @cache
 def _loaded(name: str) -> Published:
-    path, _, attribute = name.rpartition(":")
-    module_name = f"hushfleet_method_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up, and so does pickle
-    try:
-        spec.loader.exec_module(module)
-    except OSError as error:
-        raise BadInput(f"method.name = {name!r}: cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # of code that is being written
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        raise BadInput(f"{path}, line {line}, cannot be imported: {type(error).__name__}: {error}") from error
-    return _published(getattr(module, attribute, None), name)
+    return _published(from_file(name, key="method.name"), name)
 
 
 def _published(found: object, where: str) -> Published:

@@ -1,4 +1,4 @@
-"""Attacks use the benches of the other folders' tests: the aggregator's field, and certificates."""
+"""Attacks use the benches of the other folders' tests: certificates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def _bench(name: str, file: str) -> ModuleType:
     return module
 
 
-make_field = _bench("field_bench", "aggregator/rounds/test_coordinator.py").make_field
 _certificates = _bench("certificates_bench", "hushfleet/wire/link/test_tls.py")
 
 

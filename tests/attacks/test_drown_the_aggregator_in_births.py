@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from field_bench import Field
 
 from hushfleet.aggregator.devices import enrolment as enrolment_module
 from hushfleet.aggregator.devices.enrolment import MAX_REFUSED_BIRTHS, MAX_UNKNOWN_BURST, UNKNOWN_A_SECOND, TokenBucket
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, decode_message, encode_message
+from support.field import Field
 
 MakeField = Callable[..., Field]
 FLOOD = 5000

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from field_bench import Field
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled
+from support.field import Field
 
 MakeField = Callable[..., Field]
 STRANGERS = {f"stranger-{index}": Identity.from_bytes(index.to_bytes(32, "big")) for index in range(1000, 1198)}

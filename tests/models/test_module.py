@@ -199,7 +199,7 @@ def test_a_file_is_run_and_tells_devices_its_name_alone(tmp_path):
     with pytest.raises(BadInput, match="cannot read"):
         get_model(f"{tmp_path}/none.py:net", classes=4, input_shape=VECTOR)
     file.write_text("1 / 0")
-    with pytest.raises(BadInput, match="running the file fails: ZeroDivisionError"):
+    with pytest.raises(BadInput, match="cannot be imported: ZeroDivisionError"):
         get_model(f"{file}:net", classes=4, input_shape=VECTOR)
 
 

@@ -12,7 +12,6 @@ from hushfleet.aggregator.fleet.commands.desk import Dir, opened
 
 
 def register(fleet: typer.Typer) -> None:
-    """Adds the sub-command."""
     fleet.command("bundle")(_bundle)
 
 

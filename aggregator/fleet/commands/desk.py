@@ -36,7 +36,6 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
 
 
 def register(fleet: typer.Typer) -> None:
-    """Adds the sub-commands."""
     fleet.command("init")(_init)
     fleet.command("add")(_add)
     fleet.command("list")(_list)

@@ -13,7 +13,6 @@ from hushfleet.errors import BadInput
 
 
 def register(fleet: typer.Typer) -> None:
-    """Adds the sub-commands."""
     fleet.command("approve")(_approve)
     fleet.command("renew")(_renew)
     fleet.command("block")(_block)

@@ -15,7 +15,6 @@ from hushfleet.errors import BadInput
 
 
 def register(fleet: typer.Typer) -> None:
-    """Adds the sub-commands."""
     fleet.command("serve")(_serve)
     fleet.command("up")(_up)
     fleet.command("task")(_task)

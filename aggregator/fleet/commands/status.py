@@ -14,8 +14,6 @@ WIDTH = 160
 
 
 def register(fleet: typer.Typer) -> None:
-    """Adds `status` to `hushfleet fleet`."""
-
     @fleet.command("status")
     def status(
         folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def register(fleet: typer.Typer) -> None:
-    """Adds the sub-commands."""
     fleet.command("release")(_release)
     fleet.command("rollout")(_rollout)
     fleet.command("pause")(_pause)

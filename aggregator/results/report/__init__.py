@@ -6,7 +6,6 @@ privacy of that is worth, and then shows the course of the run.
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
 from hushfleet.aggregator.results.gains import Comparison
@@ -33,8 +32,7 @@ def write_report(result: Result, path: Path, *, seen: Path | None = None) -> Non
 
     :param seen: the picture of `hushfleet invert`, where there is one.
     """
-    png = seen.read_bytes() if seen is not None and seen.is_file() else None
-    write_whole(path, render_report(result, seen=png))
+    write_whole(path, render_report(result, seen=sections.read_picture(seen)))
 
 
 def render_report(result: Result, *, seen: bytes | None = None) -> str:
@@ -54,7 +52,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
         sections.devices_against_alone(result, headline),
         answers_section(result),
         sections.privacy(result, headline),
-        None if seen is None else _seen_section(seen),
+        None if seen is None else sections.seen(seen),
         sections.privacy_sweep(result, headline),
         sections.traffic(result),
         sections.wire_sweep(result, headline),
@@ -80,15 +78,6 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
             (number(headline.epsilon_release), "epsilon_release, worst device"),
         ],
     )
-
-
-def _seen_section(png: bytes) -> page.Section:
-    lead = (
-        "Training images, and what an attacker finds in updates that they cause, in the worst case: one step on one "
-        "image of a known class. Red: recognised. A failed attack is no proof that none succeeds."
-    )
-    drawing = page.Drawing(base64.b64encode(png).decode(), "Training images, and what an attacker finds in updates")
-    return page.Section("seen", "What the server could see", lead, [drawing])
 
 
 def _tile(name: str, tested: Comparison) -> tuple[page.Cell, str]:

@@ -15,11 +15,8 @@ from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
     answer,
+    further_answers,
     judge,
-    own_head_answer,
-    privacy_answer,
-    trade_answer,
-    trust_answer,
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, size
 from hushfleet.aggregator.results.result import Result, write_whole
@@ -144,10 +141,13 @@ def _plain(each: Comparison) -> dict[str, Any]:
     }
 
 
-def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path) -> None:
+def write_comparison(
+    title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path, *, seen: Path | None = None
+) -> None:
     """The page, whole or not at all.
 
     :param reports: of each run, where its own report is.
+    :param seen: the picture of `hushfleet invert`, where there is one.
 
     Raises `StoreError`.
     """
@@ -159,17 +159,12 @@ def write_comparison(title: str, runs: Mapping[str, Result], reports: Mapping[st
         headline = judge(result)
         verdict = answer(result, headline)
         answers.append(f"{name}: {verdict}")
-        told = (
-            own_head_answer(result),
-            privacy_answer(headline, devices=result.devices),
-            trust_answer(result),
-            trade_answer(result, headline),
-            f"All of it: {reports[name]}",
-        )
         charts = (sections.accuracy(result, headline), sections.devices_against_alone(result, headline))
         shown = [section.parts[0] for chart in charts if (section := page.present(chart)) is not None]
-        prose = page.Prose([words for words in told if words])
+        prose = page.Prose([*further_answers(result, headline), f"All of it: {reports[name]}"])
         parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*shown, prose]))
+    if png := sections.read_picture(seen):
+        parts.insert(1, sections.seen(png))
     write_whole(path, page.page(title, parts, answer=answers))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,6 +18,7 @@ from hushfleet.aggregator.results.report.page import (
     BLUE,
     SOFT,
     Code,
+    Drawing,
     Facts,
     PagePart,
     Plot,
@@ -390,3 +393,17 @@ def meaning() -> Section:
     rows = [line.format(**words).split(": ", 1) for line in template("meanings.txt").splitlines()]
     facts = Facts([(name, text) for name, text in rows])
     return Section("meaning", "What the numbers mean", "In short.", [facts], folded=True)
+
+
+def read_picture(path: Path | None) -> bytes | None:
+    return path.read_bytes() if path is not None and path.is_file() else None
+
+
+def seen(png: bytes) -> Section:
+    """What the server could see: the picture of `hushfleet invert`."""
+    lead = (
+        "Training images, and what an attacker finds in updates that they cause, in the worst case: one step on one "
+        "image of a known class. Red: recognised. A failed attack is no proof that none succeeds."
+    )
+    drawing = Drawing(base64.b64encode(png).decode(), "Training images, and what an attacker finds in updates")
+    return Section("seen", "What the server could see", lead, [drawing])

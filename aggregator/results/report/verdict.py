@@ -266,6 +266,17 @@ def trade_answer(result: Result, headline: Headline) -> str:
     )
 
 
+def further_answers(result: Result, headline: Headline) -> list[str]:
+    """What is said after `answer`: own heads, privacy, trust, and both at once."""
+    told = (
+        own_head_answer(result),
+        privacy_answer(headline, devices=result.devices),
+        trust_answer(result),
+        trade_answer(result, headline),
+    )
+    return [words for words in told if words]
+
+
 def gain_of(point: SweepPoint | WirePoint) -> Gain:
     return Gain(point.gain_over_local_only or 0.0, point.gain_standard_error)
 

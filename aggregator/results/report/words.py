@@ -56,7 +56,7 @@ def size(count: float | None) -> str:
     """Bytes in decimal units: `1.2 MB`."""
     if count is None:
         return NOT_MEASURED
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= 0.9995 * scale:
             amount = count / scale
             return (f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}") + NARROW + unit

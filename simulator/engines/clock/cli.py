@@ -40,8 +40,6 @@ it by --samples. A [scenario] in the task file (days and nights, drop-outs, outa
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `forecast`."""
-
     @app.command("forecast", help=HELP)
     def forecast_command(
         task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What would be run; see `tasks/`.")],

@@ -19,13 +19,14 @@ from typing import Any, Literal
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
 from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.clock.books import Books
 from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, Device
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.events import Arrival, ClosedRound, EventQueue, OpenRound
 from hushfleet.simulator.engines.clock.links import LinkOptions, Links
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Playback, Schedule
-from hushfleet.wire.format.messages import Ack, Ask, Birth, Known, Want
+from hushfleet.wire.format.messages import Ack
 
 _LONGEST_ROUND_S = 90 * 86400.0
 _MOST_EXTENSIONS = 1000
@@ -56,13 +57,12 @@ class FleetClock:
         self._rules, self._costs, self._sizes, self._seed = rules, costs, sizes, seed
         self._by_name = {device.name: device for device in fleet}
         self._queue = EventQueue(logging=logging)
-        self._announced = 0  # bytes of plans that every linked device has received
+        self._books = Books(self._queue, sizes)
         self._playback = Playback(schedule)
         self._links = Links(fleet, self._queue, self, seed=seed, options=options or LinkOptions())
         self._least = least_devices(rules, devices=len(fleet))
         self._rule = ClosingRule(rules, least_ready=self._least)
         self._present: set[str] = set()
-        self._version = 0  # of the global model
         self._broadcasts: dict[int, Broadcasts] = {}  # of so many differences, or (0) of the whole model
         self._rate = 1.0  # with which each device is drawn
         self._closed_rounds = 0
@@ -83,7 +83,7 @@ class FleetClock:
         for device in self.fleet:
             if device.on:
                 device.spent.on_s += self._queue.now - device.on_since
-            self._hears_nothing(device)
+            self._books.hears_nothing(device)
 
     def _next_round(self) -> ClosedRound:
         queue, self._closed = self._queue, None
@@ -126,7 +126,7 @@ class FleetClock:
         self._open = OpenRound(closed + 1, now, cohort)
         self._begin_waiting(self._open)
         self._queue.log("round_open", round=closed + 1, **self._told_of(cohort))
-        plan_bytes = self._announce(self._named(self._open))
+        plan_bytes = self._books.announce(self._named(self._open))
         begin = []
         for name in cohort:
             device = self._by_name[name]
@@ -197,9 +197,9 @@ class FleetClock:
 
     def _download(self, device: Device) -> Download | None:
         """What brings the global model to the device; None if it holds it."""
-        if device.held == self._version:
+        if device.held == self._books.version:
             return None
-        return self._sizes.download(None if device.held < 0 else self._version - device.held)
+        return self._sizes.download(None if device.held < 0 else self._books.version - device.held)
 
     def _arrive(self, device: Device, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
@@ -213,8 +213,8 @@ class FleetClock:
             return
         self._rule.accept(device.name)
         current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes)
-        self._end_attempt(device, attempt, now)
-        self._charge(device, current)
+        self._books.end_attempt(device, attempt, now)
+        self._books.charge(device, current)
         device.in_sync, device.free_at = True, now + device.times.latency_s
         device.spent.used += 1
         device.spent.down_bytes += self._sizes.packet[Ack]
@@ -247,7 +247,7 @@ class FleetClock:
         """Who still trains gives up at its own deadline and begins anew; who has not begun has more time."""
         now = self._queue.now
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
-        plan_bytes = self._announce(self._named(current))
+        plan_bytes = self._books.announce(self._named(current))
         if not self._collects(current):
             return
         for name in current.cohort:
@@ -266,7 +266,7 @@ class FleetClock:
         attempt = device.attempt
         if attempt is None or device.number != number or self._open is not current or not device.linked:
             return
-        self._end_attempt(device, attempt, stopped_at)
+        self._books.end_attempt(device, attempt, stopped_at)
         device.free_at = stopped_at
         self._decline(device, current, "busy", "the round's deadline passed before training had ended")
         if not current.closing:
@@ -287,7 +287,7 @@ class FleetClock:
                 device.spent.unused[current.size] += 1
         self._open, self._closed_rounds, self._idle_since = None, current.number, now
         if used:
-            self._version += 1
+            self._books.version += 1
             self._broadcasts = {}
         self._closed = ClosedRound(
             round=current.number,
@@ -305,7 +305,7 @@ class FleetClock:
         )
         self._open_round()
         if self._open is None:
-            self._announce(0)
+            self._books.announce(0)
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
     def _fate(self, device: Device, current: OpenRound) -> str:
@@ -323,64 +323,23 @@ class FleetClock:
         """Ends an attempt whose round is over; True if its update was, or still is, committed."""
         ending = device.ending(attempt, self._queue.now)
         device.free_at = ending.free_at
-        self._end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
+        self._books.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
         if ending.committed:
-            self._charge(device, current)
+            self._books.charge(device, current)
         return ending.committed
-
-    def _end_attempt(self, device: Device, attempt: Attempt, until: float, *, sent_until: float | None = None) -> None:
-        """Counts what was laid out, as far as it went.
-
-        :param until: what was computed and received.
-        """
-        spent, sent_until = device.spent, until if sent_until is None else sent_until
-        spent.compute_s += device.worked_s(attempt, until)
-        spent.up_bytes += device.sent_bytes(attempt, sent_until)
-        spent.down_bytes += device.received_bytes(attempt, until)
-        if attempt.download is not None:
-            spent.up_bytes += attempt.download.blobs * self._sizes.packet[Want]
-        if until >= attempt.train_at:
-            device.held = self._version
-            spent.up_bytes += 2 * self._sizes.packet[Birth]  # training, and ready again
-            latency_s = device.times.latency_s
-            self._log_presence(device, "training", at=attempt.train_at + latency_s)
-            self._log_presence(device, "ready", at=min(until, attempt.commit_at) + latency_s)
-            if until >= attempt.commit_at and sent_until >= attempt.sent_from:
-                self._queue.log("offer", at=attempt.sent_from + latency_s, round=attempt.round, device=device.name)
-        device.attempt = None
-        device.number += 1
-
-    def _charge(self, device: Device, current: OpenRound) -> None:
-        """The device has committed its update of this round."""
-        if device.committed_round != current.number:
-            device.committed_round = current.number
-            device.participations += 1
-            device.in_sync = False
-            device.spent.charged[current.size] += 1
 
     # power and network, told by `Links`
 
     def came(self, device: Device, *, linked_at: float) -> None:
         """The aggregator hears of a device whose link is up since `linked_at`."""
-        sizes, plan_bytes = self._sizes, self._sizes.plan_wire_bytes(self._named(self._open))
-        device.spent.up_bytes += sizes.packet[Birth] + sizes.packet[Ask]
-        device.spent.down_bytes += plan_bytes + sizes.packet[Known]
-        device.announced_from = self._announced
-        if device.fresh:
-            device.fresh = False
-            device.free_at, device.task_at = linked_at, linked_at + device.times.load_s
-            if not device.has_task:
-                device.has_task = True
-                device.task_at += device.times.fetch_s
-                device.spent.up_bytes += len(sizes.task_blobs) * sizes.packet[Want]
-                device.spent.down_bytes += sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
+        self._books.came(device, linked_at=linked_at, named=self._named(self._open))
         if self._links.server_linked:
             self._hear_of(device, linked_at)
             self._open_round()
 
     def broke(self, device: Device, *, power: bool) -> None:
         """The device's link ended at this moment, with its power or without."""
-        self._hears_nothing(device)
+        self._books.hears_nothing(device)
         attempt, now, current = device.attempt, self._queue.now, self._open
         if attempt is None or current is None:
             return
@@ -389,15 +348,15 @@ class FleetClock:
             attempt.cut_at = now
         elif now >= attempt.commit_at:
             device.send_in_vain(attempt, now if attempt.cut_at is None else attempt.cut_at)
-            self._charge(device, current)
+            self._books.charge(device, current)
         else:
-            self._end_attempt(device, attempt, now)
+            self._books.end_attempt(device, attempt, now)
 
     def missed(self, device: Device, state: Literal["lost", "sleeping"]) -> None:
         """The aggregator learns that a device is gone."""
         self._present.discard(device.name)
         self._lose(device)
-        self._log_presence(device, state)
+        self._books.presence(device, state)
 
     def server_went(self) -> None:
         """The aggregator was killed; all that it had in memory is gone."""
@@ -441,7 +400,7 @@ class FleetClock:
         """
         if device.name not in self._present:
             self._present.add(device.name)
-            self._log_presence(device, "ready")
+            self._books.presence(device, "ready")
         self._rule.back(device.name)
         current, attempt, times = self._open, device.attempt, device.times
         if current is None or current.closing or not self._rule.expects(device.name):
@@ -461,20 +420,3 @@ class FleetClock:
             attempt.delay(attempt.broadcasts.want(linked_at + times.latency_s) - attempt.pass_at)
         device.number += 1
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
-
-    # what everybody hears, and what the log says
-
-    def _announce(self, named: int) -> int:
-        """A plan that names so many devices goes to all that are linked. Its bytes."""
-        plan_bytes = self._sizes.plan_wire_bytes(named)
-        self._announced += plan_bytes
-        return plan_bytes
-
-    def _hears_nothing(self, device: Device) -> None:
-        """From now on."""
-        if device.announced_from is not None:
-            device.spent.down_bytes += self._announced - device.announced_from
-            device.announced_from = None
-
-    def _log_presence(self, device: Device, state: str, *, at: float | None = None) -> None:
-        self._queue.log("presence", at=at, device=device.name, state=state, board=device.board)

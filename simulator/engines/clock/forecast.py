@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.observe.events import to_json
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
@@ -110,8 +111,8 @@ class Forecast:
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON; an infinite epsilon is `"inf"`."""
-        plain = asdict(self) | {"stragglers": self.stragglers}
-        return {name: "inf" if value == math.inf else value for name, value in plain.items()}
+        plain: dict[str, Any] = to_json(asdict(self) | {"stragglers": self.stragglers})
+        return plain
 
 
 def forecast(

@@ -11,13 +11,14 @@ from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.report.words import size
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import Forecast
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.units import shown_bytes, shown_time
+from hushfleet.simulator.units import shown_time
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
@@ -42,10 +43,10 @@ _FIGURES: dict[str, Callable[[Forecast], str]] = {
     "a round, 95 % within": lambda f: shown_time(f.round_p95_s),
     "updates used a round": lambda f: f"{f.updates_per_round:.1f}",
     "stragglers": lambda f: f"{100 * f.stragglers:.1f} %",
-    "up a device": lambda f: shown_bytes(f.up_bytes / f.devices),
-    "down a device": lambda f: shown_bytes(f.down_bytes / f.devices),
-    "up in all": lambda f: shown_bytes(f.up_bytes),
-    "down in all": lambda f: shown_bytes(f.down_bytes),
+    "up a device": lambda f: size(f.up_bytes / f.devices),
+    "down a device": lambda f: size(f.down_bytes / f.devices),
+    "up in all": lambda f: size(f.up_bytes),
+    "down in all": lambda f: size(f.down_bytes),
     "energy a device": lambda f: f"{f.energy_wh / f.devices:.3g} Wh",
     "energy in all": lambda f: f"{f.energy_wh / 1000:.3g} kWh",
     "epsilon, worst": lambda f: f"{f.epsilon:.3g}",

@@ -9,7 +9,6 @@ With `emulate` each client is as slow as its board, has the board's memory, and 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.process import Broker, start_broker
+from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import Board, load_board
 from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown
@@ -32,7 +32,7 @@ from hushfleet.simulator.engines.live.memory_limit import ARENAS, address_space_
 from hushfleet.simulator.engines.live.network import EmulatedNetwork
 from hushfleet.simulator.engines.live.tls import AGGREGATOR, FleetTls
 from hushfleet.simulator.fleet import SimulatedDevice
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import RunFolder, Simulation
 
 FEDERATION = "default"
 STOP_TIMEOUT_S = 10.0
@@ -50,7 +50,6 @@ class LiveFleet:
     :param broker_kind: `auto`, `mosquitto` or `amqtt`.
     :param restarts: how often a process that dies unexpectedly is started again, each.
     :param client: what starts a client, before the name of its DEVICE.toml.
-    :param aggregator: what starts the aggregator, before its options.
     :param emulate: each device behaves like its board.
     :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
     :param boards: of devices, instead of the profiles that the fleet names: for a fleet with an uplink behind it.
@@ -73,7 +72,6 @@ class LiveFleet:
         broker_kind: BrokerKind = "auto",
         restarts: int = 0,
         client: Sequence[str] = (sys.executable, "-m", "hushfleet.edge_client"),
-        aggregator: Sequence[str] = _COMMAND,
         emulate: bool = False,
         proxied: bool = False,
         boards: Mapping[str, Board] | None = None,
@@ -87,7 +85,6 @@ class LiveFleet:
     ) -> None:
         self.simulation = simulation
         self.client = tuple(client)
-        self.aggregator = tuple(aggregator)
         self.broker_kind: BrokerKind = broker_kind
         self.restarts = restarts
         self.broker: Broker | None = None
@@ -176,7 +173,7 @@ class LiveFleet:
         for key, path in (self._tls.files(AGGREGATOR) if self._tls else {}).items():
             options[key.replace("_", "-")] = path
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [*self.aggregator, str(folder.task), "--resume", *words]
+        command = [*_COMMAND, str(folder.task), "--resume", *words]
         self._start("aggregator", command, folder.path / "aggregator.log")
 
     def _known_devices(self) -> Path:
@@ -214,12 +211,14 @@ class LiveFleet:
         have no owner.
         """
         (device,) = [device for device in self.devices if device.name == name]
-        simulation, files, emulation = self.simulation, self.simulation.folder.device(name), self._emulations.get(name)
+        simulation, emulation = self.simulation, self._emulations.get(name)
+        folder = RunFolder(simulation.folder.path.resolve())
+        files = folder.device(name)
         url, privacy = self._broker_url, simulation.prepared.spec.privacy
         if self.network:
             url = f"{'mqtts' if self._tls else 'mqtt'}://127.0.0.1:{self._ports[name]}"
         write_mb_s = self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None)
-        tests = {"common_test": simulation.folder.common_test, "local_test": files.local_test, "metrics": files.metrics}
+        tests = {"common_test": folder.common_test, "local_test": files.local_test, "metrics": files.metrics}
         sections: dict[str, dict[str, object]] = {
             "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
             "broker": {"url": url, **(self._tls.files(name) if self._tls else {})},
@@ -240,9 +239,8 @@ class LiveFleet:
                 **({"write_mb_s": write_mb_s} if write_mb_s else {}),
             },
         }
-        return "# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.\n" + (
-            "\n".join(f"[{name}]\n" + "".join(map(_toml, keys.items())) for name, keys in sections.items())
-        )
+        note = "# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.\n"
+        return note + to_toml(sections)
 
     def kill(self, name: str) -> None:
         """SIGKILL to `broker`, `aggregator` or a device, without a goodbye. It is revived, unless expected down."""
@@ -358,14 +356,6 @@ class LiveFleet:
                 process.wait(max(0.1, deadline - time.monotonic()))
             process.kill()
             process.wait()
-
-
-def _toml(item: tuple[str, object]) -> str:
-    key, value = item
-    if isinstance(value, Path):
-        value = str(value.resolve())
-    # A JSON string is a TOML string.
-    return f"{key} = {json.dumps(value) if isinstance(value, str) else repr(value)}\n"
 
 
 def _tail(log: Path) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from hushfleet.models.torch_gradient import TorchGradient
@@ -22,14 +20,12 @@ class CohortBatch(Batch):
     """The raw gradients of the clients that still train.
 
     :param out: float32 `[c, d]`, where a gradient is written.
-    :param reduced: the network computes in bfloat16.
     :param scratch: rows for single samples' gradients, kept from step to step since fresh pages take time.
     """
 
     gradient: TorchGradient | ReplayedGradient
     step: CohortStep
     out: Tensor
-    reduced: bool = False
     scratch: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -80,13 +76,6 @@ class CohortBatch(Batch):
         if step.teacher is not None and step.distill is not None:
             learned = {"teacher": step.teacher[:, columns], "distill": step.distill[:, columns]}
         masks = tuple(mask[:, columns] for mask in step.masks)
-        with self._precision():
-            return self.gradient.clients(
-                params, step.x[:, columns], step.y[:, columns], masks, out=out, weights=weights, **learned
-            )
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if not self.reduced:
-            return nullcontext()
-        # Without its cache of weights in bfloat16, which a recorded pass would read for ever.
-        return torch.autocast(self.out.device.type, torch.bfloat16, cache_enabled=False)
+        return self.gradient.clients(
+            params, step.x[:, columns], step.y[:, columns], masks, out=out, weights=weights, **learned
+        )

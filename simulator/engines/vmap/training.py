@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.engines.vmap.batch import CohortBatch
-from hushfleet.simulator.engines.vmap.device_data import GroupBatches, SamplesOnDevice, step_count
+from hushfleet.simulator.engines.vmap.device_data import GroupBatches, SamplesOnDevice
 from hushfleet.simulator.engines.vmap.memory import bytes_per_client
 from hushfleet.simulator.engines.vmap.optim import make_cohort_optimizer
 from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
@@ -50,9 +50,6 @@ from hushfleet.training.entries import Entries
 from hushfleet.training.local_round import Step, Trained, train_vector
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.own_samples import LoadedSamples
-
-OnStep = Callable[[int, int], None]
-Precision = Literal["float32", "bfloat16"]
 
 CPU_BUDGET_BYTES = 1 << 30
 CUDA_SHARE = 0.8  # of what is free; the rest is for kernels' scratch space and for fragments
@@ -87,9 +84,7 @@ class CohortTrainer:
     """Trains cohorts on one device, where the clients' data stays from round to round.
 
     :param memory_bytes: what a group may take. By default 0.8 of what is free on CUDA when a cohort begins, and
-        1 GiB on a processor.
-    :param precision: of the networks' forward and backward pass; `bfloat16` is autocast. Parameters, optimizer and
-        the method's own terms are float32 in any case. `float32` is meant: no TF32.
+        1 GiB on a processor. float32 is meant: no TF32.
     """
 
     def __init__(
@@ -98,12 +93,10 @@ class CohortTrainer:
         device: str | torch.device,
         *,
         memory_bytes: int | None = None,
-        precision: Precision = "float32",
     ) -> None:
         self.gradient = gradient
         self.device = torch.device(device)
         self.memory_bytes = memory_bytes
-        self.precision = precision
         self.on_device = SamplesOnDevice(self.device)
         self.replayed = ReplayedGradient(gradient) if self.device.type == "cuda" else None
         self.grouping: Grouping | None = None  # of the last cohort
@@ -116,7 +109,6 @@ class CohortTrainer:
         global_params: np.ndarray,
         *,
         inputs: Inputs,
-        on_step: OnStep | None = None,
     ) -> list[Trained]:
         """Local training of a round, of all members, in their order.
 
@@ -125,7 +117,6 @@ class CohortTrainer:
         `[c, ...]`, all on the device.
 
         :param global_params: float32 `[d]`, read-only.
-        :param on_step: called before each step with (steps done, steps in all); may raise to give up.
         :raises BadInput: a member has no samples.
         """
         if not members:
@@ -135,17 +126,15 @@ class CohortTrainer:
         ready = [self._ready(method, member, member.samples, global_params) for member in members]
         needed, budget = self._memory(method, ready, inputs)
         pending = deque(self._groups(method, ready, self._fitting(needed, budget)))
-        progress = _Progress(on_step, sum(_steps(method, ready[group[0]]) for group in pending))
         results: dict[int, Trained] = {}
         sizes = []
         while pending:
             group = pending.popleft()
-            trained = self._attempt(method, [ready[i] for i in group], global_params, inputs, progress)
+            trained = self._attempt(method, [ready[i] for i in group], global_params, inputs)
             if trained is None:
                 self._most_clients = -(-len(group) // 2)
                 first, second = group[: self._most_clients], group[self._most_clients :]
                 pending.extendleft((second, first))
-                progress.total += _steps(method, ready[second[0]])
             else:
                 sizes.append(len(group))
                 results.update(zip(group, trained, strict=True))
@@ -211,21 +200,18 @@ class CohortTrainer:
         group: Sequence[_Ready],
         global_params: np.ndarray,
         inputs: Inputs,
-        progress: _Progress,
     ) -> list[Trained] | None:
         """The group's training; None if memory ran out, with generators and progress as they were before."""
         generators = [each.member.rng.bit_generator.state for each in group]
-        done = progress.done
         # Noise has no state that could be put back, so all but the last attempt draw from copies.
         tried = group if len(group) == 1 else [each.with_noise(deepcopy(each.member.noise)) for each in group]
         try:
-            return self._train_group(method, tried, global_params, inputs, progress)
+            return self._train_group(method, tried, global_params, inputs)
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
         for each, state in zip(group, generators, strict=True):
             each.member.rng.bit_generator.state = state
-        progress.done = done
         if self.replayed is not None:
             self.replayed.forget()
             torch.cuda.empty_cache()
@@ -237,14 +223,13 @@ class CohortTrainer:
         group: Sequence[_Ready],
         global_params: np.ndarray,
         inputs: Inputs,
-        progress: _Progress,
     ) -> list[Trained]:
         """As `train_round`."""
         if self.replayed is not None:
             self.replayed.begin()
         context = self._stacked([each.context for each in group], global_params)
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            shared = _ManyClients(self, method, method.training, group, inputs, progress, noised=method.by_record)
+            shared = _ManyClients(self, method, method.training, group, inputs, noised=method.by_record)
             end = context.start.clone()
             remembered = train_vector(method.training, context, end, shared)
             own = end
@@ -252,7 +237,7 @@ class CohortTrainer:
                 begin = context.global_params.expand_as(end) if context.state.own is None else context.state.own
                 own = begin.clone()
                 second = method.parts.own_training
-                train_vector(second, context, own, _ManyClients(self, method, second, group, inputs, progress))
+                train_vector(second, context, own, _ManyClients(self, method, second, group, inputs))
         ends, losses = end.cpu().numpy(), shared.losses.cpu().numpy()
         owns = ends if own is end else own.cpu().numpy()
         lasting = {name: array.cpu().numpy() for name, array in remembered.items()}
@@ -304,11 +289,10 @@ class _ManyClients:
         training: Sgd,
         group: Sequence[_Ready],
         inputs: Inputs,
-        progress: _Progress,
         *,
         noised: bool = False,
     ) -> None:
-        self._trainer, self._group, self._progress = trainer, group, progress
+        self._trainer, self._group = trainer, group
         self._config: TrainingConfig = method.config
         self._mechanisms = [_record(method, each) for each in group] if noised else []
         distills = training.objective.distills
@@ -346,26 +330,14 @@ class _ManyClients:
         self._seen[step.rows] += step.batch.sizes
 
     def steps(self) -> Iterator[Step]:
-        reduced = self._trainer.precision == "bfloat16"
         for cohort in self._batches:
-            self._progress.step()
             rows = slice(cohort.active)
             gradient = self._trainer.replayed or self._trainer.gradient
-            batch: Batch = CohortBatch(gradient, cohort, self._out[rows], reduced, self._scratch)
+            batch: Batch = CohortBatch(gradient, cohort, self._out[rows], self._scratch)
             if self._mechanisms:
                 noises = [each.member.noise for each in self._group[rows]]
                 batch = NoisedBatch(batch, self._mechanisms[rows], noises, self._total[rows])
             yield Step(cohort.epoch, rows, batch)
-
-
-class _Progress:
-    def __init__(self, on_step: OnStep | None, total: int) -> None:
-        self.on_step, self.total, self.done = on_step, total, 0
-
-    def step(self) -> None:
-        if self.on_step:
-            self.on_step(self.done, self.total)
-        self.done += 1
 
 
 def _trainings(method: TaskMethod) -> list[tuple[Sgd, bool]]:
@@ -376,11 +348,6 @@ def _trainings(method: TaskMethod) -> list[tuple[Sgd, bool]]:
 
 def _record(method: TaskMethod, ready: _Ready) -> RecordMechanism:
     return method.record_mechanism(ready.member.terms)
-
-
-def _steps(method: TaskMethod, ready: _Ready) -> int:
-    count, record = len(ready.member.samples), _record(method, ready)
-    return sum(step_count(count, method.config, record if noised else None) for _, noised in _trainings(method))
 
 
 def _kind(method: TaskMethod, ready: _Ready) -> tuple[object, ...]:

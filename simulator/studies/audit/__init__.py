@@ -11,7 +11,6 @@ subject   the device that is audited
 device    the game for a device's whole update
 sums      the game for either of them, where a server sees sums alone
 record    the games for one record, where each gradient is noised
-sums      the game for either of them, where a server sees sums alone
 finding   scores of a game against the claim
 games     those that fit a task
 """

@@ -24,10 +24,10 @@ def register(app: typer.Typer) -> None:
     ) -> None:  # fmt: skip
         """Seek training images in the updates that a server sees.
 
-        The attack inverts gradients (Geiping et al. 2020) on the task's first model: of a raw update, a clipped one,
-        one with a little noise, with the noise of epsilon_server 8 and 2 over the task's rounds, and of a sum of
-        devices, without noise and with. It is the worst case for a device: one step on one image, whose label is
-        known. An image counts as recognised if of all training images of its class it is the one most like what
+        The attack inverts gradients (Geiping et al. 2020) on the task's first model and its first device: of a raw
+        update (clipping changes nothing), with a little noise, with the task's own, with that of epsilon_server 8 and 2
+        over the task's rounds, and of a sum of devices, without noise and with. It is the worst case for a device: one
+        step on one image, whose label is known. An image counts as recognised if of all training images of its class it is the one most like what
         was found.
 
         A failed attack is no proof that none succeeds; what an epsilon promises holds for all of them.
@@ -40,56 +40,24 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet invert runs/a/task.json --out runs/a`, and `hushfleet report runs/a` shows it
         """
-        import math
-
         from rich.console import Console
 
-        from hushfleet.aggregator.config.sections import OWN_DATA
         from hushfleet.aggregator.observe.progress import shown
-        from hushfleet.aggregator.results.result import write_whole
-        from hushfleet.data.sets import load
-        from hushfleet.errors import BadInput
-        from hushfleet.models import get_model
         from hushfleet.simulator.command import overridden
-        from hushfleet.simulator.studies.invert.show import draw, table, to_json
-        from hushfleet.simulator.studies.invert.views import Terms, look
+        from hushfleet.simulator.studies.invert.show import table
+        from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
         from hushfleet.user_files import checked_folder
 
         console = Console(stderr=as_json)
         if out is not None:
             checked_folder(out)
         task = overridden(task_file, settings)
-        if task.data.name in OWN_DATA:
-            raise BadInput(f"data.name = {task.data.name!r}: images are sought of the public data sets alone")
-        if task.model.features or task.model.share != "all":
-            raise BadInput(
-                "a network on features never shows the server a gradient by pixels; give a task without them"
-            )
-        clip_norm = task.privacy.clip_norm
-        if clip_norm is None or not math.isfinite(clip_norm):
-            raise BadInput(
-                "privacy.clip_norm must be a number, since the noise is scaled to it: --set privacy.clip_norm=1"
-            )
-        terms = Terms(clip_norm, task.round.rounds, task.delta, devices)
         with shown(console):
-            data = load(task.data.name, data_dir=data_dir).train
-            shape = data.images.shape[1:]
-            classes = int(data.labels.max()) + 1
-            model = get_model(task.model.name, classes=classes, input_shape=shape)
-            if model.input_shape != shape:
-                raise BadInput(f"model.name = {model.name!r} takes {model.input_shape}; {task.data.name} has {shape}")
-            if len(data) < images + devices:
-                raise BadInput(f"{task.data.name} has {len(data)} images; --images and --devices ask for more")
-            params = model.init(task.seed)
-            originals, views = look(model, params, data, terms, count=images, steps=steps, tries=tries, seed=seed)
-        text = to_json(task.name, len(data) / classes, views)
+            seen = invert(task, data_dir=data_dir, images=images, devices=devices, steps=steps, tries=tries, seed=seed)
         if as_json:
-            print(text)
+            print(seen.json)
         else:
-            console.print(
-                table(f"{model.name} on {task.data.name}, {task.round.rounds} rounds, delta {task.delta:g}", views)
-            )
+            console.print(table(seen.title, seen.views))
         if out is not None:
-            write_whole(out / "invert.json", text + "\n")
-            draw(originals, views, out / "invert.png")
-            console.print(f"figures  {out / 'invert.json'}\npicture  {out / 'invert.png'}", highlight=False)
+            seen.save(out)
+            console.print(f"figures  {out / FIGURES}\npicture  {out / PICTURE}", highlight=False)

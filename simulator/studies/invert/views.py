@@ -18,6 +18,7 @@ from hushfleet.privacy.accounting.step import Step
 from hushfleet.privacy.clipping import clip
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.simulator.fleet import Fleet
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
 
 LITTLE = 0.005
@@ -31,12 +32,14 @@ class Terms:
     :param clip_norm: C, finite.
     :param rounds: that the epsilons are for.
     :param devices: of a secure sum.
+    :param noise_multiplier: of what one device of the task sends; None where that is not noised.
     """
 
     clip_norm: float
     rounds: int
     delta: float
     devices: int
+    noise_multiplier: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +60,23 @@ class View:
 
 
 def look(
-    model: Model, params: np.ndarray, data: Samples, terms: Terms, *, count: int, steps: int, tries: int, seed: int
+    model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, *, count: int, steps: int, tries: int, seed: int
 ) -> tuple[np.ndarray, list[View]]:
-    """Attacks `count` images that the seed draws: the originals float32 `[n, C, H, W]`, 0..1, and the views.
+    """Attacks `count` images of the fleet's first device: the originals float32 `[n, C, H, W]`, 0..1, and the views.
 
-    :param data: the training images; of a sum of n devices, each has one of them.
+    :param fleet: of a sum, each device has one image; those of the others are drawn from what the others have.
+    :param seed: draws the images.
     """
-    drawn = np.random.default_rng(seed).choice(len(data), size=count + terms.devices - 1, replace=False)
+    device = fleet.devices[0].train
+    data, own = device.source, device.indices
+    rng = np.random.default_rng(seed)
+    victims = rng.choice(own, count, replace=False)
+    others = rng.choice(np.setdiff1d(np.arange(len(data)), own), terms.devices - 1, replace=False)
+    drawn = np.concatenate([victims, others])
     updates = np.concatenate(
         [_updates(model, params, data.take(part)) for part in np.array_split(drawn, -(-len(drawn) // 32))]
     )
     seen = shown(updates, count, terms, seed=seed)
-    victims = drawn[:count]
     mean, std = (np.asarray(each, np.float32) for each in (data.mean, data.std))
     found = reconstruct(
         model,
@@ -111,12 +119,14 @@ def shown(updates: np.ndarray, count: int, terms: Terms, *, seed: int) -> list[t
     def multiplier(target: float) -> float:
         return noise_multiplier_for(epsilon=target, delta=terms.delta, steps=terms.rounds)
 
-    little = epsilon([Step(LITTLE, 1.0, terms.rounds)], delta=terms.delta)
-    sums = single + others
+    def spent(multiplier: float) -> float:
+        return epsilon([Step(multiplier, 1.0, terms.rounds)], delta=terms.delta)
+
+    task, sums = terms.noise_multiplier, single + others
     return [
-        ("raw", None, updates[:count]),
-        ("clipped", None, single),
-        ("a little noise", little, noised(single, LITTLE)),
+        ("raw, or clipped", None, single),  # one direction, which is all that the attack looks at
+        ("a little noise", spent(LITTLE), noised(single, LITTLE)),
+        *([] if task is None else [("noised, as the task does", spent(task), noised(single, task))]),
         ("noised", 8.0, noised(single, multiplier(8))),
         ("noised", 2.0, noised(single, multiplier(2))),
         (f"sum of {terms.devices}", None, sums),

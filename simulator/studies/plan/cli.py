@@ -31,8 +31,6 @@ trains alone.
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `plan`."""
-
     @app.command("plan", help=HELP)
     def plan(
         devices: Annotated[int, typer.Option(min=2, max=100_000, help="In a round.")],

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from hushfleet.aggregator.planning.advice import Advice, Answer, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
+from hushfleet.aggregator.results.report.words import percent, size
 from hushfleet.simulator.studies.plan.needs import BoardTimes, Needs
-from hushfleet.simulator.units import shown_bytes, shown_time
+from hushfleet.simulator.units import shown_time
 
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "too close to call": "bold yellow"}
 
@@ -43,7 +44,7 @@ def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes
         ("own labels, with the head that a board chooses", found.alone, found.chosen),
         ("all labels alike, with the shared head", found.alone_common, found.shared),
     ):
-        accuracy.add_row(test, _percent(alone), _percent(shared), f"{100 * (shared - alone):+.1f} points")
+        accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points")
     console.print(accuracy)
     takes = Table(show_header=False)
     for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _times(needed, times)).items():
@@ -89,8 +90,8 @@ def _costs(needed: Needs) -> dict[str, str]:
         "noise multiplier": f"{needed.noise_multiplier:.3g} of the sum; a device adds "
         f"{needed.share_std:.3g} clip norms",
         "values in an update": f"{needed.values:,}{masked}",
-        "a device sends": f"{shown_bytes(needed.up + needed.answer)} a round, {shown_bytes(needed.total_up)} in all",
-        "and receives": f"{shown_bytes(needed.down)} a round, {shown_bytes(needed.total_down)} in all",
+        "a device sends": f"{size(needed.up + needed.answer)} a round, {size(needed.total_up)} in all",
+        "and receives": f"{size(needed.down)} a round, {size(needed.total_down)} in all",
     }
 
 
@@ -100,7 +101,3 @@ def _times(needed: Needs, times: list[BoardTimes]) -> dict[str, str]:
         f"{shown_time(each.features_s)}, a round {shown_time(each.round_s)}"
         for each in times
     }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -29,8 +29,6 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command `reproduce`."""
-
     @app.command("reproduce", help=HELP)
     def reproduce_command(
         paper: Annotated[str | None, typer.Argument(help="See --list.")] = None,

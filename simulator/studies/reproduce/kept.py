@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.observe.events import to_json
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
@@ -89,7 +90,7 @@ class KeptCell:
     def save(self, out: Path) -> Path:
         """Writes the file whole or not at all. Raises `StoreError`."""
         path = cell_path(out, self.cell)
-        write_whole(path, json.dumps(_to_json({"schema": SCHEMA, **asdict(self)}), indent=1, allow_nan=False) + "\n")
+        write_whole(path, json.dumps(to_json({"schema": SCHEMA, **asdict(self)}), indent=1, allow_nan=False) + "\n")
         return path
 
     @classmethod
@@ -177,15 +178,6 @@ def kept_cell(
 
 def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-
-def _to_json(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {str(name): _to_json(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(each) for each in value]
-    return "inf" if value == math.inf else value
 
 
 def _from_json(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """What the checks let pass: every honest update, and nothing that does not amount to the task's mechanism.
 
-Hostile updates over the wire are in `test_coordinator.py`; here are the bounds themselves.
+Hostile updates over the wire are in `rounds/test_hostile_senders.py`; here are the bounds themselves.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def chain_applied(fleet: Any, base: np.ndarray, plan: RoundPlan) -> np.ndarray:
     chain = plan.differences_from([params_digest(base)])
     assert chain is not None
     for ref in chain:
-        blob = fleet.engine.differences.find(ref.digest)
+        blob = fleet.engine.model.differences.find(ref.digest)
         assert (len(blob), hashlib.sha256(blob).digest()) == (ref.size, ref.digest)
         base = apply_difference(blob, base, task=plan.task, counts=COUNTS)
     return base
@@ -41,7 +41,7 @@ def test_the_new_model_is_the_old_one_and_the_difference(make_fleet: MakeFleet) 
         fleet.run_round()
         models.append(fleet.engine.global_params)
         for old in models:
-            plan = replace(fleet.engine.announcement, differences=fleet.engine.differences.refs)
+            plan = replace(fleet.engine.announcement, differences=fleet.engine.model.differences.refs)
             assert np.array_equal(chain_applied(fleet, old, plan), fleet.engine.global_params)
     exact.run_round()
     assert exact.open().differences == ()
@@ -71,7 +71,7 @@ def test_a_plan_offers_what_its_cohort_needs_oldest_first(make_fleet: MakeFleet)
     # after the first round everybody has its model; dev-2 has it still when the fourth opens, and then a newer one
     assert offered == [[], [0], [0, 1], [0, 1, 2], [3]]
     assert [bases.index(ref.base) for ref in fleet.open(["dev-0"]).differences] == [4]
-    assert fleet.restart().plan.differences == fleet.engine.differences.refs[-1:]
+    assert fleet.restart().plan.differences == fleet.engine.model.differences.refs[-1:]
 
 
 def test_strangers_are_offered_the_last_difference_only(make_fleet: MakeFleet) -> None:
@@ -85,7 +85,7 @@ def test_no_more_are_kept_than_are_cheaper_than_the_model(make_fleet: MakeFleet)
     fleet = make_fleet(rounds=6)
     while not fleet.engine.finished:
         plan = play(fleet, *fleet.names[fleet.engine.closed_rounds > 0 :])
-        kept = fleet.engine.differences.refs
+        kept = fleet.engine.model.differences.refs
         assert sum(ref.size for ref in plan.differences) <= sum(ref.size for ref in kept) < plan.global_bytes
     assert len(kept) < 6, "1,024 bytes of a model are soon outweighed"
     assert fleet.engine.announcement.differences == ()
@@ -119,7 +119,7 @@ def test_differences_are_offered_after_a_restart_but_not_those_that_are_damaged(
     plan = fleet.open()
     assert len(plan.differences) == 3
     assert fleet.restart().plan == plan
-    assert [fleet.engine.differences.find(ref.digest) is not None for ref in plan.differences] == [True] * 3
+    assert [fleet.engine.model.differences.find(ref.digest) is not None for ref in plan.differences] == [True] * 3
     digest, data = fleet.store.differences()[1]
     fleet.store.put_difference(2, digest, data[:-1] + bytes([data[-1] ^ 1]))
     assert fleet.restart().plan.differences == plan.differences[2:], "the oldest leads nowhere any more"
@@ -144,7 +144,7 @@ def test_a_difference_of_a_close_that_was_interrupted_is_not_offered(make_fleet:
     assert fleet.restart().plan == plan
     fleet.engine.close()
     assert fleet.engine.global_digest == calm.engine.global_digest
-    assert fleet.engine.differences.refs == calm.engine.differences.refs
+    assert fleet.engine.model.differences.refs == calm.engine.model.differences.refs
 
 
 def test_what_cannot_be_coded_is_offered_whole(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:

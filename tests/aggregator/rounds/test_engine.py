@@ -411,7 +411,7 @@ def test_a_checkpoint_that_was_tampered_with_is_refused(make_fleet: MakeFleet) -
     fleet.run_round()
     other = fleet.engine.global_params.copy()
     other[0] += 1
-    fleet.engine.checkpoints.write(1, other)
+    fleet.engine.model.checkpoints.write(1, other)
     with pytest.raises(StoreError, match="not the model that the store names"):
         fleet.restart()
 

@@ -63,12 +63,12 @@ def recorded(folder: Path) -> tuple[Fleet, list[dict[str, bytes]]]:
 def outcome(fleet: Fleet) -> list[Any]:
     return [
         fleet.engine.global_digest.hex(),
-        fleet.engine.checkpoints.path(2).read_bytes().hex(),
+        fleet.engine.model.checkpoints.path(2).read_bytes().hex(),
         [repr(row) for row in fleet.store.charges()],
         [repr(row) for row in fleet.store.devices()],
         [repr(row) for row in fleet.store.updates(1) + fleet.store.updates(2)],
         [row.phase for row in fleet.store.rounds()],
-        [each.digest.hex() for each in fleet.engine.differences.refs],
+        [each.digest.hex() for each in fleet.engine.model.differences.refs],
         fleet.store.differences()[0][1].hex(),
         sorted(path.name for path in fleet.folder.iterdir() if path.suffix == ".safetensors"),
     ]

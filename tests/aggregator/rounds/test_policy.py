@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.sections import RoundSection
-from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices, may_open
 
 
@@ -78,7 +78,7 @@ def test_answers_end_the_waiting() -> None:
     closed=st.integers(0, 2),
     waited_s=st.floats(0, 20),
 )
-def test_rounds_open_as_the_coordinator_opens_them(
+def test_rounds_open_as_the_aggregator_opens_them(
     present: int, min_devices: int | None, cohort_size: int, min_updates: int, closed: int, waited_s: float
 ) -> None:
     rules = RoundSection(
@@ -91,10 +91,10 @@ def test_rounds_open_as_the_coordinator_opens_them(
         closed_rounds=closed,
         drawn_at=None,
     )
-    coordinator: Any = SimpleNamespace(
-        engine=engine, present=dict.fromkeys(range(present)), enrolment=SimpleNamespace(blocked=0), _idle_since=0.0
+    cycle: Any = SimpleNamespace(
+        _engine=engine, _present=range(present), _enrolment=SimpleNamespace(blocked=0), _idle_since=0.0
     )
-    expected = Coordinator._enough_present(coordinator, waited_s)
+    expected = RoundCycle._enough_present(cycle, waited_s)
     assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected
 
 

@@ -1,97 +1,26 @@
-"""The virtual clock against timelines by hand, and against a slow simulation that looks at every round from outside.
-
-Devices here are made of plain seconds. `Sizes` is real, but links are infinitely fast unless a test says otherwise, so
-bytes cost no time.
-"""
+"""The virtual clock against timelines by hand (`support.virtual_clock`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hushfleet.aggregator.config.scenario import ScenarioSection
-from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.clock.device import Device
-from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
-from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import ClosedRound
-from hushfleet.simulator.engines.clock.links import LinkOptions
-from hushfleet.simulator.engines.clock.sizes import Sizes
-from hushfleet.simulator.schedule import make_schedule
+from hushfleet.simulator.engines.clock.device_time import DeviceTimes
 from hushfleet.wire.format.messages import Ack, Ask, Birth, Known, Want
-
-SIZES = Sizes(
-    parameters=1000,
-    chunk_bytes=1024,
-    task_blobs=(100, 200),
-    shared=(1000,),
-    bits_per_value=8.0,
-    header_bytes=400,
-    name_bytes=1,
+from support.virtual_clock import (
+    ARRIVES,
+    BORN,
+    FREE,
+    PLAIN,
+    SIZES,
+    WIRE,
+    arrivals,
+    clock,
+    rounded,
+    run,
 )
-WIRE = SIZES.update(0, with_public=False).wire
-FREE = Costs(batch_s=0, sample_s=0, release_s=0, start_s=0, load_s=0, accept_s=0, close_s=0)
-PLAIN = DeviceTimes(
-    latency_s=0.1,
-    down_s_per_byte=0.0,
-    up_s_per_byte=0.0,
-    start_s=0.0,
-    load_s=0.0,
-    fetch_s=0.0,
-    model_s=1.0,
-    model_store_s=0.0,
-    steps=3,
-    step_s=2.0,
-    release_s=0.5,
-    write_s_per_byte=0.0,
-    enough_memory=True,
-    idle_w=1.0,
-    active_w=2.0,
-)
-# Switched on at 0, a device of PLAIN is heard of after three round trips and one way: 0.7 s. With the round open at t:
-#   t + 0.1 plan, + 0.1 want, + 0.05 gathered, + 0.1 and 1.0 model: trains from t + 1.35, third batch from t + 5.35,
-#   until t + 7.35, committed at t + 7.85, at the aggregator at t + 7.95.
-BORN, TRAINS, LAST, COMMITS, ARRIVES = 0.7, 1.35, 5.35, 7.85, 7.95
-KILLED = LinkOptions(lost_noticed_s=0.0, first_backoff_s=0.5, server_start_s=3.0)
-
-
-def clock(
-    times: Sequence[DeviceTimes],
-    *,
-    costs: Costs = FREE,
-    scenario: dict[str, Any] | None = None,
-    options: LinkOptions = KILLED,
-    logging: bool = False,
-    sizes: Sizes = SIZES,
-    **rules: Any,
-) -> FleetClock:
-    devices = [Device("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
-    schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
-    section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
-    return FleetClock(
-        section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, logging=logging
-    )
-
-
-def run(fleet: FleetClock) -> list[ClosedRound]:
-    return list(fleet.rounds())
-
-
-def arrivals(outcome: ClosedRound) -> dict[str, float]:
-    return {arrival.device: round(arrival.at_s, 6) for arrival in outcome.arrivals}
-
-
-def rounded(*values: float) -> tuple[float, ...]:
-    return tuple(round(value, 6) for value in values)
-
-
-# by hand
 
 
 def test_a_round_of_one_device() -> None:
@@ -272,91 +201,6 @@ def test_a_task_that_does_not_fit_is_declined() -> None:
     assert [event.fields["code"] for event in only.events if event.event == "decline"] == ["memory"]
 
 
-# what a scenario does
-
-
-def test_a_power_cut_before_the_commit_spends_nothing_and_the_device_begins_again() -> None:
-    # killed 5 s into round 1, in the second batch; back after 2 s and heard of 0.7 s later; it holds the model
-    scenario = {"drop_out": [{"devices": ["b"], "at_round": 1, "for_s": 2.0}]}
-    fleet = clock([PLAIN, replace(PLAIN, start_s=1.0)], scenario=scenario, deadline_s=100)
-    (only,) = run(fleet)
-    opened = 1.7
-    assert round(only.opened_s, 6) == opened
-    # it is cut off as the round opens, so it never had the model: from its link (7 latencies less one) on
-    back = opened + 2 + 1.0 + 0.6
-    assert arrivals(only)["b"] == round(back + 0.1 + 0.05 + 0.1 + 1 + 6.5 + 0.1, 6)
-    assert fleet.fleet[1].spent.charged == {2: 1}
-
-
-def test_a_power_cut_while_training_loses_the_work_and_after_the_commit_loses_nothing() -> None:
-    during = {"drop_out": [{"devices": ["a"], "at_s": BORN + 3.35, "for_s": 2.0}]}
-    fleet = clock([PLAIN], scenario=during)
-    (only,) = run(fleet)
-    linked = BORN + 3.35 + 2 + 0.6
-    assert arrivals(only) == {"a": round(linked + 6.5 + 0.1, 6)}, "the model is in its store"
-    assert round(fleet.fleet[0].spent.compute_s, 6) == 2 + 6.5
-    sending = replace(PLAIN, up_s_per_byte=4.0 / WIRE)  # sends from 7.85 to 11.85
-    after = {"drop_out": [{"devices": ["a"], "at_s": BORN + 9.85, "for_s": 2.0}]}
-    fleet = clock([sending], scenario=after)
-    (only,) = run(fleet)
-    linked = BORN + 9.85 + 2 + 0.6
-    assert arrivals(only) == {"a": round(linked + 4 + 0.1, 6)}, "the same bytes again, from the first on"
-    spent = fleet.fleet[0].spent
-    assert (round(spent.compute_s, 6), spent.charged) == (6.5, {1: 1})
-    assert spent.up_bytes > 1.5 * WIRE
-
-
-PROMPT = replace(KILLED, first_backoff_s=1e-4, longest_backoff_s=1e-4)
-"""Whose link is tried again at once, so that moments can be told."""
-
-
-def test_a_cut_network_stops_what_travels_and_not_the_work() -> None:
-    sending = replace(PLAIN, up_s_per_byte=4.0 / WIRE)  # commits 7.85 after the opening, and sends until 11.85
-    quiet = clock([sending])
-    calm = run(quiet)[0].arrivals[0].at_s
-
-    def delayed(begins: float, ends: float) -> tuple[float, float]:
-        """By how many seconds, and how many bytes, for a network that is away from then to then."""
-        cut = {"outage": [{"devices": "all", "at_s": BORN + begins, "for_s": ends - begins}]}
-        fleet = clock([sending], scenario=cut, deadline_s=400, options=PROMPT)
-        bytes_more = fleet.fleet[0].spent
-        later = run(fleet)[0].arrivals[0].at_s - calm
-        again = SIZES.packet[Birth] + SIZES.packet[Ask]  # what each new link begins with
-        return round(later, 2), round(bytes_more.up_bytes - quiet.fleet[0].spent.up_bytes - again, 2)
-
-    # a link that is up again since `ends` takes three round trips: 0.6 s
-    assert delayed(2.0, 4.0) == (0, 0), "it trains through it"
-    assert delayed(2.0, 9.0) == (pytest.approx(9.6 - 7.85), 0), "what is ready waits for the link"
-    # half of the update had gone; it offers it again, is told what is missing, and sends on: 0.2 s
-    assert delayed(9.85, 13.0) == (pytest.approx(13.6 + 0.2 - 9.85), 0)
-    # of the model, which comes from 0.35 to 1.35, half had come; it asks for the rest: 0.25 s
-    assert delayed(0.85, 3.0) == (pytest.approx(3.6 + 0.25 - 0.85), 0)
-    # before the broadcast: all is asked for
-    assert delayed(0.15, 3.0) == (pytest.approx(3.6 + 0.25 - 0.35), 0)
-
-
-def test_waits_for_a_new_link_grow_up_to_a_longest() -> None:
-    cut = {"outage": [{"devices": "all", "at_s": 2.0, "for_s": 3000.0}]}
-    options = LinkOptions(lost_noticed_s=0.0, first_backoff_s=1.0, longest_backoff_s=120.0)
-    fleet = clock([PLAIN] * 20, scenario=cut, options=options, deadline_s=10_000, min_updates=20, logging=True)
-    (only,) = run(fleet)
-    back = [event.at_s - 3002 for event in only.events if event.event == "presence" and event.at_s > 3000]
-    assert len([each for each in back if each > 20]) > 10
-    assert max(back) <= 120.8
-
-
-def test_a_device_without_a_network_goes_on_until_its_own_deadline() -> None:
-    slow = replace(PLAIN, step_s=9.0)  # third batch from 19.35
-    cut = {"outage": [{"devices": ["b"], "at_s": BORN + 3, "for_s": 1000.0}]}
-    for deadline_s, batches, fate in ((30, 3, "late"), (15, 2, "given_up")):
-        fleet = clock([PLAIN, slow], scenario=cut, deadline_s=deadline_s, min_updates=1)
-        (only,) = run(fleet)
-        assert getattr(only, fate) == ("b",)
-        # lost for good a quarter of the deadline after it was cut off, or when the other one has sent, if that is later
-        assert round(only.closed_s - BORN, 4) == round(max(3 + deadline_s / 4, ARRIVES), 4)
-        assert round(fleet.fleet[1].spent.compute_s, 6) == 9 * batches + (0.5 if fate == "late" else 0)
-
-
 def test_every_byte_is_on_the_bill() -> None:
     fleet = clock([PLAIN], rounds=2)
     run(fleet)
@@ -372,182 +216,9 @@ def test_every_byte_is_on_the_bill() -> None:
     assert spent.down_bytes == pytest.approx(blobs + plans + SIZES.packet[Known] + 2 * SIZES.packet[Ack])
 
 
-def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> None:
-    down = {"crash": [{"process": "aggregator", "at_s": BORN + 7.0, "for_s": 2.0}]}
-    fleet = clock([PLAIN], scenario=down, logging=True)
-    (only,) = run(fleet)
-    # back at 9 + 3 to start: the device offers, is told that all is missing, and sends: 0.3 s
-    assert arrivals(only) == {"a": round(BORN + 12 + 0.3, 6)}
-    assert [event.event for event in only.events].count("run") == 1
-    cut = {"crash": [{"process": "broker", "at_s": BORN + 7.0, "for_s": 2.0}]}
-    fleet = clock([PLAIN], scenario=cut, logging=True)
-    (only,) = run(fleet)
-    links = [(event.fields["state"], event.at_s) for event in only.events if event.event == "link"]
-    assert [state for state, _ in links] == ["down", "up"]
-    assert links[0][1] == pytest.approx(BORN + 7)
-    assert BORN + 9 <= links[1][1] <= BORN + 9 + 8
-    assert arrivals(only)["a"] >= links[1][1]
-    assert fleet.fleet[0].spent.charged == {1: 1}
-
-
-def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> None:
-    night = {"day": [{"devices": "all", "period_s": 100.0, "share": 0.5}]}
-    fleet = clock([PLAIN], scenario=night, rounds=12, deadline_s=400, logging=True)
-    outcomes = run(fleet)
-    states = {event.fields["state"] for each in outcomes for event in each.events if event.event == "presence"}
-    assert states == {"ready", "training", "sleeping"}
-    spent, end = fleet.fleet[0].spent, outcomes[-1].closed_s
-    assert len(outcomes) == 12
-    assert end > 2 * 12 * 7.95 - 100, "half of the time it sleeps"
-    assert 0.4 < spent.on_s / end < 0.8
-    assert spent.charged == {1: 12}
-
-
 def test_who_never_comes_is_told_with_what_to_do() -> None:
     with pytest.raises(HushfleetError, match=r"round 1 never opens: 1 devices are present, and 2 are needed"):
         run(clock([PLAIN, PLAIN], scenario={"late": [{"devices": ["b"], "at_round": 3}]}))
     hopeless = replace(PLAIN, step_s=1e6)  # it never comes to look at the link, so it does not even decline
     with pytest.raises(HushfleetError, match=r"round 1 never closes: .* 0 updates of 1 devices"):
         run(clock([hopeless], deadline_s=20))
-
-
-# against obvious code, and what must hold anyway
-
-seconds = st.integers(0, 40).map(lambda tenths: tenths / 8)
-device = st.builds(
-    replace,
-    st.just(PLAIN),
-    latency_s=st.integers(1, 8).map(lambda each: each / 16),
-    model_s=seconds,
-    steps=st.integers(1, 4),
-    step_s=st.integers(1, 40).map(lambda each: each / 8),
-    release_s=seconds,
-    up_s_per_byte=st.integers(0, 32).map(lambda each: each / 8 / WIRE),
-)
-fleets = st.lists(device, min_size=1, max_size=6)
-
-
-def first_round_by_scanning(times: Sequence[DeviceTimes], rules: RoundSection, accept_s: float) -> tuple[Any, ...]:
-    """Round 1 of a calm fleet, looked at from outside: (closed_s, who was used, who was late, who gave up)."""
-    names = "abcdefghijklmnopqrstuvwxyz"
-    opened = max(7 * each.latency_s for each in times)
-    wants = sorted((opened + 2 * each.latency_s, index) for index, each in enumerate(times))
-    train_at, pass_at = {}, -1.0
-    for want, index in wants:
-        if want > pass_at:
-            pass_at = want + 0.05
-        train_at[index] = pass_at + times[index].latency_s + times[index].model_s
-    rows = []
-    for index, each in enumerate(times):
-        last = train_at[index] + (each.steps - 1) * each.step_s
-        commit = last + each.step_s + each.release_s
-        rows.append((commit + each.latency_s + WIRE * each.up_s_per_byte, index, last))
-    wanted = max(-int(-(rules.quorum * len(times)) // 1), min(rules.min_updates, len(times)))
-    free, accepted = 0.0, []
-    for arrives, index, _ in sorted(rows):
-        free = max(free, arrives) + accept_s
-        accepted.append((free, index))
-    deadline = opened + rules.deadline_s
-    in_time = [each for each in accepted if each[0] < deadline]
-    closed = in_time[wanted - 1][0] if len(in_time) >= wanted else deadline
-    used = [names[index] for at, index in accepted if at <= closed][:wanted]
-    late, given_up = [], []
-    for _, index, last in rows:
-        if names[index] not in used:
-            (late if closed + times[index].latency_s > last else given_up).append(names[index])
-    return closed, used, sorted(late), sorted(given_up)
-
-
-@settings(max_examples=300)
-@given(times=fleets, quorum=st.sampled_from([0.2, 0.5, 0.75, 1.0]), deadline_s=st.integers(1, 60), accept=seconds)
-def test_a_calm_round_is_what_an_obvious_simulation_finds(
-    times: list[DeviceTimes], quorum: float, deadline_s: float, accept: float
-) -> None:
-    # nothing falls on the deadline, and no two updates arrive at one moment
-    deadline_s += 0.0371
-    times = [replace(each, release_s=each.release_s + 0.00917 * index) for index, each in enumerate(times)]
-    accept_s = accept / 16 + 0.0013
-    rules = RoundSection(rounds=1, quorum=quorum, deadline_s=deadline_s)
-    closed, used, late, given_up = first_round_by_scanning(times, rules, accept_s)
-    if not used:
-        return  # it is put off, which the hand-made timelines look at
-    costs = replace(FREE, accept_s=accept_s)
-    (only,) = run(clock(times, costs=costs, quorum=quorum, deadline_s=deadline_s))
-    assert only.closed_s == pytest.approx(closed)
-    assert sorted(arrivals(only)) == sorted(used)
-    assert (sorted(only.late), sorted(only.given_up)) == (late, given_up)
-
-
-@settings(max_examples=60)
-@given(times=fleets, quorum=st.sampled_from([0.3, 0.7, 1.0]), deadline_s=st.integers(10, 60))
-def test_everybody_is_counted_once_and_charged_rightly(
-    times: list[DeviceTimes], quorum: float, deadline_s: int
-) -> None:
-    fleet = clock(times, rounds=3, quorum=quorum, deadline_s=deadline_s)
-    outcomes = run(fleet)
-    for outcome in outcomes:
-        parts = [[each.device for each in outcome.arrivals], outcome.late, outcome.given_up, outcome.declined]
-        assert sorted(name for part in (*parts, outcome.lost) for name in part) == list(outcome.cohort)
-        assert outcome.opened_s < outcome.closed_s
-    for each in fleet.fleet:
-        spent = each.spent
-        assert spent.used == sum(each.name in arrivals(outcome) for outcome in outcomes)
-        assert spent.late == sum(each.name in outcome.late for outcome in outcomes)
-        assert spent.chosen == spent.used + spent.late + spent.given_up + spent.declined + spent.lost
-        assert spent.charged.total() == spent.used + spent.late
-        assert spent.unused.total() == spent.late
-        # whole updates left the device, at most a part of one for each late round, and small messages
-        whole = sum(SIZES.update(count, with_public=True).wire for count in range(spent.used + spent.late))
-        small = 20 * SIZES.packet[Birth] + 6 * SIZES.packet[Want]
-        assert spent.used * WIRE <= spent.up_bytes + 1e-6 <= whole + small
-
-
-@settings(max_examples=60)
-@given(times=fleets, shorter=st.integers(10, 40), longer=st.integers(0, 40))
-def test_a_longer_deadline_never_gets_fewer_updates(times: list[DeviceTimes], shorter: int, longer: int) -> None:
-    (one,) = run(clock(times, deadline_s=shorter))
-    (other,) = run(clock(times, deadline_s=shorter + longer))
-    if one.extensions == 0:
-        assert set(arrivals(one)) <= set(arrivals(other))
-
-
-@settings(max_examples=60)
-@given(times=fleets, faster=st.floats(0.1, 1.0), data=st.data())
-def test_a_faster_board_is_never_later(times: list[DeviceTimes], faster: float, data: st.DataObject) -> None:
-    index = data.draw(st.integers(0, len(times) - 1))
-    quicker = list(times)
-    quicker[index] = replace(times[index], step_s=times[index].step_s * faster, release_s=0.0)
-    (one,) = run(clock(times, deadline_s=1000))
-    (other,) = run(clock(quicker, deadline_s=1000))
-    name = "abcdef"[index]
-    assert arrivals(other)[name] <= arrivals(one)[name]
-    assert other.closed_s <= one.closed_s + 1e-9
-
-
-@settings(max_examples=30)
-@given(
-    times=fleets,
-    drops=st.lists(st.tuples(st.floats(0, 40), st.floats(0.5, 20)), max_size=4),
-    cuts=st.lists(st.tuples(st.floats(0, 40), st.floats(0.5, 20)), max_size=4),
-    crashes=st.lists(st.tuples(st.sampled_from(["aggregator", "broker"]), st.floats(0, 40)), max_size=3),
-)
-def test_whatever_happens_the_books_are_balanced(times: list[DeviceTimes], drops: Any, cuts: Any, crashes: Any) -> None:
-    scenario = {
-        "drop_out": [{"devices": 1, "at_s": at, "for_s": length} for at, length in drops],
-        "outage": [{"devices": 1, "at_s": at, "for_s": length} for at, length in cuts],
-        "crash": [{"process": process, "at_s": at, "for_s": 2.0} for process, at in crashes],
-    }
-    fleet = clock(times, scenario=scenario, rounds=3, deadline_s=60, logging=True)
-    outcomes = run(fleet)
-    assert [outcome.round for outcome in outcomes] == [1, 2, 3]
-    moments = [event.at_s for outcome in outcomes for event in outcome.events]
-    assert moments == sorted(moments)
-    for each in fleet.fleet:
-        spent = each.spent
-        assert spent.chosen == spent.used + spent.late + spent.given_up + spent.declined + spent.lost
-        assert spent.charged.total() == spent.used + spent.late
-        assert each.participations == spent.charged.total()
-        assert min(spent.up_bytes, spent.down_bytes, spent.compute_s) >= 0
-        assert 0 < spent.on_s <= outcomes[-1].closed_s + 1e-9
-    again = run(clock(times, scenario=scenario, rounds=3, deadline_s=60, logging=True))
-    assert again == outcomes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.simulator.engines.vmap.device_data import CohortStep, GroupBatches
 from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
 from hushfleet.training.draws import Inputs
@@ -41,13 +43,19 @@ def members_of(method: TaskMethod, gradient: TorchGradient, *, clients: int, sam
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "fedglp-adp", "fedper"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_no_step_waits_for_the_device(name: str, optimizer: str) -> None:
+def test_no_step_waits_for_the_device(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first steps, in which libraries are loaded."""
     gradient = TorchGradient(get_model("fashion-mnist-cnn"), device="cuda")
     method = method_of(name, gradient, optimizer=optimizer, batch_size=8, local_epochs=2)
 
-    def watch(done: int, total: int) -> None:
-        torch.cuda.set_sync_debug_mode("error" if 8 <= done < total - 1 else "default")
+    draw = GroupBatches.__iter__
+
+    def watched(batches: GroupBatches) -> Iterator[CohortStep]:
+        for done, step in enumerate(draw(batches)):
+            torch.cuda.set_sync_debug_mode("error" if 8 <= done < batches.steps[0] - 1 else "default")
+            yield step
+
+    monkeypatch.setattr(GroupBatches, "__iter__", watched)
 
     try:
         CohortTrainer(gradient, "cuda").train(
@@ -55,7 +63,6 @@ def test_no_step_waits_for_the_device(name: str, optimizer: str) -> None:
             members_of(method, gradient, clients=3, samples=64),
             gradient.model.init(1),
             inputs=Inputs(gradient.model.dropout, "flip-crop"),
-            on_step=watch,
         )
     finally:
         torch.cuda.set_sync_debug_mode("default")

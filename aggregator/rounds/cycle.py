@@ -1,0 +1,137 @@
+"""One round after the other: opened when enough devices are present, announced, closed when it is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+from hushfleet.aggregator.devices.charge_book import ChargeBook
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.observe.round_events import changed_plan, open_fields
+from hushfleet.aggregator.observe.run_log import RunLog
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.outbox import Outbox
+from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.errors import BadInput, StoreError
+
+RETRY_S = 5.0
+
+log = logging.getLogger("hushfleet.aggregator")
+
+
+class RoundCycle:
+    """Drives the engine; what it says of rounds is announced through the outbox.
+
+    :param present: who is, at every moment; kept by the caller.
+    :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
+    :param roster, charges: as for the `Coordinator`.
+    :param clock: monotonic seconds.
+
+    `finished_at` is when devices were told that the task has finished.
+    """
+
+    def __init__(
+        self,
+        engine: RoundEngine,
+        outbox: Outbox,
+        run_log: RunLog,
+        *,
+        enrolment: Enrolment,
+        present: Collection[str],
+        on_closed: Callable[[set[bytes]], None],
+        roster: RosterFile | None,
+        charges: ChargeBook | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine, self._outbox, self._log = engine, outbox, run_log
+        self._enrolment, self._present, self._on_closed = enrolment, present, on_closed
+        self._roster, self._charges = roster, charges
+        self._retry_close_at = self._retry_open_at = 0.0
+        self._clock, self._idle_since = clock, clock()
+        self.finished_at: float | None = None
+
+    def advance(self, *, linked: bool) -> None:
+        """Closes and opens what is due."""
+        now = self._clock()
+        if self._engine.plan is not None and now >= self._retry_close_at and self._close(now):
+            self._idle_since = now
+            if not self._open(now, linked=linked):
+                self.announce()
+        self._open(now, linked=linked)
+
+    def announce(self) -> None:
+        """Tells all devices of the round, once it is noted what those who are present may spend in it."""
+        try:
+            self.expect(self._present)
+        except StoreError as error:
+            log.error("the round is not announced yet: %s", error)
+            return
+        self._outbox.round(self._engine.announcement)
+        if self._engine.finished and self.finished_at is None:
+            self.finished_at = self._clock()
+
+    def expect(self, devices: Iterable[str]) -> None:
+        """Before these devices are told that they may train. Raises `StoreError`; then they are not told."""
+        if self._charges is not None:
+            self._charges.expect(devices)
+
+    def _close(self, now: float) -> bool:
+        """Closes the open round, or announces that it goes on otherwise; True if it is closed."""
+        engine, before = self._engine, self._engine.plan
+        try:
+            if not engine.should_close(now, ready=len(self._present)):
+                if engine.plan is not before:
+                    event, fields = changed_plan(before, engine)
+                    self._log.note(event, **fields)
+                    self.announce()
+                return False
+            served = engine.model.digests
+            summary = engine.close()
+        except StoreError as error:
+            log.error("the round cannot be closed yet: %s", error)
+            self._retry_close_at = now + RETRY_S
+            return False
+        if self._charges is not None:
+            try:
+                self._charges.closed(summary.round)
+            except StoreError as error:  # what was noted before is an upper bound
+                log.warning("%s", error)
+        self._on_closed(served - engine.model.digests)
+        self._log.note("round_close", **summary.to_dict())
+        self._enrolment.round_closed()
+        if engine.finished:
+            self._log.note("finished")
+        return True
+
+    def _open(self, now: float, *, linked: bool) -> bool:
+        """Opens the next round if enough devices are there; True if it did."""
+        engine = self._engine
+        if engine.finished or engine.plan is not None or not linked or now < self._retry_open_at:
+            return False
+        if not self._enough_present(now):
+            return False
+        try:
+            listed = None if self._roster is None else self._roster.current()
+            engine.open_round(self._present, roster=listed or self._enrolment.roster())
+        except (StoreError, BadInput) as error:
+            log.error("the next round cannot be opened yet: %s", error)
+            self._idle_since, self._retry_open_at = now, now + RETRY_S
+            return False
+        self._log.note("round_open", **open_fields(engine))
+        self.announce()
+        return True
+
+    def _enough_present(self, now: float) -> bool:
+        rules, least = self._engine.prepared.task.round, self._engine.min_devices
+        rate = self._engine.drawn_at
+        if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
+            least = max(1, least - self._enrolment.blocked)
+        return may_open(
+            rules,
+            len(self._present),
+            least=least,
+            closed_rounds=self._engine.closed_rounds,
+            waited_s=now - self._idle_since,
+            rate=rate or 1.0,
+        )

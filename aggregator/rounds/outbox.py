@@ -1,0 +1,54 @@
+"""What the aggregator says: signed messages, on the link whose will says that it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from hushfleet.aggregator.publish.blobs import Frame
+from hushfleet.config.spec import BlobRef
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import Message, RoundPlan, ServerState, TaskNotice, encode_message
+from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link.interface import Link, Will
+
+
+class Outbox:
+    """Every method that sends raises `LinkLost` where there is no connection.
+
+    :param connect: makes the link, given the will that the broker must publish when the link dies.
+    :param epoch: the number of this start of the key.
+    """
+
+    def __init__(self, connect: Callable[[Will], Link], *, identity: Identity, epoch: int, federation: str) -> None:
+        self.topics, self.identity, self.epoch = Topics(federation), identity, epoch
+        self.link = connect(Will(self.topics.server, self._encoded(self._state("lost"))))
+
+    def say(self, device: str, message: Message) -> None:
+        """To one device."""
+        self._publish(self.topics.down(device), message)
+
+    def state(self, state: Literal["ready", "lost"]) -> None:
+        """Of the aggregator, retained; likewise `task` and `round`."""
+        self._publish(self.topics.server, self._state(state), retain=True)
+
+    def task(self, task: str, package: BlobRef) -> None:
+        notice = TaskNotice(task, package.digest, package.size, self.epoch)
+        self._publish(self.topics.task, notice, retain=True)
+
+    def round(self, plan: RoundPlan) -> None:
+        self._publish(self.topics.round, replace(plan, epoch=self.epoch), retain=True)
+
+    def frame(self, frame: Frame) -> None:
+        """A chunk of a blob, to all who want one."""
+        self.link.publish(self.topics.blob(frame.digest), frame.data)
+
+    def _state(self, state: Literal["ready", "lost"]) -> ServerState:
+        return ServerState(self.epoch, state, self.identity.public_key)
+
+    def _encoded(self, message: Message) -> bytes:
+        return encode_message(message, self.identity, federation=self.topics.federation)
+
+    def _publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        self.link.publish(topic, self._encoded(message), retain=retain)

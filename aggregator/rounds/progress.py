@@ -1,0 +1,94 @@
+"""What the closed rounds of a run have left: a global model, the state of the server half, who trained on what.
+
+A closing round leaves all of it in one transaction, so a new process finds what the last one had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from hushfleet.aggregator.observe.metrics import RoundSummary
+from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.rounds.round_sum import RoundSum
+from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.methods.server import ClosedRound, ServerArrays
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.publish.prepare import PreparedTask
+
+
+class Progress:
+    """Read from the store when it is made. Raises `StoreError` where that is damaged.
+
+    `trained_on` is, of each device, SHA-256 of the model that it trained on when it was last accepted.
+    """
+
+    def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
+        self._store, self._prepared = store, prepared
+        self._method, self._layout = prepared.method, prepared.spec.model.layout
+        self.model = PublishedModel(store, self._layout)
+        stored = store.get("server_state")
+        initial = self._method.server.initial
+        self._server = initial(prepared.task.seed) if stored is None else server_state_from_bytes(stored)
+        last = store.last_round()
+        self.closed_rounds = 0 if last is None else last.round - (last.phase != "closed")
+        named = None if last is None else last.global_digest if last.phase != "closed" else last.result_digest
+        self.model.load(self.closed_rounds, named=named, initial=prepared.initial)
+        self.trained_on: dict[str, bytes] = store.held_models(until=self.closed_rounds)
+
+    @property
+    def server_half(self) -> ServerHalf:
+        """For the next round, or the open one."""
+        return ServerHalf(self._method, self.model.params, self._server)
+
+    def next_model(self, round: int, collected: RoundSum | None) -> NextModel:
+        """What devices get after the open round: at the end, what the method makes of all rounds.
+
+        :param collected: its open sum; None where the model stays as it is.
+        """
+        before = self.model.params
+        after = before if collected is None else collected.aggregated()
+        if round == self._prepared.spec.rounds:
+            after = self._method.server.final(self._server, after)
+        if after is before:
+            return NextModel(before, self.model.digest, None)
+        noise_stds = [0.0] * len(self._layout.layers) if collected is None else collected.noise_stds
+        spec, wire = self._prepared.spec, self._prepared.task.wire
+        return self.model.step(after, task=spec.task, round=round, noise_stds=noise_stds, wire=wire)
+
+    def close(
+        self,
+        following: NextModel,
+        summary: RoundSummary,
+        collected: RoundSum | None,
+        *,
+        devices: Iterable[str],
+        at: float,
+    ) -> None:
+        """Commits the round of `summary`. Raises `StoreFull`, and may then be called again.
+
+        :param collected: as for `next_model`; of the updates of `devices`.
+        :param at: unix seconds.
+        """
+        round, before = summary.round, self.model.digest
+        server = self._server if collected is None else self._advanced(following, summary, collected)
+        with self._store.transaction():
+            self.model.write(round, following)  # its file is synced before the transaction that names it ends
+            self._store.put("server_state", server_state_to_bytes(server))
+            self._store.close_round(round, result_digest=following.digest, metrics=summary.to_dict(), at=at)
+        self.model.advance(round, following)
+        self.closed_rounds, self._server = round, server
+        self.trained_on |= dict.fromkeys(devices, before)
+
+    def _advanced(self, following: NextModel, summary: RoundSummary, collected: RoundSum) -> ServerArrays:
+        outcome = ClosedRound(
+            round=summary.round,
+            before=self.model.params,
+            after=following.params,
+            reports=collected.reports,
+            accuracy=summary.accuracy_global,
+            loss=summary.loss,
+        )
+        return self._method.server.advance(self._server, outcome)

@@ -1,0 +1,81 @@
+"""What devices have done and what it cost them, and the log's lines about it. Nothing here decides what comes next."""
+
+from __future__ import annotations
+
+from hushfleet.simulator.engines.clock.device import Attempt, Device
+from hushfleet.simulator.engines.clock.events import EventQueue, OpenRound
+from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.wire.format.messages import Ask, Birth, Known, Want
+
+
+class Books:
+    """Of one fleet; `version` is that of the global model."""
+
+    def __init__(self, queue: EventQueue, sizes: Sizes) -> None:
+        self._queue, self._sizes = queue, sizes
+        self._announced = 0  # bytes of plans that every linked device has received
+        self.version = 0
+
+    def announce(self, named: int) -> int:
+        """A plan that names so many devices goes to all that are linked. Its bytes."""
+        plan_bytes = self._sizes.plan_wire_bytes(named)
+        self._announced += plan_bytes
+        return plan_bytes
+
+    def came(self, device: Device, *, linked_at: float, named: int) -> None:
+        """Its link is up since `linked_at`; a new process loads the task, and a new device fetches it before.
+
+        :param named: how many devices the plan names that is retained.
+        """
+        sizes, spent = self._sizes, device.spent
+        spent.up_bytes += sizes.packet[Birth] + sizes.packet[Ask]
+        spent.down_bytes += sizes.plan_wire_bytes(named) + sizes.packet[Known]
+        device.announced_from = self._announced
+        if device.fresh:
+            device.fresh = False
+            device.free_at, device.task_at = linked_at, linked_at + device.times.load_s
+            if not device.has_task:
+                device.has_task = True
+                device.task_at += device.times.fetch_s
+                spent.up_bytes += len(sizes.task_blobs) * sizes.packet[Want]
+                spent.down_bytes += sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
+
+    def hears_nothing(self, device: Device) -> None:
+        """From now on."""
+        if device.announced_from is not None:
+            device.spent.down_bytes += self._announced - device.announced_from
+            device.announced_from = None
+
+    def end_attempt(self, device: Device, attempt: Attempt, until: float, *, sent_until: float | None = None) -> None:
+        """Counts what was laid out, as far as it went.
+
+        :param until: what was computed and received.
+        """
+        spent, sent_until = device.spent, until if sent_until is None else sent_until
+        spent.compute_s += device.worked_s(attempt, until)
+        spent.up_bytes += device.sent_bytes(attempt, sent_until)
+        spent.down_bytes += device.received_bytes(attempt, until)
+        if attempt.download is not None:
+            spent.up_bytes += attempt.download.blobs * self._sizes.packet[Want]
+        if until >= attempt.train_at:
+            device.held = self.version
+            spent.up_bytes += 2 * self._sizes.packet[Birth]  # training, and ready again
+            latency_s = device.times.latency_s
+            self.presence(device, "training", at=attempt.train_at + latency_s)
+            self.presence(device, "ready", at=min(until, attempt.commit_at) + latency_s)
+            if until >= attempt.commit_at and sent_until >= attempt.sent_from:
+                self._queue.log("offer", at=attempt.sent_from + latency_s, round=attempt.round, device=device.name)
+        device.attempt = None
+        device.number += 1
+
+    def charge(self, device: Device, current: OpenRound) -> None:
+        """The device has committed its update of this round."""
+        if device.committed_round != current.number:
+            device.committed_round = current.number
+            device.participations += 1
+            device.in_sync = False
+            device.spent.charged[current.size] += 1
+
+    def presence(self, device: Device, state: str, *, at: float | None = None) -> None:
+        """For the log alone."""
+        self._queue.log("presence", at=at, device=device.name, state=state, board=device.board)

@@ -1,0 +1,96 @@
+"""The study of a task: its network, its data as its devices have them, and what it adds to an update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet.aggregator.config.sections import OWN_DATA
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.results.result import write_whole
+from hushfleet.data.sets import load
+from hushfleet.errors import BadInput
+from hushfleet.models import get_model
+from hushfleet.progress import doing
+from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.studies.invert.show import draw, to_json
+from hushfleet.simulator.studies.invert.views import Terms, View, look
+
+FIGURES, PICTURE = "invert.json", "invert.png"
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the server could see of the first device of a task.
+
+    :param title: network, data and what the epsilons are for.
+    :param classmates: among how many images of its class one is to be recognised, on average.
+    :param originals: float32 `[n, C, H, W]`, 0..1.
+    """
+
+    task: Task
+    title: str
+    classmates: float
+    originals: np.ndarray
+    views: list[View]
+
+    @property
+    def json(self) -> str:
+        return to_json(self.task.name, self.classmates, self.views)
+
+    def save(self, folder: Path) -> None:
+        """The figures, and the picture."""
+        write_whole(folder / FIGURES, self.json + "\n")
+        draw(self.originals, self.views, folder / PICTURE)
+
+
+def invert(
+    task: Task,
+    *,
+    data_dir: Path | None = None,
+    images: int = 6,
+    devices: int = 100,
+    steps: int = 400,
+    tries: int = 4,
+    seed: int = 0,
+) -> Seen:
+    """Seeks training images in updates of the task's first round; the parameters are those of the command.
+
+    Raises `BadInput`.
+    """
+    if task.data.name in OWN_DATA:
+        raise BadInput(f"data.name = {task.data.name!r}: images are sought of the public data sets alone")
+    if task.model.features or task.model.share != "all":
+        raise BadInput("a network on features never shows the server a gradient by pixels; give a task without them")
+    clip_norm = task.privacy.clip_norm
+    if clip_norm is None or not math.isfinite(clip_norm):
+        raise BadInput("privacy.clip_norm must be a number, since the noise is scaled to it: --set privacy.clip_norm=1")
+    with doing(f"reading the data set {task.data.name}"):
+        data = load(task.data.name, data_dir=data_dir)
+    model = get_model(task.model.name, classes=data.classes, input_shape=data.input_shape)
+    if model.input_shape != data.input_shape:
+        raise BadInput(
+            f"model.name = {model.name!r} takes {model.input_shape}; {task.data.name} has {data.input_shape}"
+        )
+    fleet = make_fleet(task, data)
+    first = fleet.devices[0].train
+    own, others = len(first), len(first.source) - len(first)
+    if own < images or others < devices - 1:
+        raise BadInput(f"the first device has {own} images, the others {others}; --images and --devices ask for more")
+    terms = Terms(clip_norm, task.round.rounds, task.delta, devices, _of_a_device(task, len(first.source)))
+    originals, views = look(
+        model, model.init(task.seed), fleet, terms, count=images, steps=steps, tries=tries, seed=seed
+    )
+    title = f"{model.name} on {task.data.name}, {task.round.rounds} rounds, delta {task.delta:g}"
+    return Seen(task, title, len(first.source) / data.classes, originals, views)
+
+
+def _of_a_device(task: Task, samples: int) -> float | None:
+    """The noise multiplier of what one device sends; None where that is not noised, or hidden in a sum."""
+    if not task.noises_updates or task.privacy.accounting == "secure":
+        return None
+    privacy = task.privacy_spec(train_samples=samples)
+    return privacy.noise_multiplier / math.sqrt(privacy.noise_split)

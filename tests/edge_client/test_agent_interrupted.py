@@ -1,0 +1,261 @@
+"""Rounds of a real device whose link, power or aggregator fails, or whose training is given up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+
+from support.edge import DEVICE, Bench
+from support.local_link import Chaos
+
+MakeBench = Callable[..., Bench]
+
+
+def acked(bench: Bench, round: int) -> Callable[[], bool]:
+    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None
+
+
+def test_lost_chunks_are_sent_again_and_no_others(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.lose_chunks = {0, 2}
+    bench.server.open_round(1)
+    bench.until(lambda: not bench.server.lose_chunks)
+    bench.steps()
+    total = max(bench.server.chunks_seen) + 1
+    assert len(bench.server.chunks_seen) == total
+    bench.clock.now += 6  # silence: the device offers again, the aggregator names what it lacks
+    bench.until(acked(bench, 1))
+    assert sorted(bench.server.chunks_seen) == sorted([*range(total), 0, 2])
+
+
+def test_silence_is_met_with_offers_that_grow_rarer(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.answers = False
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    bench.steps(20)
+    chunks = len(bench.server.chunks_seen)
+    for _ in range(600):
+        bench.clock.now += 1
+        bench.steps(1)
+    assert len(bench.server.chunks_seen) == chunks
+    assert 8 <= len(bench.server.offers) <= 16  # after 5, 10, 20, 40, 60, 60, ... seconds
+
+
+def test_a_fetch_goes_on_with_what_is_missing(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.serves = False
+    bench.steps()
+    assert len(bench.server.wants) == 1
+    bench.clock.now += 3.5
+    bench.steps()
+    assert len(bench.server.wants) == 2
+    bench.hub.cut(DEVICE)
+    bench.steps()
+    bench.server.serves = True
+    bench.hub.restore(DEVICE)
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+
+
+def test_the_cut_of_a_link_is_survived_in_every_step(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    for steps in range(400):
+        if acked(bench, 1)():
+            break
+        bench.hub.cut(DEVICE)
+        bench.steps(1)
+        bench.hub.restore(DEVICE)
+        bench.steps(2 + steps % 7)  # each connection brings six messages to handle
+        bench.clock.now += 1
+    assert bench.entry_status(1) == "acked"
+    assert bench.store.ledger.rounds_charged() == 1
+    assert len(set(bench.server.updates)) == 1
+    assert "lost" in {birth.state for birth in bench.server.births}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lost_doubled_and_reordered_messages(make_bench: MakeBench, seed: int) -> None:
+    """Half of all messages meet some mishap, both ways; every round still gets through, once."""
+    bench = make_bench(chaos=Chaos(seed=seed, drop=0.15, duplicate=0.2, reorder=0.2))
+    public = bench.server.initial_public()
+    for number in (1, 2, 3):
+        bench.server.open_round(number, cohort={DEVICE: public.digest()}, deadline_s=1e6)
+        for _ in range(3000):
+            if acked(bench, number)():
+                break
+            bench.steps(1)
+            bench.clock.now += 0.5
+        assert bench.entry_status(number) == "acked"
+        public = bench.store.load_state("digits-test").public
+    assert [entry.round for entry in bench.store.ledger.entries()] == [1, 2, 3]
+    digests = [hashlib.sha256(update).digest() for update in bench.server.updates]
+    assert digests == [entry.payload_digest for entry in bench.store.ledger.entries()]
+
+
+def test_an_aggregator_that_restarts_hears_everything_again(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.answers = False
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    bench.steps(20)
+    offers = len(bench.server.offers)
+    bench.server.answers, bench.server.epoch = True, 2
+    bench.server.announce()
+    bench.until(acked(bench, 1))
+    assert len(bench.server.offers) == offers + 1
+
+
+def test_an_aggregator_that_was_cut_off_is_offered_the_update_as_soon_as_it_is_back(make_bench: MakeBench) -> None:
+    """Its session is the same, but it says the plan again; what came while it was away, nobody took."""
+    bench = make_bench()
+    bench.server.answers = False
+    plan = bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    bench.steps(20)
+    offers = len(bench.server.offers)
+    bench.server.answers = True
+    bench.server.send(bench.server.topics.round, plan, retain=True)
+    bench.until(acked(bench, 1))
+    assert len(bench.server.offers) == offers + 1
+
+
+def test_an_aggregator_that_lost_its_store_gets_the_same_bytes(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    plan = bench.server.open_round(1)
+    bench.until(acked(bench, 1))
+    (update,) = bench.server.updates
+    bench.server.updates.clear()
+    bench.server.send(bench.server.topics.round, plan, retain=True)
+    bench.server._open.clear()
+    bench.until(lambda: bench.server.updates != [])
+    assert bench.server.updates == [update]
+    assert bench.store.ledger.rounds_charged() == 1
+
+
+def test_power_lost_between_commit_and_sending(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.answers = False
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "pending")
+    before = bench.store.outbox("digits-test", 1)
+    assert bench.server.updates == []
+    bench.server.answers = True
+    bench.restart()
+    bench.until(acked(bench, 1))
+    assert bench.server.updates == [before.data]
+    assert bench.store.ledger.rounds_charged() == 1
+    assert [birth.session for birth in bench.server.births][-1] == 2
+
+
+def test_power_lost_after_half_of_the_chunks(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.chunks_seen) == 3)
+    before = bench.store.outbox("digits-test", 1)
+    bench.restart()
+    bench.until(acked(bench, 1))
+    assert bench.server.updates == [before.data]
+    assert bench.store.ledger.rounds_charged() == 1
+
+
+def test_power_lost_with_the_acknowledgement(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.updates) == 1)  # the Ack is on its way
+    before = bench.store.outbox("digits-test", 1)
+    assert before.pending
+    bench.restart()
+    bench.until(acked(bench, 1))
+    assert bench.server.updates == [before.data]
+    assert bench.store.ledger.rounds_charged() == 1
+
+
+def test_power_lost_in_every_step_of_two_rounds(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    for steps in range(1, 60):
+        if acked(bench, 1)():
+            break
+        bench.restart()
+        bench.steps(steps)
+    assert bench.entry_status(1) == "acked"
+    public = bench.store.load_state("digits-test").public
+    bench.server.open_round(2, cohort={DEVICE: public.digest()})
+    bench.until(acked(bench, 2))
+    assert len(bench.server.updates) == 2
+    assert [(e.round, e.payload_digest) for e in bench.store.ledger.entries()] == [
+        (number, hashlib.sha256(update).digest()) for number, update in enumerate(bench.server.updates, start=1)
+    ]
+
+
+def test_a_restart_needs_nothing_that_the_store_has(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.steps()
+    wants = len(bench.server.wants)
+    bench.server.serves = False
+    bench.restart()
+    bench.steps()
+    assert bench.agent.tasks.runtime is not None
+    assert len(bench.server.wants) == wants
+
+
+def test_training_ends_with_its_deadline(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1, deadline_s=10.0)
+    bench.steps(4)
+    inner = bench.agent._supervisor
+
+    class SlowBoard:
+        """Time passes with every batch."""
+
+        def alive(self) -> None:
+            bench.clock.now += 6 if bench.agent._status == "training" else 0
+
+        ready = stopping = inner.ready
+
+    bench.agent._supervisor = SlowBoard()
+    bench.until(lambda: bench.server.declines != [])
+    assert bench.server.declines[0].code == "busy"
+    assert bench.store.ledger.rounds_charged() == 0
+    bench.agent._supervisor = inner
+    bench.server.open_round(1, deadline_s=500.0)  # extended: there is time again
+    bench.until(acked(bench, 1))
+
+
+def test_training_ends_when_another_round_begins(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    bench.steps(4)
+    batches: list[int] = []
+    inner = bench.agent._supervisor
+
+    class Interrupting:
+        """The next plan arrives while the device trains."""
+
+        def alive(self) -> None:
+            if bench.agent._status == "training":
+                batches.append(bench.agent.rounds.plan.round)
+                if len(batches) == 2:
+                    bench.server.open_round(2)
+
+        ready = stopping = inner.ready
+
+    bench.agent._supervisor = Interrupting()
+    bench.until(acked(bench, 2))
+    assert batches[:3] == [1, 1, 2]
+    assert bench.entry_status(1) is None
+    assert [entry.round for entry in bench.store.ledger.entries()] == [2]
+    assert bench.server.declines == []
+
+
+def test_a_round_that_closes_ends_its_upload(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.chunks_seen) == 2)
+    bench.server.open_round(1, phase="closed", cohort={})
+    bench.steps()
+    assert bench.agent.rounds.upload is None
+    assert len(bench.server.chunks_seen) <= 4
