@@ -124,15 +124,8 @@ def test_the_pages_of_boards_count_with_what_was_measured() -> None:
 
 def test_what_the_server_could_see() -> None:
     views = json.loads((FIGURES / "invert.json").read_text("utf-8"))["views"]
-    said = (
-        "raw, or ",
-        "a little noise ",
-        "noised, as ",
-        "noised | 8",
-        "noised | 2",
-        "the sum of 100 ",
-        "that sum, noised ",
-    )
+    said = ("raw, or ", "a little noise ", "noised, as ", "noised | 8", "noised | 2", "the sum of 100 ")
+    said += ("that sum, noised ",)
     for start, view in zip(said, views, strict=True):
         (row,) = rows_of("docs/privacy.md", f"| {start}")
         epsilon = "infinite" if view["epsilon_server"] is None else f"{view['epsilon_server']:,.0f}"

@@ -204,8 +204,10 @@ def test_a_fleet_runs_from_the_wheel_in_an_environment_of_its_own(home: Path, tm
     """A broker, the aggregator and two boards."""
     python = home / "bin" / "python"
     (tmp_path / "small.toml").write_text(SMALL)
-    run = [home / "bin" / "hushfleet", "simulate", "small.toml", "--engine", "live", "--no-local-only", "--out", "run"]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ["simulate", "small.toml", "--engine", "live", "--workers", "1", "--no-local-only", "--out", "run"]
+    done = subprocess.run(
+        [home / "bin" / "hushfleet", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row.participants for row in Result.load(tmp_path / "run" / "result.json").rounds] == [2]
     where = [python, "-c", "import hushfleet.edge_client; print(hushfleet.edge_client.__file__)"]

@@ -104,6 +104,10 @@ def main() -> None:
         if (error.name or "").partition(".")[0] in ("", "hushfleet"):
             raise
         sys.exit(_told(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1))
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while compiled code was being imported
+            sys.exit(INTERRUPTED)
+        raise
     except OSError as error:  # a full disk, a folder that may not be written to
         if error.filename is None:
             raise

@@ -44,7 +44,7 @@ def test_engines_agree_and_a_run_goes_on(projects: Path, runs: Any, finish: Any,
     task = load_task(projects / "activity" / "task.toml", ("round.rounds=2", "method.local_epochs=1"))
     fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
     live = begin(task, tmp_path / "live", data_dir=None)
-    fleet = LiveFleet(live)
+    fleet = LiveFleet(live, hosts={"host": [device.name for device in live.fleet.devices[1:]]})
     with fleet.running():
         finish(fleet)
     assert _global(fast) == _global(live)

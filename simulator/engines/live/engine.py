@@ -50,6 +50,7 @@ class LiveFleet:
     :param broker_kind: `auto`, `mosquitto` or `amqtt`.
     :param restarts: how often a process that dies unexpectedly is started again, each.
     :param client: what starts a client, before the name of its DEVICE.toml.
+    :param aggregator: what starts the aggregator, before its options.
     :param emulate: each device behaves like its board.
     :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
     :param boards: of devices, instead of the profiles that the fleet names: for a fleet with an uplink behind it.
@@ -72,6 +73,7 @@ class LiveFleet:
         broker_kind: BrokerKind = "auto",
         restarts: int = 0,
         client: Sequence[str] = (sys.executable, "-m", "hushfleet.edge_client"),
+        aggregator: Sequence[str] = _COMMAND,
         emulate: bool = False,
         proxied: bool = False,
         boards: Mapping[str, Board] | None = None,
@@ -85,6 +87,7 @@ class LiveFleet:
     ) -> None:
         self.simulation = simulation
         self.client = tuple(client)
+        self.aggregator = tuple(aggregator)
         self.broker_kind: BrokerKind = broker_kind
         self.restarts = restarts
         self.broker: Broker | None = None
@@ -173,7 +176,7 @@ class LiveFleet:
         for key, path in (self._tls.files(AGGREGATOR) if self._tls else {}).items():
             options[key.replace("_", "-")] = path
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [*_COMMAND, str(folder.task), "--resume", *words]
+        command = [*self.aggregator, str(folder.task), "--resume", *words]
         self._start("aggregator", command, folder.path / "aggregator.log")
 
     def _known_devices(self) -> Path:

@@ -97,7 +97,7 @@ def test_devices_that_share_a_process_end_in_the_same_model(
 def test_the_whole_command_leaves_logs_models_result_and_report(
     live: Simulation, two_rounds: Simulation, audit: Any, quiet: Console
 ) -> None:
-    result = run(live, RunOptions(engine="live", local_only=False), console=quiet)
+    result = run(live, RunOptions(engine="live", workers=1, local_only=False), console=quiet)
     assert processes_about(live.folder.path) == []
     assert_same_models(live, two_rounds, audit)
     folder = live.folder
@@ -143,7 +143,7 @@ def test_what_dies_is_started_again(
 def start_command(simulation: Simulation, log: Path) -> subprocess.Popen[bytes]:
     """`hushfleet simulate` in a process group of its own, as a terminal starts it."""
     folder = simulation.folder
-    options = ["--engine", "live", "--no-local-only", "--out", str(folder.path), "--resume"]
+    options = ["--engine", "live", "--workers", "1", "--no-local-only", "--out", str(folder.path), "--resume"]
     with log.open("ab") as output:
         return subprocess.Popen(
             [*COMMAND, "simulate", str(folder.task), *options],
