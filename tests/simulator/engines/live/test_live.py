@@ -172,7 +172,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_can_go_on(
         os.killpg(command.pid, signal.SIGINT)  # a terminal sends it to all of the group
         assert command.wait() == 130, logs()
         assert "interrupted" in log.read_text()
-        assert "--engine live --no-local-only" in log.read_text(), "how to go on"
+        assert "--engine live --workers 1 --no-local-only" in log.read_text(), "how to go on"
         assert "--resume" in log.read_text()
         assert processes_about(live.folder.path) == []
     else:
