@@ -20,6 +20,7 @@ import numpy.typing as npt
 from hushfleet.data.batch_pickle import bytes_of, labels_of, read_batch
 from hushfleet.data.folder import pillow
 from hushfleet.errors import BadInput
+from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -122,12 +123,14 @@ def _read_files(root: Path, *patterns: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_tar(archive: Path) -> Iterator[tuple[str, bytes]]:
+    reading = doing(f"decoding {archive.name}, MiB", total=archive.stat().st_size >> 20)
     try:
-        with tarfile.open(archive, "r:*") as tar:
+        with archive.open("rb") as packed, tarfile.open(fileobj=packed, mode="r:*") as tar, reading as work:
             for member in tar:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:
                     yield member.name, content.read()
+                work.done = packed.tell() >> 20
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{archive} cannot be read: {error}; fetch it again") from error
 

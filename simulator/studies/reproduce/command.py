@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.result import write_whole
-from hushfleet.progress import doing
+from hushfleet.progress import counted, doing
 from hushfleet.simulator.studies.reproduce import table as tables
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.estimate import Estimator
@@ -108,8 +108,12 @@ def what_there_is(
         done, time_left = f"{len(cells) - len(left)}/{len(cells)}", shown_time(seconds) if seconds else ""
         return [recipe.label, recipe.title, done, time_left, "; ".join(dict.fromkeys(lacking))]
 
-    with shown(console), doing(SPEED):
-        return [(f"{name}: {load_paper(name).source}", [line(each) for each in load_recipes(name)]) for name in papers]
+    recipes = [(name, recipe) for name in papers for recipe in load_recipes(name)]
+    lines: dict[str, list[list[str]]] = {name: [] for name in papers}
+    with shown(console):
+        for name, recipe in counted(recipes, SPEED, total=len(recipes)):
+            lines[name].append(line(recipe))
+    return [(f"{name}: {load_paper(name).source}", lines[name]) for name in papers]
 
 
 def _expected(cells: Sequence[Cell], kept: Kept, console: Console) -> dict[str, float]:
