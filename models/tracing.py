@@ -7,8 +7,6 @@ imports takes seconds, so it is imported only where a graph is not in the cache.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import io
 import logging
 import warnings
@@ -32,11 +30,6 @@ from hushfleet.models.losses import distilled_losses, mean_loss
 from hushfleet.models.model import Model
 
 OPSET = 18
-
-# The exporter parses its translations of 500 operators anew for each graph, which takes half a second.
-with contextlib.suppress(ImportError, AttributeError):  # it is not documented
-    _apis: Any = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
-    _apis.get_torchlib_ops = functools.cache(_apis.get_torchlib_ops)
 
 
 def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes:

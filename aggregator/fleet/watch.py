@@ -46,7 +46,7 @@ from hushfleet.errors import BadInput
 LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500
 EVENTS = "events.jsonl"
-_OF_HEALTH = (*("slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator"),)
+_OF_HEALTH = "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator"
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 

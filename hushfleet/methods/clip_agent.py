@@ -20,13 +20,13 @@ Reading: the action range is not stated; C_0 is the task's clip norm, the paper'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.torch_threads import one_torch_thread
 from hushfleet.training.optim import Adam
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ClipAgent:
         else:
             import torch
 
-            with torch.no_grad(), _one_thread():
+            with torch.no_grad(), one_torch_thread():
                 weights = torch.from_numpy(arrays[ACTOR])
                 mean = _network(weights, torch.from_numpy(arrays["state"][None]))[0]
                 std = torch.exp(weights[-1])
@@ -115,7 +115,7 @@ class ClipAgent:
         """Algorithm 2, lines 28 to 33, on the whole buffer."""
         import torch
 
-        with _one_thread():
+        with one_torch_thread():
             rows = torch.from_numpy(arrays["experiences"])
             before, action, density, reward, after = rows[:, :2], rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5:]
             nets = {name: _Trainable(arrays, name, self.learning_rate) for name in (ACTOR, CRITIC)}
@@ -189,16 +189,3 @@ class _Trainable:
 
         (gradient,) = torch.autograd.grad(loss, self.weights)
         self.adam.step(self.array, gradient.numpy())
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """With more threads sums may be taken in another order."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

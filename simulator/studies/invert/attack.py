@@ -7,9 +7,6 @@ objective's gradient. All images are sought at once, each for itself and from se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from torch.nn import functional as F
 
 from hushfleet.models.model import Model
 from hushfleet.progress import doing
+from hushfleet.torch_threads import one_torch_thread
 
 STEP = 0.1  # of Adam, in normalised pixels; Geiping et al. decay it at these parts of the way
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
@@ -67,7 +65,8 @@ def reconstruct(
 
     adam = torch.optim.Adam([x], lr=STEP)
     decay = torch.optim.lr_scheduler.MultiStepLR(adam, [int(part * steps) for part in DECAYS], gamma=0.1)
-    with _one_thread(), doing("inverting updates", total=steps) as work:
+    # Each step is some hundred small operations: threads wait for each other longer than they work.
+    with one_torch_thread(), doing("inverting updates", total=steps) as work:
         for _ in range(steps):
             (slope,) = torch.autograd.grad(objective().sum(), x)
             x.grad = slope.sign()
@@ -80,17 +79,6 @@ def reconstruct(
         best = objective().reshape(tries, count).argmin(dim=0)
         found = x.reshape(tries, count, *model.input_shape)[best, torch.arange(count)]
     return np.asarray(found.numpy())
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Each step is some hundred small operations: threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _variation(x: Tensor) -> Tensor:

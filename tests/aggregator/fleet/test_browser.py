@@ -20,7 +20,9 @@ from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.view import FleetView
 from support.fleet_views import a_view
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"))), None
+)
 TIMEOUT_S = 240.0
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt install chromium")
 
