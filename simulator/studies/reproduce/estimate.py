@@ -2,8 +2,8 @@
 
 A short trial says how many samples a second the network's gradient takes; tests, noise and coding are counted beside
 it by what they were measured to take. Finished cells of the same network, method and unit on the same processor then
-say by how much such a sum is wrong (`Estimator`); where there are none, the recipe says how many gradients a sample
-takes (`passes`).
+say by how much such a sum is wrong (`Estimator`), by the trial before them: a machine of the same name may be twice as
+quick on another day. Where there are none, the recipe says how many gradients a sample takes (`passes`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -99,18 +100,29 @@ class Estimator:
         task = cell.task()
         work = expected_work(cell)
         known = self._finished.get(_kind(task), [])
-        wrong = [each.one.seconds / self._sum(each.task, each.one.samples, each.one.tested) for each in known]
-        if wrong:  # the least: what else the machine did at the time can only have added
-            return min(wrong) * self._sum(task, *work)
+        if timed := [self._wrong(each) for each in known if each.one.rate is not None]:
+            return median(timed) * self._sum(task, *work)
+        if known:  # the least: what else the machine did at the time can only have added
+            return min(map(self._wrong, known)) * self._sum(task, *work)
         return self._sum(task, *work, passes=cell.row.passes)
 
-    def _sum(self, task: Task, trained: float, tested: float, *, passes: float = 1.0) -> float:
+    def rate(self, task: Task) -> float:
+        """Samples a second of the task's gradient, now."""
+        return self._trial(task.model.name, task.method.config().batch_size)
+
+    def _wrong(self, known: _Finished) -> float:
+        one = known.one
+        return one.seconds / self._sum(known.task, one.samples, one.tested, rate=one.rate)
+
+    def _sum(
+        self, task: Task, trained: float, tested: float, *, passes: float = 1.0, rate: float | None = None
+    ) -> float:
         batch = task.method.config().batch_size
         size = get_model(task.model.name).layout.size
         updates = task.round.rounds * min(task.round.cohort_size or task.data.devices, task.data.devices)
         noised = trained / batch * _NOISED_STEP_S if task.privacy.unit == "record" else 0.0
         gradients = trained * passes + tested / _TESTS_PER_GRADIENT
-        return gradients / self._trial(task.model.name, batch) + size * (updates * _UPDATE_S + noised)
+        return gradients / (rate or self.rate(task)) + size * (updates * _UPDATE_S + noised)
 
 
 def _kind(task: Task) -> tuple[str, str, str]:

@@ -40,6 +40,7 @@ class KeptCell:
         and on several cores, time by the clock).
     :param samples: that were trained on, epochs counted.
     :param tested: images that models were tested on.
+    :param rate: samples a second of the network's gradient on one core, by the trial before; None in the oldest cells.
     """
 
     cell: str
@@ -58,6 +59,7 @@ class KeptCell:
     runtime: str
     processor: str
     versions: dict[str, str]
+    rate: float | None = None
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:

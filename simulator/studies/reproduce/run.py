@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import connection
 from pathlib import Path
@@ -32,7 +32,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.estimate import expected_work, processor
+from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work, processor
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell, rounded
 
 MEMORY_EACH = 2 << 30
@@ -194,6 +194,7 @@ class _Process:
             outcome = Failure(self._why())
         self.process.join()
         if isinstance(outcome, KeptCell):
+            outcome = replace(outcome, rate=round(Estimator([]).rate(self.cell.task()), 1))
             try:
                 outcome.save(kept.out)
             except HushfleetError as error:

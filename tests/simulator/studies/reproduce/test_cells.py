@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,7 @@ def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Pat
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     kept = KeptCell.load(cell_path(out, cell.key))
     assert kept.accuracies == run_cell(cell, tmp_path / "here", data_dir=None, runtime="onnx").accuracies
+    assert kept.rate == 1000.0  # of the trial
     assert not (runs / cell.key).exists()  # nothing heavy stays
     # finished cells are found again, wherever they are published, and by another name too
     both = Kept(tmp_path / "empty", out)
@@ -392,8 +394,12 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
     assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(by_trial)
     # what finished cells took, against the same sum of theirs: here for 60 tested images
     monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.processor", lambda: "nobody's")
-    known = Estimator([pretended(cell, [0.1, 0.2], epsilon=1.0)], trial=lambda model, batch: 100.0)
+    finished = pretended(cell, [0.1, 0.2], epsilon=1.0)
+    known = Estimator([finished], trial=lambda model, batch: 100.0)
     assert known.seconds(cell) == pytest.approx(by_trial * 2.0 / ((480 + 60 / 2.5) / 100 + update_s))
+    # one that knows how quick the machine was then, half as quick as now, says more than one that does not
+    rated = Estimator([finished, replace(finished, rate=50.0)], trial=lambda model, batch: 100.0)
+    assert rated.seconds(cell) == pytest.approx(by_trial * 2.0 / ((480 + 60 / 2.5) / 50 + update_s))
     assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
     assert jobs_here(3) == 3
     assert jobs_here() >= 1
