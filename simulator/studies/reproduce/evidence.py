@@ -5,8 +5,8 @@ the first two are left out. In prose, braces stand for a number:
 
 - `{A}`: our accuracy in percent, as the table takes it, mean over seeds
 - `{field: A}`: another number of the cell, see `FIELDS`
-- `{A - B}`: the difference of the two
-- `{A > B}`: both numbers, if that is so; likewise `<`
+- `{A - B}`: the difference of the two, over the seeds that both have
+- `{A > B}`: both numbers over those seeds, if that is so; likewise `<`
 """
 
 from __future__ import annotations
@@ -54,6 +54,14 @@ class Finished:
         if len(measured) < len(values):
             raise Unsupported(f"{self.cell.key} has no {metric}")
         return measured
+
+    def shared_with(self, other: Finished) -> Finished:
+        """The seeds that the other place has too: a seed decides who has which images, and the first model."""
+        theirs = {cell.seed for cell in other.cells}
+        both = [(cell, one) for cell, one in zip(self.cells, self.kept, strict=True) if cell.seed in theirs]
+        if not both:
+            raise Unsupported(f"{self.cell.key} and {other.cell.key} have no seed in common")
+        return Finished(*zip(*both, strict=True))
 
     @property
     def paper(self) -> float:
@@ -134,10 +142,11 @@ class Evidence:
             if field not in FIELDS:
                 raise BadInput(f"{match[0]}: there is no {field}; there are {', '.join(FIELDS)}")
             form, taken = FIELDS[field]
-            one = taken(self.at(match["one"], within=within))
+            place = self.at(match["one"], within=within)
             if not match["sign"]:
-                return form.format(one)
-            other = taken(self.at(match["other"], within=within))
+                return form.format(taken(place))
+            beside = self.at(match["other"], within=within)
+            one, other = taken(place.shared_with(beside)), taken(beside.shared_with(place))
             if match["sign"] == "-":
                 return form.format(one - other)
             if not (one < other if match["sign"] == "<" else one > other):

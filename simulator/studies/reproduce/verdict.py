@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 Verdict = Literal["reproduced", "order only", "not"]
@@ -14,7 +15,7 @@ LEAD = 1.0, 1 / 3
 RULE = f"""
 - **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
   that is more, and its lead over each finished method of the same column that the paper prints below it is the printed
-  lead within {LEAD[0]:g} point, or within a third if that is more.
+  lead within {LEAD[0]:g} point, or within a third if that is more. A lead is that over the seeds which both have.
 - **order only**: not that, but it stands above and below the finished methods of its column as the paper prints.
 - **not**: neither.
 - **open**: no cell is finished. Where network or data are not the paper's, only the order counts, and a method that
@@ -30,13 +31,25 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict |
     """
     if math.isnan(place.paper) or math.isnan(place.ours):
         return None
-    others = [other for other in column if other.row != place.row and not math.isnan(other.paper - other.ours)]
+    others = [
+        other
+        for other in column
+        if other.row != place.row and not math.isnan(other.paper) and set(other.seeds) & set(place.seeds)
+    ]
     error = place.spread / math.sqrt(len(place.seeds)) if len(place.seeds) > 1 else 0.0
     near = abs(place.ours - place.paper) <= max(NEAR, 2 * error)
-    leads = [(place.paper - other.paper, place.ours - other.ours) for other in others if other.paper < place.paper]
+    leads = [(place.paper - other.paper, _lead(place, other)) for other in others]
     if only_order and not others:
         return None
-    if near and not only_order and all(abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads):
+    if near and not only_order and all(
+        abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads if paper > 0
+    ):
         return "reproduced"
-    in_order = all((place.paper - other.paper) * (place.ours - other.ours) > 0 for other in others)
+    in_order = all(paper * ours > 0 for paper, ours in leads)
     return "order only" if others and in_order else "not"
+
+
+def _lead(place: Any, other: Any) -> float:
+    """Over the seeds that both have: a seed decides who has which images, and the first model."""
+    ours, theirs = (dict(zip(each.seeds, each.values, strict=True)) for each in (place, other))
+    return float(fmean(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()))
