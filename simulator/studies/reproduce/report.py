@@ -41,8 +41,8 @@ is the norm of the noise in a round's mean, in clip norms, which bound what each
 ## How a verdict is found
 {rule}
 With one seed a spread is not known, and a verdict is that of one run. Readings are judged apart: that one of them comes
-near says that the numbers can be had so, not that the paper did it so. A table shows the mean over all its seeds; where a
-sentence compares two cells, both are means over the seeds that both have.
+near says that the numbers can be had so, not that the paper did it so. A table shows the mean over all its seeds; where
+a sentence compares two cells, both are means over the seeds that both have.
 """
 
 

@@ -41,9 +41,8 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict |
     leads = [(place.paper - other.paper, _lead(place, other)) for other in others]
     if only_order and not others:
         return None
-    if near and not only_order and all(
-        abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads if paper > 0
-    ):
+    leads_as_printed = all(abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads if paper > 0)
+    if near and leads_as_printed and not only_order:
         return "reproduced"
     in_order = all(paper * ours > 0 for paper, ours in leads)
     return "order only" if others and in_order else "not"
