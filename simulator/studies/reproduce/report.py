@@ -19,7 +19,7 @@ from hushfleet.simulator.studies.reproduce.cells import ALL_COLUMNS
 from hushfleet.simulator.studies.reproduce.draw import draw
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import METRICS, Paper, Recipe, load_paper, paper_names
+from hushfleet.simulator.studies.reproduce.recipe import METRICS, Axis, Paper, Recipe, load_paper, paper_names
 from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
 from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table, measured_as
 from hushfleet.simulator.studies.reproduce.verdict import RULE, Verdict, verdict
@@ -107,14 +107,18 @@ class Report:
         return counts, [*lines, "Not shown:", "", *reasons, ""] if reasons else lines
 
     def _each_run_once(self, recipe: Recipe, places: Sequence[_Judged]) -> list[_Judged]:
-        """Readings that do not touch a run, such as one without noise, share a line, the first one's."""
-        lines, readings = dict[tuple[str, str, str], _Judged](), Counter[tuple[str, str, str]]()
+        """Readings that do not touch a run, such as one without noise, share the first one's lines."""
+        lines, sharing = list[tuple[tuple[str, str], _Judged]](), defaultdict[tuple[str, str], list[Axis | None]](list)
         for each in places:
-            cell = self._evidence.at(_address(recipe, each.block, each.place), within=recipe).cell
-            key = each.block.group.id, each.place.column, cell.digest
-            lines.setdefault(key, each)
-            readings[key] += 1
-        return [each._replace(readings=readings[key]) for key, each in lines.items()]
+            run = (
+                each.block.group.id,
+                self._evidence.at(_address(recipe, each.block, each.place), within=recipe).cell.digest,
+            )
+            if each.block.reading not in sharing[run]:
+                sharing[run].append(each.block.reading)
+            if each.block.reading == sharing[run][0]:
+                lines.append((run, each))
+        return [each._replace(readings=len(sharing[run])) for run, each in lines]
 
     def _table(self, table: PaperTable, places: Sequence[_Judged]) -> Iterator[str]:
         recipe, blocks = table.recipe, table.blocks
