@@ -304,7 +304,7 @@ class TaskMethod:
         if self._own_is_raw:
             state = replace(state, own=None)
         personal = self.parts.personal
-        visible = HiddenSamples() if self.by_record else samples
+        visible: Any = HiddenSamples() if self.by_record else samples
         chosen = personal.choose(state, global_params, visible, self.layout)
         start = personal.start(state, global_params, chosen, visible, self.layout)
         return RoundContext(self.setting(terms), state, global_params, start, chosen)

@@ -35,18 +35,23 @@ def layer_norms(x: Any, layout: ParamLayout) -> Any:
     return _finite(xp, xp.sqrt(xp.stack(squares, axis=-1)))
 
 
-def clip(x: Any, clip_norm: float) -> Any:
+def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     """Scale each vector of `x [..., d]` down to Euclidean norm `clip_norm`, if it is above; same dtype.
 
     A vector within the bound comes back bit by bit, so the zero vector stays zero. A bound of inf clips
     nothing. Raises `PrivacyError` for a bound that is not positive, or a value that is not finite.
+
+    :param drop: zero takes the place of a vector that is not finite.
     """
     xp = array_api.array_namespace(x)
     bound = float(clip_norm)
     if not bound > 0:
         raise PrivacyError(f"a clip norm must be above zero, got {clip_norm!r}")
-    norms = _finite(xp, xp.sqrt(_sum_of_squares(x, 0, x.shape[-1])))
-    bounds = xp.full_like(norms, bound)
+    norms = xp.sqrt(_sum_of_squares(x, 0, x.shape[-1]))
+    if drop and not bool(xp.all(xp.isfinite(norms))):
+        x = xp.where(xp.isfinite(norms)[..., None], x, xp.zeros_like(x))
+        norms = xp.where(xp.isfinite(norms), norms, xp.zeros_like(norms))
+    bounds = xp.full_like(_finite(xp, norms), bound)
     clipped = x * xp.astype(clip_factors(norms, bounds), x.dtype)[..., None]
     _check_bound(xp, xp.sqrt(_sum_of_squares(clipped, 0, x.shape[-1])), bounds)
     return clipped

@@ -52,6 +52,13 @@ class Trained(NamedTuple):
         change: np.ndarray = self.end - self.context.start if self.step is None else self.step
         return change
 
+    def forgotten(self) -> Trained:
+        """The device as if it had not trained in this round."""
+        context, begin = self.context, self.context.global_params
+        own = begin if context.state.own is None else context.state.own
+        context = replace(context, start=begin, remembered=context.state.private)
+        return Trained(context, begin, own, self.loss, np.zeros_like(begin))
+
 
 class Step(NamedTuple):
     """One batch of an executor.

@@ -239,14 +239,6 @@ def test_delta_outside_its_range_is_refused(delta):
         check_delta(delta, 10)
 
 
-@pytest.mark.parametrize("orders", [[], [1.0], [0.5], [math.inf], [math.nan]])
-def test_orders_must_be_above_one(orders):
-    with pytest.raises(PrivacyError, match="orders"):
-        rdp(Step(1.0, 1.0, 1), orders)
-    with pytest.raises(PrivacyError, match="orders"):
-        renyi_epsilon([Step(1.0, 1.0, 1)], delta=0.1, orders=orders)
-
-
 def test_check_delta():
     assert check_delta(0.01, 10) == []
     assert len(check_delta(0.011, 10)) == 1
