@@ -41,16 +41,16 @@ def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     A vector within the bound comes back bit by bit, so the zero vector stays zero. A bound of inf clips
     nothing. Raises `PrivacyError` for a bound that is not positive, or a value that is not finite.
 
-    :param drop: zero takes the place of a vector that is not finite.
+    :param drop: zero takes the place of a vector that is not `can_clip`.
     """
     xp = array_api.array_namespace(x)
     bound = float(clip_norm)
     if not bound > 0:
         raise PrivacyError(f"a clip norm must be above zero, got {clip_norm!r}")
     norms = xp.sqrt(_sum_of_squares(x, 0, x.shape[-1]))
-    if drop and not bool(xp.all(xp.isfinite(norms))):
-        x = xp.where(xp.isfinite(norms)[..., None], x, xp.zeros_like(x))
-        norms = xp.where(xp.isfinite(norms), norms, xp.zeros_like(norms))
+    if drop and not bool(xp.all(can_clip(norms, bound))):
+        kept = can_clip(norms, bound)
+        x, norms = xp.where(kept[..., None], x, xp.zeros_like(x)), xp.where(kept, norms, xp.zeros_like(norms))
     bounds = xp.full_like(_finite(xp, norms), bound)
     clipped = x * xp.astype(clip_factors(norms, bounds), x.dtype)[..., None]
     _check_bound(xp, xp.sqrt(_sum_of_squares(clipped, 0, x.shape[-1])), bounds)
@@ -105,6 +105,11 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
     finite = xp.clip(bounds, max=sys.float_info.max)
     shrunk = finite / xp.maximum(norms, finite) * _ROUNDING_MARGIN
     return xp.where(norms > bounds, shrunk, xp.ones_like(norms))
+
+
+def can_clip(norms: Any, bound: float) -> Any:
+    """Whether vectors of these norms are finite, with a factor that is no denormal float32: that would be coarse."""
+    return norms < bound * 2.0**100
 
 
 def _sum_of_squares(x: Any, start: int, stop: int) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
+from hushfleet.privacy.clipping import can_clip
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism, clipped_sum
 from hushfleet.training.entries import ALL, BoundOf, Entries, mean_of_clipped
@@ -132,7 +133,7 @@ class ClientBatch(Batch):
         if at_once is not None and entries.layers:
             how = {"clip_norm": clip_norm, "out": out, "part": entries.span, **self.taught}
             each, norms = at_once(params, self.x, self.y, self.masks, **how)
-            if np.isfinite(norms).all():
+            if can_clip(norms, clip_norm).all():
                 return float(each.mean()) if len(each) else 0.0
         losses: list[float] = []
 

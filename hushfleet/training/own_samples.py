@@ -78,9 +78,7 @@ class HiddenSamples:
     """No answers: with the unit `record`, samples are met in noised gradients alone."""
 
     def __getattr__(self, question: str) -> Any:
-        raise PrivacyError(
-            'with privacy unit "record" a method may not look at the samples outside of noised gradients'
-        )
+        raise PrivacyError('with privacy unit "record" a method may not look at samples outside of noised gradients')
 
 
 def taught(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A decline is charged nothing, so this could be asked in every round, of anything that a model can be made to see.
 """
 
+# ruff: noqa: F811
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +27,11 @@ BRIGHT, GREY = 255, 76  # the task takes 0.3 of 255 away, so that grey is next t
 
 
 def seen_of(
-    pixel: int, privacy: PrivacySpec, make: Callable[..., Bench], package: Package, config: DeviceConfig  # noqa: F811
+    pixel: int,
+    privacy: PrivacySpec,
+    make: Callable[..., Bench],
+    package: Package,
+    config: DeviceConfig,
 ) -> Bench:
     images = np.full((16, 1, 8, 8), pixel, np.uint8)
     np.savez(Path(config.data.path), images=images, labels=np.arange(16) % 10)
@@ -43,7 +48,11 @@ def seen_of(
 @pytest.mark.parametrize("unit", PRIVACY)
 @pytest.mark.parametrize("pixel", [BRIGHT, GREY])
 def test_a_device_sends_and_is_charged_whatever_its_images_are(
-    unit: str, pixel: int, make_bench: Callable[..., Bench], package: Package, config: DeviceConfig  # noqa: F811
+    unit: str,
+    pixel: int,
+    make_bench: Callable[..., Bench],
+    package: Package,
+    config: DeviceConfig,
 ) -> None:
     bench = seen_of(pixel, PRIVACY[unit], make_bench, package, config)
     assert not bench.server.declines
@@ -53,7 +62,9 @@ def test_a_device_sends_and_is_charged_whatever_its_images_are(
 
 
 def test_without_noise_nothing_is_promised_and_the_device_declines(
-    make_bench: Callable[..., Bench], package: Package, config: DeviceConfig  # noqa: F811
+    make_bench: Callable[..., Bench],
+    package: Package,
+    config: DeviceConfig,
 ) -> None:
     config = replace(config, limits=replace(config.limits, epsilon_server=np.inf))
     bench = seen_of(BRIGHT, replace(PLAIN, noise_multiplier=0.0), make_bench, package, config)

@@ -18,7 +18,7 @@ from scipy import special  # comes with Opacus
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.accounting import epsilon as accounting
 from hushfleet.privacy.accounting.epsilon import Step, check_delta
-from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, _log_erfc, rdp, renyi_epsilon
+from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, _log_erfc, rdp
 
 epsilon = partial(accounting.epsilon, accountant="rdp")
 noise_multiplier_for = partial(accounting.noise_multiplier_for, accountant="rdp")

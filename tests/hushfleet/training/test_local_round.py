@@ -246,4 +246,4 @@ def test_steps_in_place_of_epochs_cut_the_last_epoch_short() -> None:
 def test_a_device_without_samples_stays_where_it_is_by_steps_as_by_epochs() -> None:
     for config in ({"local_steps": 4}, {"local_epochs": 4}):
         end, _, gradient = train(samples_of([]), start=3.0, **config)
-        assert end.tolist() == [3.0] and not gradient.batches
+        assert (end.tolist(), gradient.batches) == ([3.0], [])
