@@ -252,7 +252,8 @@ class Trainer:
             return self._commit(plan, trained, roster)
         except (PrivacyError, Malformed) as error:
             charge = self.method.charge(self.terms_of(plan))
-            if isinstance(error, LedgerError) or charge.raw or charge.noise_multiplier == 0:
+            promised = charge.noise_multiplier > 0 and not charge.raw
+            if not promised or isinstance(error, LedgerError) or not np.isfinite(trained.context.global_params).all():
                 raise
             _log.warning("round %d: noise alone is sent: %s", plan.round, error)
         return self._commit(plan, trained.forgotten(), roster)
