@@ -5,6 +5,7 @@ The simulator's fast engine runs this same class, with a seeded `Randomness` in 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, Malformed, PrivacyError
+from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError
 from hushfleet.methods import method_of
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
@@ -41,6 +42,8 @@ from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update
 
 _ORDER_STREAM = 0x4F524452
+
+_log = logging.getLogger("hushfleet.edge")
 
 
 class Randomness(Protocol):
@@ -240,7 +243,22 @@ class Trainer:
         return self.store.load_state(plan.task) or self.method.init_state()
 
     def commit(self, plan: RoundPlan, trained: Trained, roster: Roster | None = None) -> OutboxEntry:
-        """Clips, noises, encodes and stores the update of a round that was trained, once."""
+        """Clips, noises, encodes and stores the update of a round that was trained, once.
+
+        Where an update cannot be released, nothing is sent in its place, noised and charged like any other: an
+        aggregator could choose models with which training diverges on some data, and a decline would tell on which.
+        """
+        try:
+            return self._commit(plan, trained, roster)
+        except (PrivacyError, Malformed) as error:
+            charge = self.method.charge(self.terms_of(plan))
+            promised = charge.noise_multiplier > 0 and not charge.raw
+            if not promised or isinstance(error, LedgerError) or not np.isfinite(trained.context.global_params).all():
+                raise
+            _log.warning("round %d: noise alone is sent: %s", plan.round, error)
+        return self._commit(plan, trained.forgotten(), roster)
+
+    def _commit(self, plan: RoundPlan, trained: Trained, roster: Roster | None) -> OutboxEntry:
         method, layout, state, update = self.method, self.spec.model.layout, trained.context.state, trained.update
         # With the unit `record` this stream has served the gradients, and nothing more is drawn from it.
         noise = self.randomness.noise(plan.round)

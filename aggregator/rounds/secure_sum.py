@@ -198,7 +198,7 @@ class SecureSum:
 
     def _unmasked(self) -> np.ndarray:
         """Raises `BadInput`."""
-        summed, wrong = self.round.opened_by(self._sums, self._answers)
+        summed, wrong = self.round.opened(self._sums, self._answers)
         if wrong:  # or a device that has masked by another key than it shares with this member: no proof against either
             log.warning(
                 "round %d: the answers of %s do not fit, and the sum is opened without them",

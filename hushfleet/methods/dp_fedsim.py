@@ -34,9 +34,6 @@ Deviation: with MSA no device is promised more by the aggregate than by its own 
 and weights follow the noised values, so the noise of others does not add up as in a plain mean.
 Deviation: with the unit `record`, Fisher values of raw data would be an uncharged look at it. Squares of the device's
 last update, which DP-SGD has noised, take their place, and AGC has no part: records are clipped one by one.
-
-With the unit `device`, Fisher values, start and training all lie before the clipping and the noise: the charge covers
-whatever they did with the data.
 """
 
 from __future__ import annotations

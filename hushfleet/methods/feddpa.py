@@ -21,8 +21,6 @@ device's update (`privacy.reading = "pooled-sampling"` finds its noise). The led
 Deviation: noise is divided by the number of devices in the cohort, where the code takes all devices; under
 `accounting = "strict"` it is not divided.
 Deviation: with the unit `record`, squares of the device's last update, which is noised, stand for the Fisher values.
-
-With the unit `device` all that the data decides lies before the clipping and the noise, and the charge covers it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which parameters a device's own data makes important: the diagonal of the Fisher information, normalised by parts.
 
-FedDPA, FedADDP and DP-FedSim start a parameter from the device's own value where its normalised value is high.
+FedDPA, FedADDP and DP-FedSim start a parameter from the device's own value where its normalised value is high. With the
+unit `device` all that this decides lies before the clipping and the noise, and the charge covers it.
 """
 
 from __future__ import annotations

@@ -294,10 +294,17 @@ class TaskMethod:
 
     # the device half
 
+    @property
+    def _own_is_raw(self) -> bool:
+        """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
+        return self.by_record and self.parts.own_training is not None
+
     def begin(self, state: DeviceState, global_params: Array, terms: RoundTerms, samples: OwnSamples) -> RoundContext:
         """The context of a round: what is chosen on the own samples, and where training begins."""
+        if self._own_is_raw:
+            state = replace(state, own=None)
         personal = self.parts.personal
-        visible = HiddenSamples() if self.by_record else samples
+        visible: Any = HiddenSamples() if self.by_record else samples
         chosen = personal.choose(state, global_params, visible, self.layout)
         start = personal.start(state, global_params, chosen, visible, self.layout)
         return RoundContext(self.setting(terms), state, global_params, start, chosen)
@@ -320,9 +327,9 @@ class TaskMethod:
         """
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
-        private = dict(context.remembered)
+        private, seen = dict(context.remembered), context.start + update if self._own_is_raw else trained
         for part in (self.parts.personal, *parts):
-            private |= part.remember(context, update=update, trained=trained, sent=sent)
+            private |= part.remember(context, update=update, trained=seen, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)
 
 

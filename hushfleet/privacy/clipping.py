@@ -35,18 +35,23 @@ def layer_norms(x: Any, layout: ParamLayout) -> Any:
     return _finite(xp, xp.sqrt(xp.stack(squares, axis=-1)))
 
 
-def clip(x: Any, clip_norm: float) -> Any:
+def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     """Scale each vector of `x [..., d]` down to Euclidean norm `clip_norm`, if it is above; same dtype.
 
     A vector within the bound comes back bit by bit, so the zero vector stays zero. A bound of inf clips
     nothing. Raises `PrivacyError` for a bound that is not positive, or a value that is not finite.
+
+    :param drop: zero takes the place of a vector that is not `can_clip`.
     """
     xp = array_api.array_namespace(x)
     bound = float(clip_norm)
     if not bound > 0:
         raise PrivacyError(f"a clip norm must be above zero, got {clip_norm!r}")
-    norms = _finite(xp, xp.sqrt(_sum_of_squares(x, 0, x.shape[-1])))
-    bounds = xp.full_like(norms, bound)
+    norms = xp.sqrt(_sum_of_squares(x, 0, x.shape[-1]))
+    if drop and not bool(xp.all(can_clip(norms, bound))):
+        kept = can_clip(norms, bound)
+        x, norms = xp.where(kept[..., None], x, xp.zeros_like(x)), xp.where(kept, norms, xp.zeros_like(norms))
+    bounds = xp.full_like(_finite(xp, norms), bound)
     clipped = x * xp.astype(clip_factors(norms, bounds), x.dtype)[..., None]
     _check_bound(xp, xp.sqrt(_sum_of_squares(clipped, 0, x.shape[-1])), bounds)
     return clipped
@@ -100,6 +105,11 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
     finite = xp.clip(bounds, max=sys.float_info.max)
     shrunk = finite / xp.maximum(norms, finite) * _ROUNDING_MARGIN
     return xp.where(norms > bounds, shrunk, xp.ones_like(norms))
+
+
+def can_clip(norms: Any, bound: float) -> Any:
+    """Whether vectors of these norms are finite, with a factor that is no denormal float32: that would be coarse."""
+    return norms < bound * 2.0**100
 
 
 def _sum_of_squares(x: Any, start: int, stop: int) -> Any:

@@ -5,9 +5,6 @@ clipping to C bounds what adding or removing the device changes by C. With layer
 to 16) layer l is clipped to C_l and receives noise of standard deviation C_l * sigma * sqrt(L): it alone
 costs order / (2 sigma^2 L) in Rényi terms, and the L layers add up to the plain mechanism's
 order / (2 sigma^2). One layer is the plain mechanism.
-
-Noise is always (bound x multiplier), and the bound is the one that was clipped to; there is no free
-"sensitivity" anywhere.
 """
 
 from __future__ import annotations

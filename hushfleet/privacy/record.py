@@ -99,8 +99,11 @@ def gradients_factor(gradients_per_batch: int) -> float:
 
 
 def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
-    """Sum of single records' gradients `[..., d]`, each clipped to `clip_norm`, into `out`."""
+    """Sum of single records' gradients `[..., d]`, each clipped to `clip_norm`, into `out`.
+
+    One that is not finite counts as none: whoever chose the model could otherwise see which records make it so.
+    """
     out[...] = 0
     for gradient in gradients:
-        out += gradient if math.isinf(clip_norm) else clip(gradient, clip_norm)
+        out += gradient if math.isinf(clip_norm) else clip(gradient, clip_norm, drop=True)
     return out

@@ -1,9 +1,4 @@
-"""How much of what is sent is signal: the ratio that tells whether a noise level can work at all.
-
-Noise of standard deviation s on k entries has a norm close to s * sqrt(k). A clipped update has norm C
-at most, so device-level noise s = C * sigma leaves at best -20 log10(sigma * sqrt(k)) dB, which falls with
-the size of the model: 1.6 million parameters at sigma = 1 are -62 dB.
-"""
+"""How much of what is sent is signal: the ratio that tells whether a noise level can work at all."""
 
 from __future__ import annotations
 

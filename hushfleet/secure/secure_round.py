@@ -83,9 +83,6 @@ class SecureRound:
         """Values in a member's answer."""
         return self.rule.width(self.size)
 
-    def takes_part(self, device: str) -> bool:
-        return device in self._places
-
     def key_of(self, device: str) -> bytes | None:
         """The key that the roster names for a device of the cohort; None for another."""
         place = self._places.get(device)
@@ -126,11 +123,7 @@ class SecureRound:
             raise Malformed(f"a sum of {len(chosen)} devices; one of fewer than {self.spec.min_devices} is not opened")
         return chosen
 
-    def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The sum of values, uint32 `[size]`; see `opened_by`."""
-        return self.opened_by(sums, answers)[0]
-
-    def opened_by(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
+    def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
         """The sum of values, uint32 `[size]`, and the members whose answers did not fit (see `Opened`).
 
         :param sums: of what the included devices sent, modulo the prime.

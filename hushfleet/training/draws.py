@@ -32,7 +32,7 @@ def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[
 
     With the unit `record` that does not depend on the number of samples.
     """
-    if record is None and config.local_steps:
+    if record is None and config.local_steps and count:
         whole = -(-count // config.batch_size)
         for done in range(0, config.local_steps, whole):
             yield min(whole, config.local_steps - done)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.privacy.clipping import clip_factors
+from hushfleet.privacy.clipping import can_clip, clip_factors
 
 WHOLE = slice(None)
 
@@ -63,6 +63,10 @@ class LinearClipping:
         inputs = np.einsum("bf,bf->b", rows, rows, dtype=np.float64) * wanted[0] + wanted[1]
         norms = np.sqrt((slopes.astype(np.float64) ** 2).sum(1) * inputs)
         bound = clip_norm(norms) if callable(clip_norm) else clip_norm
+        if not callable(clip_norm) and not (kept := can_clip(norms, bound)).all():
+            # they count as none; to seek another way would take time, and tell
+            norms = np.where(kept, norms, 0.0)
+            slopes, rows = (np.where(kept[:, None], each, np.float32(0)) for each in (slopes, rows))
         slopes *= clip_factors(norms, np.full_like(norms, bound)).astype(np.float32)[:, None]
         by_weight, by_bias = self.layout.unflatten(out).values()
         by_weight[...] = np.einsum("bc,bf->cf", slopes, rows) * wanted[0]

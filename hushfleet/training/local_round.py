@@ -38,17 +38,26 @@ class Trained(NamedTuple):
     :param end: float32 `[d]`, what training of the shared model ended with.
     :param own: float32 `[d]`, the device's own model; `end` itself, unless the method trains a second one.
     :param loss: mean training loss per sample.
+    :param step: of a sum over records, float32 `[d]`: `OneClient.step`.
     """
 
     context: RoundContext
     end: np.ndarray
     own: np.ndarray
     loss: float
+    step: np.ndarray | None = None
 
     @property
     def update(self) -> np.ndarray:
-        change: np.ndarray = self.end - self.context.start
+        change: np.ndarray = self.end - self.context.start if self.step is None else self.step
         return change
+
+    def forgotten(self) -> Trained:
+        """The device as if it had not trained in this round."""
+        context, begin = self.context, self.context.global_params
+        own = begin if context.state.own is None else context.state.own
+        context = replace(context, start=begin, remembered=context.state.private)
+        return Trained(context, begin, own, self.loss, np.zeros_like(begin))
 
 
 class Step(NamedTuple):
@@ -118,6 +127,8 @@ class OneClient:
     :param distills: whether the objective takes a teacher.
     :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
     :param make_optimizer: for an implementation that gives the same bits faster.
+    :param step: of a secure sum over records, what the one batch has moved. The difference of two models would be
+        rounded as these are, and where steps are small one record could move it by many times its bound.
     """
 
     config: TrainingConfig
@@ -132,6 +143,7 @@ class OneClient:
     teacher: Teacher | None = None
     on_batch: OnBatch | None = None
     make_optimizer: MakeOptimizer = make_optimizer
+    step: np.ndarray | None = None
     loss_sum: float = 0.0
     seen: int = 0
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
@@ -140,7 +152,13 @@ class OneClient:
         return self.make_optimizer(self.config.optimizer, self.config.learning_rate, self.config.momentum)
 
     def move(self, optimizer: Optimizer, params: Array, gradient: Array, entries: Entries) -> None:
-        optimizer.step(params[entries.span], entries.keep(gradient))
+        gradient = entries.keep(gradient)
+        if self.record is None or not self.record.noise_split:
+            optimizer.step(params[entries.span], gradient)
+            return
+        self.step = np.zeros_like(params)
+        optimizer.step(self.step[entries.span], gradient)
+        params[entries.span] += self.step[entries.span]
 
     def count_loss(self, step: Step, loss: float) -> None:
         count = int(step.batch.sizes)
@@ -184,8 +202,8 @@ def train_locally(
     *,
     noised: bool = False,
     **how: Any,
-) -> tuple[np.ndarray, float, PrivateArrays]:
-    """The trained vector `[d]`, the mean loss per sample, and what lasts; `begin` is left as it is.
+) -> tuple[np.ndarray, OneClient, PrivateArrays]:
+    """The trained vector `[d]`, its executor, and what lasts; `begin` is left as it is.
 
     :param noised: whether noise is in the training, with the unit `record`.
     :param how: more fields of `OneClient`.
@@ -196,7 +214,7 @@ def train_locally(
     )
     params = begin.copy()
     remembered = train_vector(training, context, params, executor)
-    return params, executor.loss, remembered
+    return params, executor, remembered
 
 
 def train_round(
@@ -218,7 +236,7 @@ def train_round(
     context = method.begin(state, global_params, terms, own_samples)
     teacher = method.training.teacher(context, own_samples)
     at = {"gradient": gradient, "samples": samples, **how}
-    end, loss, remembered = train_locally(
+    end, executor, remembered = train_locally(
         method, method.training, context, context.start, teacher=teacher, noised=method.by_record, **at
     )
     own = end
@@ -226,4 +244,4 @@ def train_round(
         begin = global_params if state.own is None else state.own
         own, *_ = train_locally(method, method.parts.own_training, context, begin, **at)
     context = replace(method.measured(context, own, own_samples), remembered=remembered)
-    return Trained(context, end, own, loss)
+    return Trained(context, end, own, executor.loss, executor.step)

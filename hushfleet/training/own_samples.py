@@ -77,21 +77,8 @@ class LoadedSamples:
 class HiddenSamples:
     """No answers: with the unit `record`, samples are met in noised gradients alone."""
 
-    def squared_gradient(self, params: Array) -> Array:
-        raise _hidden()
-
-    def logits(self, params: Array) -> np.ndarray:
-        raise _hidden()
-
-    def evaluate(self, params: Array) -> Evaluation:
-        raise _hidden()
-
-    def label_counts(self, classes: int) -> np.ndarray:
-        raise _hidden()
-
-
-def _hidden() -> PrivacyError:
-    return PrivacyError('with privacy unit "record" a method may not look at the samples outside of noised gradients')
+    def __getattr__(self, question: str) -> Any:
+        raise PrivacyError('with privacy unit "record" a method may not look at samples outside of noised gradients')
 
 
 def taught(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def difference(fleet: SumFleet, secure: SecureRound, sets: list[list[str]], halv
     """Opens two sums that differ by one device, of which each half of the committee answers one; the difference."""
     opened = []
     for included, members in zip(sets, halves, strict=True):
-        opened.append(secure.opened(fleet.sums(secure, included), fleet.answers(secure, included, members)))
+        opened.append(secure.opened(fleet.sums(secure, included), fleet.answers(secure, included, members))[0])
     return ((opened[0].astype(np.int64) - opened[1]) % fleet.prime).tolist()
 
 

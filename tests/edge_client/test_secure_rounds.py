@@ -89,7 +89,7 @@ def test_the_sum_of_a_round_opens_and_nothing_else_does(make_fleet: MakeFleet, e
     assert decode_answer(answer, public_key=fleet.bench.store.identity.public_key).header.round == 1
     sums, expected = fleet.sum(secure_round, update, included)
     add_into(expected, encoded[0], secure_round.prime)
-    opened = secure_round.opened(sums, fleet.answers(secure_round, bitmap, answer))
+    opened, _ = secure_round.opened(sums, fleet.answers(secure_round, bitmap, answer))
     np.testing.assert_array_equal(opened, expected)
     assert fleet.bench.server.declines == []
     assert fleet.bench.agent.rejected.total == 0
@@ -337,7 +337,8 @@ def test_power_lost_in_every_step_of_a_round(make_fleet: MakeFleet, encoded: lis
     sums, expected = fleet.sum(secure_round, update, secure_round.devices)
     add_into(expected, encoded[-1], secure_round.prime)
     bitmap = secure_round.pack_included(secure_round.devices)
-    np.testing.assert_array_equal(secure_round.opened(sums, fleet.answers(secure_round, bitmap, answer)), expected)
+    opened, _ = secure_round.opened(sums, fleet.answers(secure_round, bitmap, answer))
+    np.testing.assert_array_equal(opened, expected)
 
 
 @pytest.mark.parametrize("seed", range(2))

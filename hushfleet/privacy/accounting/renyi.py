@@ -29,28 +29,20 @@ _SERIES_MAX_TERMS = 1 << 20
 
 
 def rdp(step: Step, orders: Sequence[float] = DEFAULT_ORDERS) -> np.ndarray:
-    """Rényi divergence bound of all of `step.steps` runs: float64 `[orders]`, may be inf.
-
-    Raises `PrivacyError` for a negative or non-finite multiplier, a rate outside [0, 1], a negative or
-    fractional number of steps, or an order that is not above 1.
-    """
+    """Rényi divergence bound of all of `step.steps` runs: float64 `[orders]`, may be inf."""
     step.check()
-    orders = tuple(float(order) for order in orders)
-    if not orders or not all(1 < order < math.inf for order in orders):
-        raise PrivacyError(f"Rényi orders must be finite and above 1, got {orders}")
     if step.steps == 0 or step.sample_rate == 0:
         return np.zeros(len(orders))
-    return step.steps * np.array(_rdp_once(float(step.noise_multiplier), float(step.sample_rate), orders))
+    return step.steps * np.array(_rdp_once(float(step.noise_multiplier), float(step.sample_rate), tuple(orders)))
 
 
-def renyi_epsilon(history: Sequence[Step], *, delta: float, orders: Sequence[float] = DEFAULT_ORDERS) -> float:
+def renyi_epsilon(history: Sequence[Step], *, delta: float) -> float:
     """Epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released."""
-    total = np.zeros(len(orders))
+    total, a = np.zeros(len(DEFAULT_ORDERS)), np.array(DEFAULT_ORDERS)
     for step in history:
-        total = total + rdp(step, orders)
+        total += rdp(step)
     if not total.any():
         return 0.0
-    a = np.asarray(orders, dtype=np.float64)
     # Balle et al. 2020, Theorem 21. A bound below zero (delta alone covers the loss) means epsilon 0.
     bounds = total - (math.log(delta) + np.log(a)) / (a - 1) + np.log1p(-1 / a)
     return max(0.0, float(bounds.min()))

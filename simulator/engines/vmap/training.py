@@ -234,7 +234,8 @@ class CohortTrainer:
             remembered = train_vector(method.training, context, end, shared)
             own = end
             if method.parts.own_training is not None:
-                begin = context.global_params.expand_as(end) if context.state.own is None else context.state.own
+                kept = [each.member.state.own for each in group]
+                begin = context.global_params.expand_as(end) if kept[0] is None else self._upload(kept)
                 own = begin.clone()
                 second = method.parts.own_training
                 train_vector(second, context, own, _ManyClients(self, method, second, group, inputs))
@@ -355,7 +356,7 @@ def _kind(method: TaskMethod, ready: _Ready) -> tuple[object, ...]:
     context = ready.context
     arrays = sorted((name, np.shape(value)) for name, value in context.state.private.items())
     rhythms = (_rhythm(method, training, ready, noised) for training, noised in _trainings(method))
-    return context.state.own is None, context.chosen is None, tuple(arrays), *rhythms
+    return ready.member.state.own is None, context.chosen is None, tuple(arrays), *rhythms
 
 
 def _rhythm(method: TaskMethod, training: Sgd, ready: _Ready, noised: bool) -> tuple[object, ...]:

@@ -11,8 +11,10 @@ import torch
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.local import Pull
-from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.local import Pull, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TaskMethod, TrainingConfig
+from hushfleet.methods.personal import Head
+from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import DeviceState
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
@@ -90,3 +92,33 @@ def test_with_noise_on_records_dittos_own_model_has_none() -> None:
     one, other = (round_of(method, method.init_state(), 3.0, seed=seed) for seed in (1, 2))
     assert one.end.tolist() != other.end.tolist()
     assert one.own.tolist() == other.own.tolist() == [1.75]
+
+
+class RemembersTrained(Transform):
+    def change(self, context, update, noise):
+        return update
+
+    def remember(self, context, *, update, trained, sent):
+        return {"trained": trained}
+
+
+def test_with_noise_on_records_the_shared_model_sees_nothing_of_an_own_one_that_has_none() -> None:
+    spec = PrivacySpec("record", accounting="strict", clip_norm=10.0, noise_multiplier=1.0, delta=0.1, batches=2)
+    layout = ParamLayout(("body.w", "head.w"), ((1,), (1,)))
+    parts = Method(Head(), stages=(RemembersTrained(), *CLIP_AND_NOISE), own_training=Sgd())
+    method = TaskMethod(parts, TrainingConfig(**SETTINGS), spec, layout)
+
+    def together(params, x, y, dropout=(), out=None):
+        out[:] = params.sum() - x.mean()
+        return 0.0, out
+
+    updates = []
+    for head in (0.0, 5.0):  # of two devices' data
+        state = replace(method.init_state(), own=np.array([0.0, head], np.float32))
+        how = {"rng": np.random.default_rng(0), "noise": SeededNoise(0, 0, 0)}
+        done = trained(method, [1.0, 1.0], together, state=state, **how)
+        after = method.advance(done.context, update=done.update, trained=done.own, sent=done.update)
+        assert after.own is done.own
+        assert after.private["trained"].tolist() == done.end.tolist() != done.own.tolist()
+        updates.append(done.update.tolist())
+    assert updates[0] == updates[1]

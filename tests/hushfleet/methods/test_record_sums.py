@@ -79,6 +79,16 @@ def test_one_record_moves_an_update_by_its_bound_and_floats_by_next_to_nothing(
     assert np.linalg.norm(change.astype(np.float64)) <= bound * 1.005  # what the ring has room for
 
 
+@pytest.mark.parametrize(("scale", "learning_rate"), [(1e6, 16.0), (3.0, 0.01)])
+def test_a_large_model_and_small_steps_leave_a_record_its_bound(scale: float, learning_rate: float) -> None:
+    rng, method = np.random.default_rng(0), method_of(learning_rate=learning_rate)
+    params = (scale * rng.standard_normal(LAYOUT.size)).astype(np.float32)
+    params[CLASSES * COUNT :] = 0
+    x, y = rng.standard_normal((100, COUNT)).astype(np.float32), rng.integers(0, CLASSES, 100)
+    change = released(method, params, x, y) - released(method, params, x[1:], y[1:])
+    assert np.linalg.norm(change.astype(np.float64)) <= method.cost(RoundTerms()).bound * 1.001
+
+
 def test_a_device_with_more_records_is_clipped_to_what_the_task_names() -> None:
     method, rng = method_of(batch_size=20), np.random.default_rng(1)
     x = np.tile(rng.standard_normal((1, COUNT)).astype(np.float32), (100, 1))

@@ -241,3 +241,9 @@ def test_steps_in_place_of_epochs_cut_the_last_epoch_short() -> None:
     assert samples_trained(7, method(local_steps=4, batch_size=3).config) == 10
     assert samples_trained(7, method(local_steps=2, batch_size=3).config) == 6
     assert samples_trained(7, method(local_epochs=5, batch_size=3).config) == 35
+
+
+def test_a_device_without_samples_stays_where_it_is_by_steps_as_by_epochs() -> None:
+    for config in ({"local_steps": 4}, {"local_epochs": 4}):
+        end, _, gradient = train(samples_of([]), start=3.0, **config)
+        assert (end.tolist(), gradient.batches) == ([3.0], [])
