@@ -49,11 +49,14 @@ class Changes(NamedTuple):
     """What has become of devices since the last look.
 
     :param out: key and reason of those that were put out.
-    :param accepted: ids that are accepted now, or have come with another key.
+    :param accepted: ids that are accepted now, or have come with another key, or whose birth could not be committed:
+        what the broker keeps of them is to be read again.
+    :param replaced: those that have come with another key.
     """
 
     out: dict[str, tuple[bytes, str]]
     accepted: set[str]
+    replaced: set[str]
 
 
 class TokenBucket:
@@ -107,12 +110,14 @@ class Enrolment:
         self._owners: dict[bytes, str] = {}
         self._out: dict[str, tuple[bytes, str]] = {}
         self._accepted: set[str] = set()
+        self._unheard: set[str] = set()  # of births that could not be committed
         self._sessions: dict[str, tuple[bytes, int]] = {}
         self._load()
         self._accepted.clear()  # the broker sends the births of all at the start
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
+        self._settled_anew: set[str] = set()
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
@@ -172,6 +177,8 @@ class Enrolment:
         now = self._clock()
         if now - self._refreshed_at >= REFRESH_S and not self._taken:
             self._refreshed_at = now
+            self._accepted |= self._unheard
+            self._unheard = set()
             try:
                 self._is_stale |= self.register.was_changed()
                 if self._is_stale:
@@ -179,8 +186,8 @@ class Enrolment:
                     self._is_stale = False
             except StoreError as error:  # must not end the run: what was known holds until the register can be read
                 log.warning("%s", error)
-        changes = Changes(self._out, self._accepted)
-        self._out, self._accepted = {}, set()
+        changes = Changes(self._out, self._accepted, self._settled_anew)
+        self._out, self._accepted, self._settled_anew = {}, set(), set()
         return changes
 
     def _load(self) -> None:
@@ -238,7 +245,7 @@ class Enrolment:
     def settle(self) -> list[Birth]:
         """Commits what the births change, all together, and gives them in their order. Raises `StoreError`.
 
-        Births that cannot be committed are forgotten: their devices announce themselves again.
+        Births that cannot be committed are forgotten, and asked for again by `Changes.accepted`.
         """
         births, unsaved, replaced = self._taken, self._unsaved, self._replaced
         self._taken, self._unsaved, self._replaced = [], {}, set()
@@ -250,9 +257,11 @@ class Enrolment:
                     (device, birth.public_key, birth.board, birth.session) for device, birth in unsaved.items()
                 )
         except StoreError:
+            self._unheard.update(birth.device for birth in births)
             self._load()
             raise
         self._accepted |= replaced
+        self._settled_anew |= replaced
         for birth in births:
             self._seen[birth.device] = birth.board, self._wall()
         self._has_news |= bool(births)
