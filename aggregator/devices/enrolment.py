@@ -88,6 +88,8 @@ class Enrolment:
     :param closed: False accepts whoever comes.
     :param clock: monotonic seconds.
     :param wall: unix seconds.
+
+    `blocked` is how many devices of the register may not take part.
     """
 
     def __init__(
@@ -154,12 +156,7 @@ class Enrolment:
     @property
     def count(self) -> int:
         """How many devices may take part."""
-        return sum(row.blocked is None for row in self._known.values())
-
-    @property
-    def blocked(self) -> int:
-        """How many devices of the register may not."""
-        return len(self._known) - self.count
+        return len(self._known) - self.blocked
 
     def block(self, device: str, reason: str) -> None:
         """From now on its messages are ignored and its updates refused, in the open round, too. Raises `StoreError`.
@@ -168,6 +165,7 @@ class Enrolment:
         """
         self.register.block(device, reason)
         key, row = self.key(device), self._known.get(device, KnownDevice(device))
+        self.blocked += row.blocked is None
         self._known[device] = replace(row, blocked=reason)
         if key is not None:
             self._out[device] = key, self._reason(device)
@@ -194,6 +192,7 @@ class Enrolment:
         before, rows = self._known, self.register.devices()
         self._known = {row.device: row for row in rows}
         self._owners = {row.public_key: row.device for row in self._known.values() if row.public_key is not None}
+        self.blocked = sum(row.blocked is not None for row in rows)
         self._sessions = {row.device: (row.public_key, row.last_session) for row in self._store.devices()}
         for device, row in before.items():
             if row.blocked is None and row.public_key is not None and self.key(device) != row.public_key:
