@@ -1,9 +1,9 @@
 """What each board of a fleet has spent, kept beside the register for the day on which its card is lost.
 
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
-that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a board
-has declined before training is taken back if it was told once: whoever is told again, of an extended round or after a
-restart, may have trained after all. Whatever is killed when, the note is never too small.
+that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
+board has declined before training is taken back if it was told once: whoever is told again, of an extended round or
+after a restart, may have trained after all. Whatever is killed when, the note is never too small.
 """
 
 from __future__ import annotations

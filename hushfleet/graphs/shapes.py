@@ -25,7 +25,7 @@ MEMORY_BYTES = 2 << 30  # where no device says how much it has
 MAX_REORDERED = 16
 MAX_WORK_PER_SAMPLE = 1 << 36
 MAX_WORK = 1 << 42
-_MOST_ELEMENTS = 1 << 62  # of a tensor that is still followed: products of larger sizes would fill the memory themselves
+_MOST_ELEMENTS = 1 << 62  # of a tensor that is followed: a product of larger sizes would fill the memory by itself
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whoever may publish leaves retained messages on ever new topics: a broker keeps each of them, for ever. Real brokers."""
+"""Whoever may publish leaves retained messages on ever new topics, and a broker keeps each of them. Real brokers."""
 
 from __future__ import annotations
 
