@@ -49,8 +49,8 @@ class Changes(NamedTuple):
     """What has become of devices since the last look.
 
     :param out: key and reason of those that were put out.
-    :param accepted: ids that are accepted now, or have come with another key, or whose birth could not be committed:
-        what the broker keeps of them is to be read again.
+    :param accepted: ids that are accepted now, or whose birth could not be committed: what the broker keeps of them is
+        to be read again.
     :param replaced: those that have come with another key.
     """
 
@@ -119,7 +119,7 @@ class Enrolment:
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
-        self._settled_anew: set[str] = set()
+        self._settled_anew: set[str] = set()  # of those, they are committed
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
@@ -259,7 +259,6 @@ class Enrolment:
             self._unheard.update(birth.device for birth in births)
             self._load()
             raise
-        self._accepted |= replaced
         self._settled_anew |= replaced
         for birth in births:
             self._seen[birth.device] = birth.board, self._wall()

@@ -7,7 +7,6 @@ asking a slow one too early makes it send twice what is still on its way.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 from hushfleet.errors import Malformed, TooLarge
@@ -17,28 +16,20 @@ from hushfleet.wire.format.messages import Missing, Offer
 IDLE_S = 1.0
 LONGEST_IDLE_S = 60.0
 EXPIRE_S = 300.0
+LOOK_EVERY_S = 0.1  # through all transfers, at most: thousands are open at once, and each message asks
 MAX_OPEN_BYTES = 256 << 20
 _PACES = 4.0
 
 
 @dataclass
 class _Transfer:
-    """An update whose chunks are coming; `wait_s` is the pause after which the device is told what is missing.
-
-    `listed_at` is the one entry of `Transfers._looks` that counts.
-    """
+    """An update whose chunks are coming; `wait_s` is the pause after which the device is told what is missing."""
 
     offer: Offer
     assembler: Assembler
     heard_at: float
     due_at: float
     wait_s: float
-    listed_at: float = float("inf")
-
-    @property
-    def look_at(self) -> float:
-        """When there is something to do about it."""
-        return min(self.due_at, self.heard_at + EXPIRE_S)
 
     @property
     def missing(self) -> Missing:
@@ -56,10 +47,9 @@ class Transfers:
         self.max_bytes = max_bytes
         self.max_open_bytes = max_open_bytes
         self._open: dict[str, _Transfer] = {}
-        # when to look at which, or earlier: thousands are open at once, and each message asks for the first
-        self._looks: list[tuple[float, str]] = []
         self._queue: dict[str, Offer] = {}
         self._reserved = 0
+        self._look_at = self._looked_at = 0.0
         self._pace_s: dict[str, float] = {}
 
     def offer(self, device: str, offer: Offer, *, now: float) -> None:
@@ -72,8 +62,7 @@ class Transfers:
         current = self._open.get(device)
         if current is not None and current.offer == offer:
             # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.
-            current.due_at = min(current.due_at, max(now, current.heard_at + IDLE_S))
-            self._list(device, current)
+            self._due(current, min(current.due_at, max(now, current.heard_at + IDLE_S)))
             return
         self.drop(device)
         if self._reserved and self._reserved + offer.size > self.max_open_bytes:
@@ -97,8 +86,7 @@ class Transfers:
                 self._pace_s[device] = max(pause, 0.8 * self._pace_s.get(device, 0.0))
             transfer.heard_at = now
             transfer.wait_s = self._idle_s(device)
-            transfer.due_at = now + transfer.wait_s
-            self._list(device, transfer)
+            self._due(transfer, now + transfer.wait_s)
         if not transfer.assembler.complete:
             return None
         data = transfer.assembler.blob()
@@ -108,31 +96,22 @@ class Transfers:
     @property
     def due_at(self) -> float:
         """When `gaps` may have something to say; inf without transfers."""
-        while self._looks:
-            at, device = self._looks[0]
-            transfer = self._open.get(device)
-            if transfer is None or transfer.listed_at != at:
-                heapq.heappop(self._looks)
-            elif transfer.look_at <= at:
-                return at
-            else:
-                heapq.heappop(self._looks)
-                transfer.listed_at = float("inf")
-                self._list(device, transfer)
-        return float("inf")
+        return max(self._look_at, self._looked_at + LOOK_EVERY_S) if self._open else float("inf")
 
     def gaps(self, *, now: float) -> list[tuple[str, Missing]]:
         """Whom to tell what is missing; each is told later and later until something comes."""
         told = []
-        while self.due_at <= now:
-            device = self._looks[0][1]
-            transfer = self._open[device]
-            if now >= transfer.heard_at + EXPIRE_S:
+        is_time = now >= self.due_at
+        if is_time:
+            self._look_at, self._looked_at = float("inf"), now
+        for device, transfer in list(self._open.items()) if is_time else ():
+            if now - transfer.heard_at > EXPIRE_S:
                 self.drop(device)
-                continue
-            told.append((device, transfer.missing))
-            transfer.wait_s = min(2 * transfer.wait_s, LONGEST_IDLE_S)
-            transfer.due_at = now + transfer.wait_s
+            elif now >= transfer.due_at:
+                told.append((device, transfer.missing))
+                transfer.wait_s = min(2 * transfer.wait_s, LONGEST_IDLE_S)
+                transfer.due_at = now + transfer.wait_s
+            self._look_at = min(self._look_at, transfer.due_at)
         while self._queue:
             device, offer = next(iter(self._queue.items()))
             if self._reserved and self._reserved + offer.size > self.max_open_bytes:
@@ -151,21 +130,18 @@ class Transfers:
 
     def clear(self) -> None:
         self._open.clear()
-        self._looks.clear()
         self._queue.clear()
         self._reserved = 0
 
     def _begin(self, device: str, offer: Offer, now: float, *, due_at: float) -> _Transfer:
         assembler = Assembler(offer.digest, offer.size, max_blob_bytes=self.max_bytes)
         self._open[device] = transfer = _Transfer(offer, assembler, now, due_at, self._idle_s(device))
+        self._due(transfer, due_at)
         self._reserved += offer.size
-        self._list(device, transfer)
         return transfer
 
-    def _list(self, device: str, transfer: _Transfer) -> None:
-        if transfer.look_at < transfer.listed_at:
-            transfer.listed_at = transfer.look_at
-            heapq.heappush(self._looks, (transfer.listed_at, device))
+    def _due(self, transfer: _Transfer, at: float) -> None:
+        transfer.due_at, self._look_at = at, min(at, self._look_at)
 
     def _idle_s(self, device: str) -> float:
         return min(max(IDLE_S, _PACES * self._pace_s.get(device, 0.0)), LONGEST_IDLE_S)
