@@ -137,7 +137,8 @@ class Mailbox:
     def up(self) -> None:
         with self._changed:
             self._up = True
-            self._received += (LinkUp(), *self._early)
+            self._received.append(LinkUp())
+            self._received.extend(self._early)
             self._early = []
             self._changed.notify_all()
 
@@ -158,7 +159,10 @@ class Mailbox:
     def put(self, delivery: Delivery) -> None:
         with self._changed:
             self._received_bytes += _bytes_of(delivery)
-            (self._received if self._up else self._early).append(delivery)
+            if self._up:
+                self._received.append(delivery)
+            else:
+                self._early.append(delivery)
             self._changed.notify_all()
 
     def acknowledged(self) -> None:
