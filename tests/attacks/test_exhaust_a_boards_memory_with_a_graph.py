@@ -253,6 +253,21 @@ def test_constants_in_the_file_are_capped_by_themselves() -> None:
         check_graph(graph([node("Neg", ["c"], ["a"])], c=np.zeros(1 << 19, np.float32)))
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Sum", ["x"] * 50_000, [f"a{i}"]) for i in range(4)],
+        [node("Split", ["x"], [f"{i}.{j}" for j in range(50_000)]) for i in range(4)],
+        [node("Transpose", ["x"], [f"a{i}"], perm=[0] * 50_000) for i in range(4)],
+    ],
+    ids=["inputs", "outputs", "attributes"],
+)
+def test_nodes_that_name_ever_more_values_are_refused_while_they_are_read(nodes: list) -> None:
+    """A file of 32 MiB has room for ten million, for which a board would take minutes and its memory."""
+    with pytest.raises(GraphRefused, match="more than 131072 values in all"):
+        check_graph(graph(nodes))
+
+
 @pytest.mark.parametrize("operator", ["Loop", "If", "Scan", "SequenceMap", "Tile", "Resize", "NonZero", "TopK"])
 def test_what_repeats_or_sizes_by_values_is_no_operator_of_the_list(operator: str) -> None:
     with pytest.raises(GraphRefused, match=operator):
