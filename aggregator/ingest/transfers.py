@@ -64,6 +64,8 @@ class Transfers:
             # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.
             self._due(current, min(current.due_at, max(now, current.heard_at + IDLE_S)))
             return
+        if self._queue.get(device) == offer:
+            return  # it keeps its place
         self.drop(device)
         if self._reserved and self._reserved + offer.size > self.max_open_bytes:
             self._queue[device] = offer

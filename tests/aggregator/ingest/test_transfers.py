@@ -124,6 +124,14 @@ def test_open_transfers_are_bounded_together_and_take_turns() -> None:
         assert [transfers.chunk(name, chunk, now=0.8) for chunk in chunks()][-1] == (offer(), BLOB)
 
 
+def test_who_offers_again_keeps_its_turn() -> None:
+    transfers = Transfers(max_bytes=10_000, max_open_bytes=5000)
+    for name in ("dev-0", "dev-1", "dev-2", "dev-1"):
+        transfers.offer(name, offer(), now=0)
+    transfers.drop("dev-0")
+    assert transfers.gaps(now=0.1) == [gap("dev-1")]
+
+
 def test_an_abandoned_transfer_makes_room() -> None:
     transfers = Transfers(max_bytes=10_000, max_open_bytes=5000)
     transfers.offer("gone", offer(), now=0)
