@@ -293,17 +293,13 @@ class Agent:
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
-            if isinstance(event, Delivery) and self._is_ballast(event):
-                continue
+            if isinstance(event, Delivery) and (
+                len(event.payload) > MAX_MESSAGE_BYTES or event.topic.startswith(f"{self.topics.prefix}/release/")
+            ):
+                continue  # too large for a message, or a chunk that is asked for again: memory is for training
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")
-
-    def _is_ballast(self, delivery: Delivery) -> bool:
-        """What is not kept while training, which needs the memory: chunks, asked for again if need be, and what is too
-        large for a message."""
-        chunks = f"{self.topics.prefix}/release/", f"{self.topics.prefix}/blob/"
-        return len(delivery.payload) > MAX_MESSAGE_BYTES or delivery.topic.startswith(chunks)
 
     def _ends(self, plan: RoundPlan, delivery: Delivery) -> bool:
         try:
