@@ -35,6 +35,7 @@ from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.wire.format.fleet_messages import ErrorCode
 from hushfleet.wire.format.messages import (
+    MAX_MESSAGE_BYTES,
     Birth,
     Decline,
     DeviceStatus,
@@ -292,8 +293,10 @@ class Agent:
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
-            if isinstance(event, Delivery) and event.topic.startswith(f"{self.topics.prefix}/release/"):
-                continue  # they are asked for again, and memory is for training
+            if isinstance(event, Delivery) and (
+                len(event.payload) > MAX_MESSAGE_BYTES or event.topic.startswith(f"{self.topics.prefix}/release/")
+            ):
+                continue  # too large for a message, or a chunk that is asked for again: memory is for training
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")

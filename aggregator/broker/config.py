@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hushfleet.wire.format.topics import ROOT
+from hushfleet.wire.format.topics import ROOT, UP
 from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES
 
 # above the links' own cap, topic and header included: Mosquitto disconnects who sends more
@@ -84,15 +84,24 @@ def mosquitto_config(
     return text if tls.crl_file is None else f"{text}crlfile {tls.crl_file}\n"
 
 
-def mosquitto_acl(*, aggregator: str = "aggregator", service: str | None = None, blocked: Iterable[str] = ()) -> str:
-    """The access list: a device (its certificate's name is `%u`) writes only below its own `up`.
+def mosquitto_acl(
+    *,
+    federation: str = "+",
+    aggregator: str = "aggregator",
+    service: str | None = None,
+    blocked: Iterable[str] = (),
+) -> str:
+    """The access list: a device (its certificate's name is `%u`) writes only to its own topics below `up`.
 
+    They are named one by one: the broker keeps a retained message of each topic that a device may invent.
+
+    :param federation: `+`: all, of which a device may then invent some.
     :param service: certificate name of the fleet service, where there is one.
     :param blocked: devices that are locked out. Mosquitto reads the list again on SIGHUP.
     """
     shared = ("server", "task", "round", "blob/+", "release/+", "c/%u/down", "c/%u/fleet")
-    text = f"pattern write {ROOT}/+/c/%u/up/#\n"
-    text += "".join(f"pattern read {ROOT}/+/{topic}\n" for topic in shared)
+    text = "".join(f"pattern write {ROOT}/{federation}/c/%u/up/{name}\n" for name in UP)
+    text += "".join(f"pattern read {ROOT}/{federation}/{topic}\n" for topic in shared)
     for user in (aggregator, service):
         text += f"\nuser {user}\ntopic readwrite {ROOT}/#\n" if user else ""
     return text + "".join(f"\nuser {device}\ntopic deny {ROOT}/#\n" for device in sorted(blocked))
@@ -109,6 +118,7 @@ require_certificate false
 tls_version tlsv1.2
 max_connections {connections}
 max_keepalive 120
+retain_available false
 """
 
 

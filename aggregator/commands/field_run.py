@@ -20,7 +20,7 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.rounds.coordinator import Coordinator
@@ -113,7 +113,6 @@ def run_rounds(
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
-    earlier, _ = read_events(path)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(
             engine,
@@ -128,7 +127,7 @@ def run_rounds(
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
         with display:
-            for event in earlier:
+            for event in iterate_events(path):
                 display.state.apply(event)
             coordinator.run(stop)
     return engine.finished

@@ -1,12 +1,14 @@
 """What each board of a fleet has spent, kept beside the register for the day on which its card is lost.
 
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
-that may train in it, before that board is told that it may; what an accepted update declares takes its place, and what
-a board has declined before training is taken back. Whatever is killed when, the note is never too small.
+that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
+board has declined before training is taken back if it was told once: whoever is told again, of an extended round or
+after a restart, may have trained after all. Whatever is killed when, the note is never too small.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -24,7 +26,8 @@ class ChargeBook:
 
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine
-        self._noted: tuple[int, set[str]] = 0, set()
+        self._resumed = None if engine.plan is None else engine.plan.round
+        self._round, self._told = 0, Counter[str]()
         if engine.closed_rounds:
             self.closed(engine.closed_rounds)  # a kill may have come between
 
@@ -33,22 +36,25 @@ class ChargeBook:
         plan = self._engine.plan
         if plan is None or plan.phase != "open":
             return
-        if self._noted[0] != plan.round:
-            self._noted = plan.round, set()
-        cohort, noted = self._engine.cohort, self._noted[1]
-        new = [device for device in devices if device not in noted and device in cohort]
+        if self._round != plan.round:
+            self._round, self._told = plan.round, Counter()
+        cohort = self._engine.cohort
+        told = [device for device in devices if device in cohort]
+        new = [device for device in told if device not in self._told]
         if new:
             charge = pack(self._engine.method.charge(terms_of(plan)))
             self._register.note_charges(plan.task, plan.round, dict.fromkeys(new, charge), certain=False)
-            noted.update(new)
+        self._told.update(told)
 
     def closed(self, round: int) -> None:
         """The round is closed. Raises `StoreError`; it may be called again."""
         store, task = self._engine.store, self._engine.spec.task
         spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
         self._register.note_charges(task, round, spent, certain=True)
-        declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
-        self._register.drop_charges(task, round, declined - spent.keys())
+        if round == self._round and round != self._resumed:
+            declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
+            once = {device for device, times in self._told.items() if times == 1}
+            self._register.drop_charges(task, round, declined & once - spent.keys())
 
 
 def _charge(row: ChargeRow) -> Charge:

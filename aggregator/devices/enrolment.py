@@ -49,11 +49,14 @@ class Changes(NamedTuple):
     """What has become of devices since the last look.
 
     :param out: key and reason of those that were put out.
-    :param accepted: ids that are accepted now, or have come with another key.
+    :param accepted: ids that are accepted now, or whose birth could not be committed: what the broker keeps of them is
+        to be read again.
+    :param replaced: those that have come with another key.
     """
 
     out: dict[str, tuple[bytes, str]]
     accepted: set[str]
+    replaced: set[str]
 
 
 class TokenBucket:
@@ -85,6 +88,8 @@ class Enrolment:
     :param closed: False accepts whoever comes.
     :param clock: monotonic seconds.
     :param wall: unix seconds.
+
+    `blocked` is how many devices of the register may not take part.
     """
 
     def __init__(
@@ -107,12 +112,14 @@ class Enrolment:
         self._owners: dict[bytes, str] = {}
         self._out: dict[str, tuple[bytes, str]] = {}
         self._accepted: set[str] = set()
+        self._unheard: set[str] = set()  # of births that could not be committed
         self._sessions: dict[str, tuple[bytes, int]] = {}
         self._load()
         self._accepted.clear()  # the broker sends the births of all at the start
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
+        self._settled_anew: set[str] = set()  # of those, they are committed
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
@@ -149,12 +156,7 @@ class Enrolment:
     @property
     def count(self) -> int:
         """How many devices may take part."""
-        return sum(row.blocked is None for row in self._known.values())
-
-    @property
-    def blocked(self) -> int:
-        """How many devices of the register may not."""
-        return len(self._known) - self.count
+        return len(self._known) - self.blocked
 
     def block(self, device: str, reason: str) -> None:
         """From now on its messages are ignored and its updates refused, in the open round, too. Raises `StoreError`.
@@ -163,6 +165,7 @@ class Enrolment:
         """
         self.register.block(device, reason)
         key, row = self.key(device), self._known.get(device, KnownDevice(device))
+        self.blocked += row.blocked is None
         self._known[device] = replace(row, blocked=reason)
         if key is not None:
             self._out[device] = key, self._reason(device)
@@ -172,6 +175,8 @@ class Enrolment:
         now = self._clock()
         if now - self._refreshed_at >= REFRESH_S and not self._taken:
             self._refreshed_at = now
+            self._accepted |= self._unheard
+            self._unheard = set()
             try:
                 self._is_stale |= self.register.was_changed()
                 if self._is_stale:
@@ -179,14 +184,15 @@ class Enrolment:
                     self._is_stale = False
             except StoreError as error:  # must not end the run: what was known holds until the register can be read
                 log.warning("%s", error)
-        changes = Changes(self._out, self._accepted)
-        self._out, self._accepted = {}, set()
+        changes = Changes(self._out, self._accepted, self._settled_anew)
+        self._out, self._accepted, self._settled_anew = {}, set(), set()
         return changes
 
     def _load(self) -> None:
         before, rows = self._known, self.register.devices()
         self._known = {row.device: row for row in rows}
         self._owners = {row.public_key: row.device for row in self._known.values() if row.public_key is not None}
+        self.blocked = sum(row.blocked is not None for row in rows)
         self._sessions = {row.device: (row.public_key, row.last_session) for row in self._store.devices()}
         for device, row in before.items():
             if row.blocked is None and row.public_key is not None and self.key(device) != row.public_key:
@@ -238,7 +244,7 @@ class Enrolment:
     def settle(self) -> list[Birth]:
         """Commits what the births change, all together, and gives them in their order. Raises `StoreError`.
 
-        Births that cannot be committed are forgotten: their devices announce themselves again.
+        Births that cannot be committed are forgotten, and asked for again by `Changes.accepted`.
         """
         births, unsaved, replaced = self._taken, self._unsaved, self._replaced
         self._taken, self._unsaved, self._replaced = [], {}, set()
@@ -250,9 +256,10 @@ class Enrolment:
                     (device, birth.public_key, birth.board, birth.session) for device, birth in unsaved.items()
                 )
         except StoreError:
+            self._unheard.update(birth.device for birth in births)
             self._load()
             raise
-        self._accepted |= replaced
+        self._settled_anew |= replaced
         for birth in births:
             self._seen[birth.device] = birth.board, self._wall()
         self._has_news |= bool(births)

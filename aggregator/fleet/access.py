@@ -66,7 +66,9 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
     ports, acl, enrolment = folder.config.broker, path / "access.acl", path / "enrolment.acl"
     blocked = [board.device for board in registry.boards() if board.state == "blocked"]
     texts = {
-        acl: mosquitto_acl(aggregator=AGGREGATOR_NAME, service=SERVICE_NAME, blocked=blocked),
+        acl: mosquitto_acl(
+            federation=folder.config.federation, aggregator=AGGREGATOR_NAME, service=SERVICE_NAME, blocked=blocked
+        ),
         enrolment: enrolment_acl(service=SERVICE_NAME),
         path / "mosquitto.conf": mosquitto_config(
             host="", port=ports.port, tls=tls, acl_path=acl, pid_file=path / PID_FILE

@@ -16,6 +16,7 @@ from hushfleet.wire.format.messages import Missing, Offer
 IDLE_S = 1.0
 LONGEST_IDLE_S = 60.0
 EXPIRE_S = 300.0
+LOOK_EVERY_S = 0.1  # through all transfers, at most: thousands are open at once, and each message asks
 MAX_OPEN_BYTES = 256 << 20
 _PACES = 4.0
 
@@ -48,6 +49,7 @@ class Transfers:
         self._open: dict[str, _Transfer] = {}
         self._queue: dict[str, Offer] = {}
         self._reserved = 0
+        self._look_at = self._looked_at = 0.0
         self._pace_s: dict[str, float] = {}
 
     def offer(self, device: str, offer: Offer, *, now: float) -> None:
@@ -60,8 +62,10 @@ class Transfers:
         current = self._open.get(device)
         if current is not None and current.offer == offer:
             # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.
-            current.due_at = min(current.due_at, max(now, current.heard_at + IDLE_S))
+            self._due(current, min(current.due_at, max(now, current.heard_at + IDLE_S)))
             return
+        if self._queue.get(device) == offer:
+            return  # it keeps its place
         self.drop(device)
         if self._reserved and self._reserved + offer.size > self.max_open_bytes:
             self._queue[device] = offer
@@ -84,7 +88,7 @@ class Transfers:
                 self._pace_s[device] = max(pause, 0.8 * self._pace_s.get(device, 0.0))
             transfer.heard_at = now
             transfer.wait_s = self._idle_s(device)
-            transfer.due_at = now + transfer.wait_s
+            self._due(transfer, now + transfer.wait_s)
         if not transfer.assembler.complete:
             return None
         data = transfer.assembler.blob()
@@ -94,19 +98,24 @@ class Transfers:
     @property
     def due_at(self) -> float:
         """When `gaps` may have something to say; inf without transfers."""
-        return min((each.due_at for each in self._open.values()), default=float("inf"))
+        return max(self._look_at, self._looked_at + LOOK_EVERY_S) if self._open else float("inf")
 
     def gaps(self, *, now: float) -> list[tuple[str, Missing]]:
         """Whom to tell what is missing; each is told later and later until something comes."""
         told = []
-        for device, transfer in list(self._open.items()):
+        is_time = now >= self.due_at
+        if is_time:
+            self._look_at, self._looked_at = float("inf"), now
+        for device, transfer in list(self._open.items()) if is_time else ():
             if now - transfer.heard_at > EXPIRE_S:
                 self.drop(device)
             elif now >= transfer.due_at:
                 told.append((device, transfer.missing))
                 transfer.wait_s = min(2 * transfer.wait_s, LONGEST_IDLE_S)
                 transfer.due_at = now + transfer.wait_s
-        for device, offer in list(self._queue.items()):
+            self._look_at = min(self._look_at, transfer.due_at)
+        while self._queue:
+            device, offer = next(iter(self._queue.items()))
             if self._reserved and self._reserved + offer.size > self.max_open_bytes:
                 break
             del self._queue[device]
@@ -129,8 +138,12 @@ class Transfers:
     def _begin(self, device: str, offer: Offer, now: float, *, due_at: float) -> _Transfer:
         assembler = Assembler(offer.digest, offer.size, max_blob_bytes=self.max_bytes)
         self._open[device] = transfer = _Transfer(offer, assembler, now, due_at, self._idle_s(device))
+        self._due(transfer, due_at)
         self._reserved += offer.size
         return transfer
+
+    def _due(self, transfer: _Transfer, at: float) -> None:
+        transfer.due_at, self._look_at = at, min(at, self._look_at)
 
     def _idle_s(self, device: str) -> float:
         return min(max(IDLE_S, _PACES * self._pace_s.get(device, 0.0)), LONGEST_IDLE_S)

@@ -48,7 +48,7 @@ class Uploads:
         self._refused: dict[str, Refused] = {}
         # the digest that each device was answered last: chunks of it that are still on their way mean nothing
         self._answered: dict[str, bytes] = {}
-        self.recall_latest()
+        self._latest = engine.store.latest_updates()
 
     @property
     def due_at(self) -> float:
@@ -100,9 +100,9 @@ class Uploads:
         an open round; `(0, b"")` for none."""
         return self._latest.get(device, (0, b""))
 
-    def recall_latest(self) -> None:
-        """What the store knows, for those who are accepted by now."""
-        self._latest = self._engine.store.latest_updates()
+    def forget(self, device: str) -> None:
+        """The name belongs to another board by now."""
+        self._latest.pop(device, None)
 
     def drop(self, device: str) -> None:
         self._transfers.drop(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.observe.round_events import open_fields, run_fields
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.errors import StoreError
@@ -44,7 +44,7 @@ class RunLog:
         self.note("run", **run_fields(engine.spec, engine="field", devices=engine.min_devices))
         if self._events is None:
             return
-        logged = {(event["event"], event.get("round")) for event in read_events(self._events.path)[0]}
+        logged = {(event["event"], event.get("round")) for event in iterate_events(self._events.path)}
         for row in engine.store.rounds():
             if row.metrics is not None and ("round_close", row.round) not in logged:
                 self.note("round_close", **row.metrics)

@@ -235,7 +235,6 @@ class Coordinator:
         """Presence, of accepted devices only."""
         try:
             births = self.enrolment.settle()
-            self._rounds.expect(birth.device for birth in births if birth.state in ("ready", "training"))
         except StoreError as error:
             self._refusals.add(None, "store-full", str(error))
             return
@@ -260,8 +259,8 @@ class Coordinator:
             self._asked.pop(device, None)
             if self.present.pop(device, None) is not None:
                 self._log.presence(device, "lost")
-        if changes.out or changes.accepted:
-            self._uploads.recall_latest()  # a name may belong to another board by now
+        for device in changes.replaced:
+            self._uploads.forget(device)
         for device in changes.accepted:
             # its birth is retained: the broker sends it again to who subscribes again
             self.link.subscribe(self.topics.state(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable
 
 from hushfleet.aggregator.devices.charge_book import ChargeBook
@@ -48,6 +49,7 @@ class RoundCycle:
         self._enrolment, self._present, self._on_closed = enrolment, present, on_closed
         self._roster, self._charges = roster, charges
         self._retry_close_at = self._retry_open_at = 0.0
+        self._announce_at = math.inf
         self._clock, self._idle_since = clock, clock()
         self.finished_at: float | None = None
 
@@ -59,6 +61,8 @@ class RoundCycle:
             if not self._open(now, linked=linked):
                 self.announce()
         self._open(now, linked=linked)
+        if linked and now >= self._announce_at:
+            self.announce()
 
     def announce(self) -> None:
         """Tells all devices of the round, once it is noted what those who are present may spend in it."""
@@ -66,7 +70,9 @@ class RoundCycle:
             self.expect(self._present)
         except StoreError as error:
             log.error("the round is not announced yet: %s", error)
+            self._announce_at = self._clock() + RETRY_S
             return
+        self._announce_at = math.inf
         self._outbox.round(self._engine.announcement)
         if self._engine.finished and self.finished_at is None:
             self.finished_at = self._clock()

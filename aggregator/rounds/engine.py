@@ -194,11 +194,11 @@ class RoundEngine:
     def _open_secure(self, number: int, roster: Roster) -> None:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
-        before, self.roster = self.roster, data
+        self.roster = data
         plan = self._plan_of(number, {}, secure)
         self._begin(plan)
         with self.store.transaction():
-            if data != before:
+            if data != self.store.get("roster"):
                 self.store.put("roster", data)
             self.store.open_round(
                 number, cohort={}, global_digest=self.global_digest, at=self._clock(), secure=pack(secure)

@@ -80,7 +80,7 @@ def _multiplier_release(
     charge, robust = method.charge(terms), rules.aggregation != "mean"
     if method.max_preference is None:
         return charge.noise_multiplier if robust else method.multiplier_release(terms, participants=participants)
-    claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges() if row.round == round]
+    claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges(round)]
     if robust:
         return min(claimed)
     if charge.unit == "device":

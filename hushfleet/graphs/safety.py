@@ -23,7 +23,7 @@ from hushfleet.graphs.operators import OPERATORS
 from hushfleet.graphs.protobuf import Schema, fields, read_message
 
 MAX_NODES = 16_384
-MAX_VALUES = 1 << 17  # fields of one message
+MAX_VALUES = 1 << 17  # fields of one message; inputs, outputs and attributes' values of all nodes together
 MAX_NAME_CHARS = 512
 MAX_RANK = 8
 MAX_INITIALIZER_BYTES = 1 << 20  # weights are inputs; constants are small
@@ -151,6 +151,7 @@ def _graph(graph: Message, opset: int, max_initializer_bytes: int) -> GraphFacts
 def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:
     """Checks one node and adds its outputs to what is known."""
     node = _read(data, _NODE, "NodeProto")
+    constants.count(node.get("input", []), node.get("output", []))
     operator, domain = _one(node, "op_type", ""), _one(node, "domain", "")
     _require(_is_standard(domain), f"domain of the operator {operator!r}", domain)
     _require(operator in OPERATORS, "operator", operator)
@@ -171,6 +172,7 @@ def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[
     name, kind = _one(attribute, "name", ""), _one(attribute, "type", 0)
     where = f"attribute {name!r} of {operator!r}"
     _require(bool(name) and kind in _ATTRIBUTE_FIELDS, f"type of the {where}", kind)
+    constants.count(*(attribute.get(many, []) for many in ("floats", "ints", "strings", "tensors")))
     filled = set(attribute) - {"name", "type", "doc_string"}
     _require(filled <= {_ATTRIBUTE_FIELDS.get(kind)}, f"content of the {where}", sorted(filled))
     for number in attribute.get("i", []) + attribute.get("ints", []):
@@ -199,11 +201,17 @@ def _attribute_value(kind: int, attribute: Message, tensors: list[Tensor]) -> ob
 
 
 class _Constants:
-    """Adds up the bytes of all constants, and refuses what is too much or not all there."""
+    """Adds up the bytes of all constants and the values of all nodes, and refuses what is too much or not all there."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.total_bytes = 0
+        self.total_bytes = self.total_values = 0
+
+    def count(self, *lists: list[Any]) -> None:
+        """Values that nodes name: read one by one, millions would take a board minutes and its memory."""
+        self.total_values += sum(map(len, lists))
+        if self.total_values > MAX_VALUES:
+            raise GraphRefused(f"the graph's nodes have more than {MAX_VALUES} values in all")
 
     def add(self, data: memoryview) -> tuple[str, Tensor]:
         """Checks one tensor; its name, and what is known of it."""

@@ -25,6 +25,7 @@ MEMORY_BYTES = 2 << 30  # where no device says how much it has
 MAX_REORDERED = 16
 MAX_WORK_PER_SAMPLE = 1 << 36
 MAX_WORK = 1 << 42
+_MOST_ELEMENTS = 1 << 62  # of a tensor that is followed: a product of larger sizes would fill the memory by itself
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def _steps(facts: GraphFacts) -> list[_Step]:
         for tensor in given.outputs:
             if tensor.kind not in ELEMENT_BYTES or len(tensor.shape) > 8:
                 raise GraphRefused(f"{node.operator!r} gives a tensor of a kind that is not allowed")
+        if any(tensor.size > _MOST_ELEMENTS for tensor in given.outputs):
+            raise GraphRefused(f"{node.operator!r} gives a tensor that is too large to be followed")
         if any(tensor.size == 0 for tensor in given.outputs):
             raise GraphRefused(f"{node.operator!r} gives an empty tensor, whose handling differs among runtimes")
         if len(node.outputs) > len(given.outputs):

@@ -114,6 +114,22 @@ def doubling_by_concat() -> bytes:
     return doubling("Concat")
 
 
+def squaring_sizes() -> bytes:
+    """Each level squares a size: after thirty, the number itself has more digits than the board has memory."""
+    nodes, name = [node("ConstantOfShape", ["n"], ["x0"])], "x0"
+    for level in range(16):
+        nodes.append(node("Gather", [name, name], [f"g{level}"], axis=0))
+        name = f"x{level + 1}"
+        nodes.append(node("Flatten", [f"g{level}"], [name], axis=0))
+    return graph(nodes, n=[1, 1 << 40])
+
+
+def counting_beyond_all_numbers() -> bytes:
+    numbers = node("Range", ["low", "high", "one"], ["i"])
+    low, high = np.int64(-(1 << 63)), np.int64((1 << 63) - 1)
+    return graph([numbers, node("Cast", ["i"], ["a"], to=1)], low=low, high=high, one=np.int64(1))
+
+
 def gathering() -> bytes:
     """The same small tensor, taken again and again."""
     nodes = [node("Concat", ["y"] * 1000, ["i"], axis=0), node("Gather", ["x", "i"], ["a"], axis=0)]
@@ -185,7 +201,7 @@ def another_open_size() -> bytes:
 
 TRICKS = [
     (expand, "gives it"),
-    (expand_by_the_batch, "gives it"),
+    (expand_by_the_batch, "too large to be followed"),
     (constant_of_shape, "gives it"),
     (constant_of_computed_shape, "cannot be told"),
     (counting_up, "gives it"),
@@ -195,6 +211,8 @@ TRICKS = [
     (outer_product_by_gemm, "gives it"),
     (broadcast, "gives it"),
     (doubling_by_concat, "gives it"),
+    (squaring_sizes, "too large to be followed"),
+    (counting_beyond_all_numbers, "too large to be followed"),
     (gathering, "gives it"),
     (gathering_of_gathered, "gives it"),
     (transposed_convolution, "gives it"),
@@ -233,6 +251,21 @@ def test_the_same_graphs_pass_where_they_are_small() -> None:
 def test_constants_in_the_file_are_capped_by_themselves() -> None:
     with pytest.raises(GraphRefused, match="constants need"):
         check_graph(graph([node("Neg", ["c"], ["a"])], c=np.zeros(1 << 19, np.float32)))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Sum", ["x"] * 50_000, [f"a{i}"]) for i in range(4)],
+        [node("Split", ["x"], [f"{i}.{j}" for j in range(50_000)]) for i in range(4)],
+        [node("Transpose", ["x"], [f"a{i}"], perm=[0] * 50_000) for i in range(4)],
+    ],
+    ids=["inputs", "outputs", "attributes"],
+)
+def test_nodes_that_name_ever_more_values_are_refused_while_they_are_read(nodes: list) -> None:
+    """A file of 32 MiB has room for ten million, for which a board would take minutes and its memory."""
+    with pytest.raises(GraphRefused, match="more than 131072 values in all"):
+        check_graph(graph(nodes))
 
 
 @pytest.mark.parametrize("operator", ["Loop", "If", "Scan", "SequenceMap", "Tile", "Resize", "NonZero", "TopK"])

@@ -52,7 +52,7 @@ def test_what_a_stranger_writes_reaches_nobody(fleet: FleetFolder) -> None:
     link = stranger(fleet)
     event_of(link, LinkUp)
     for topic in (TOPICS.server, TOPICS.round, TOPICS.answer(VICTIM), TOPICS.msg(VICTIM), TOPICS.fleet(VICTIM)):
-        link.publish(topic, b"forged", retain=True)
+        link.publish(topic, b"forged")
     assert other.receive(0.5) is None
     assert not isinstance(aggregator.receive(0.2), Delivery)
     for each in (aggregator, other, link):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES
+from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench
 from support.local_link import Chaos
 
@@ -249,6 +251,26 @@ def test_training_ends_when_another_round_begins(make_bench: MakeBench) -> None:
     assert bench.entry_status(1) is None
     assert [entry.round for entry in bench.store.ledger.entries()] == [2]
     assert bench.server.declines == []
+
+
+def test_what_comes_while_it_trains_takes_little_memory(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    bench.steps(4)
+    inner, topics, kept = bench.agent._supervisor, bench.agent.topics, []
+
+    class Flooded:
+        def alive(self) -> None:
+            if bench.agent._status == "training":
+                for payload in (bytes(MAX_MESSAGE_BYTES + 1), b"small"):
+                    bench.server.link.publish(topics.down(DEVICE), payload)
+                kept.append(sum(len(event.payload) for event in bench.agent._backlog if isinstance(event, Delivery)))
+
+        ready = stopping = inner.ready
+
+    bench.agent._supervisor = Flooded()
+    bench.until(acked(bench, 1))
+    assert 5 <= max(kept) < MAX_MESSAGE_BYTES
 
 
 def test_a_round_that_closes_ends_its_upload(make_bench: MakeBench) -> None:

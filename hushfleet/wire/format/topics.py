@@ -24,7 +24,7 @@ TopicKind = Literal[
     "server", "task", "round", "blob", "state", "msg", "chunk", "down",
     "enrol-up", "enrol-down", "renew", "health", "wants", "fleet", "release",
 ]  # fmt: skip
-_UP: dict[str, TopicKind] = {
+UP: dict[str, TopicKind] = {
     "state": "state",
     "msg": "msg",
     "chunk": "chunk",
@@ -130,8 +130,8 @@ class Topics:
                     return ParsedTopic(kind)
                 case ["blob" | "release" as kind, text] if re.fullmatch(r"[0-9a-f]{64}", text):
                     return ParsedTopic(kind, digest=bytes.fromhex(text))
-                case ["c", device, "up", name] if name in _UP and is_name(device):
-                    return ParsedTopic(_UP[name], device=device)
+                case ["c", device, "up", name] if name in UP and is_name(device):
+                    return ParsedTopic(UP[name], device=device)
                 case ["c", device, "down" | "fleet" as kind] if is_name(device):
                     return ParsedTopic(kind, device=device)
                 case ["enrol", device, "up" | "down" as way] if is_name(device):

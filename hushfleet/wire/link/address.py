@@ -45,13 +45,13 @@ class BrokerAddress:
         :param username: goes before the one in the URL.
         :param password_file: its first line goes before the password in the URL.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise BadInput(f"the broker's URL {_shown(url)} has a host or a port that is none: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
             raise BadInput(f"the broker's URL {_shown(url)} must begin with mqtt:// or mqtts://")
-        try:
-            host, port = parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme]
-        except ValueError as error:
-            raise BadInput(f"the broker's URL {_shown(url)} has a port that is none: {error}") from error
         if not host:
             raise BadInput(f"the broker's URL {_shown(url)} names no host")
         if parts.path not in ("", "/") or parts.query or parts.fragment:
@@ -73,7 +73,7 @@ class BrokerAddress:
             raise BadInput("a password for the broker is given without a user name")
         address = cls(
             host=host,
-            port=port,
+            port=port or _DEFAULT_PORTS[parts.scheme],
             tls=tls,
             username=username,
             password=password,

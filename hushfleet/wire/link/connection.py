@@ -77,7 +77,6 @@ class Connection:
         self._deadline = 0.0
         self._awaited: set[int] = set()  # SUBSCRIBE packets without SUBACK
         self._unacknowledged: dict[int, int] = {}  # packet id of a PUBLISH -> its payload bytes
-        self._early: list[Delivery] = []  # came before all subscriptions were confirmed
         self._packets = 0
 
     @property
@@ -213,9 +212,6 @@ class Connection:
             return
         self._up = True
         self._mailbox.up()
-        for delivery in self._early:
-            self._mailbox.put(delivery)
-        self._early.clear()
 
     # paho
 
@@ -271,10 +267,7 @@ class Connection:
         self._packets += 1
         delivery = Delivery(message.topic, bytes(message.payload), message.retain)
         self._on_received(delivery.topic, len(delivery.payload))
-        if self._up:
-            self._mailbox.put(delivery)
-        else:
-            self._early.append(delivery)
+        self._mailbox.put(delivery)
 
     def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
         self._reason = self._reason or f"the connection to {self._options.address} was lost ({code})"

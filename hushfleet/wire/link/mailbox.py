@@ -16,6 +16,7 @@ from hushfleet.errors import LinkLost
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 
 RECEIVED_CAP_BYTES = 64 << 20
+_DELIVERY_BYTES = 256  # that one takes in memory beside its payload, about: empty ones come fastest
 
 
 class Publish(NamedTuple):
@@ -52,6 +53,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._filters: dict[str, None] = {}
         self._received: deque[LinkEvent] = deque()
+        self._early: list[Delivery] = []  # came before all subscriptions were confirmed
         self._received_bytes = 0
         self._outbox: deque[Order] = deque()
         self._in_flight = 0
@@ -102,7 +104,7 @@ class Mailbox:
             event = self._received.popleft()
             if isinstance(event, Delivery):
                 was_full = self._received_bytes >= RECEIVED_CAP_BYTES
-                self._received_bytes -= len(event.payload)
+                self._received_bytes -= _bytes_of(event)
                 if was_full:
                     self.wake()
             return event
@@ -136,6 +138,8 @@ class Mailbox:
         with self._changed:
             self._up = True
             self._received.append(LinkUp())
+            self._received.extend(self._early)
+            self._early = []
             self._changed.notify_all()
 
     def down(self, reason: str) -> None:
@@ -145,6 +149,8 @@ class Mailbox:
             self._generation += 1
             self._in_flight = 0
             self._outbox.clear()
+            self._received_bytes -= sum(map(_bytes_of, self._early))
+            self._early = []
             self._give_up_reason = ""
             if not self.closing:
                 self._received.append(LinkDown(reason))
@@ -152,8 +158,11 @@ class Mailbox:
 
     def put(self, delivery: Delivery) -> None:
         with self._changed:
-            self._received_bytes += len(delivery.payload)
-            self._received.append(delivery)
+            self._received_bytes += _bytes_of(delivery)
+            if self._up:
+                self._received.append(delivery)
+            else:
+                self._early.append(delivery)
             self._changed.notify_all()
 
     def acknowledged(self) -> None:
@@ -186,3 +195,7 @@ class Mailbox:
         with contextlib.suppress(BlockingIOError):
             while self.wake_reader.recv(4096):
                 pass
+
+
+def _bytes_of(delivery: Delivery) -> int:
+    return len(delivery.payload) + _DELIVERY_BYTES

@@ -90,7 +90,7 @@ def test_the_register_knows_at_least_what_every_board_may_have_spent(make_fleet:
         del book
         fleet.restart()  # a kill before the book was told
         book = ChargeBook(register, fleet.engine)
-        assert spent_by(register) == {answered: [1], silent: [1], declined: [], absent: []}
+        assert spent_by(register) == {answered: [1], silent: [1], declined: [1], absent: []}
         nominal = fleet.engine.method.charge(terms_of(plan))
         (row,) = fleet.store.charges(1)
         told = unpack(Charge, register.charges(answered)[0][2], what="a charge")
@@ -104,6 +104,34 @@ def test_the_register_knows_at_least_what_every_board_may_have_spent(make_fleet:
         assert spent_by(register)[answered] == [1, 2]
         register.forget(answered)
         assert [number for _, number, _ in register.charges(answered)] == [1, 2], "whoever has the id later"
+
+
+def test_a_board_that_declined_and_was_told_again_may_have_spent(make_fleet: Callable[..., Any]) -> None:
+    """An extended round makes it train after all, and its bytes may be on their way when the round closes."""
+    fleet = make_fleet(devices=3, min_updates=1)
+    answered, declined, killed = fleet.names
+    with DeviceRegister(fleet.folder, durable=False) as register:
+        register.add(KnownDevice(name, fleet.devices.identities[name].public_key) for name in fleet.names)
+        book = ChargeBook(register, fleet.engine)
+        fleet.open()
+        book.expect(fleet.names)
+        fleet.engine.decline(declined, "busy", "", round=1)
+        fleet.engine.decline(killed, "paused", "", round=1)
+        book.expect([declined])
+        fleet.engine.accept(answered, fleet.update(answered).data)
+        fleet.engine.close()
+        book.closed(1)
+        assert spent_by(register) == {answered: [1], declined: [1], killed: []}
+        fleet.open()
+        book.expect(fleet.names)
+        fleet.engine.decline(killed, "paused", "", round=2)
+        fleet.restart()  # the board, too, which is told by the next process that it may train
+        book = ChargeBook(register, fleet.engine)
+        book.expect([killed])
+        fleet.engine.accept(answered, fleet.update(answered).data)
+        fleet.engine.close()
+        book.closed(2)
+        assert spent_by(register)[killed] == [2]
 
 
 def test_a_register_from_before_charges_is_upgraded(tmp_path: Path) -> None:

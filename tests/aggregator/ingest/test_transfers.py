@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.ingest.transfers import EXPIRE_S, Transfers
+from hushfleet.aggregator.ingest.transfers import EXPIRE_S, LOOK_EVERY_S, Transfers
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.wire.format.chunks import Chunk, parse_frame, split
 from hushfleet.wire.format.messages import Missing, Offer
@@ -123,6 +124,14 @@ def test_open_transfers_are_bounded_together_and_take_turns() -> None:
         assert [transfers.chunk(name, chunk, now=0.8) for chunk in chunks()][-1] == (offer(), BLOB)
 
 
+def test_who_offers_again_keeps_its_turn() -> None:
+    transfers = Transfers(max_bytes=10_000, max_open_bytes=5000)
+    for name in ("dev-0", "dev-1", "dev-2", "dev-1"):
+        transfers.offer(name, offer(), now=0)
+    transfers.drop("dev-0")
+    assert transfers.gaps(now=0.1) == [gap("dev-1")]
+
+
 def test_an_abandoned_transfer_makes_room() -> None:
     transfers = Transfers(max_bytes=10_000, max_open_bytes=5000)
     transfers.offer("gone", offer(), now=0)
@@ -131,3 +140,33 @@ def test_an_abandoned_transfer_makes_room() -> None:
     assert told == [gap("waiting")]
     with pytest.raises(Malformed):
         transfers.chunk("gone", chunks()[0], now=EXPIRE_S + 2)
+
+
+def test_what_a_message_costs_does_not_grow_with_the_transfers_that_are_open() -> None:
+    """Ten thousand devices offer within a moment; with each message the first that is due is asked for."""
+
+    passes = 0
+
+    class Open(dict[str, Any]):
+        def items(self) -> Any:
+            nonlocal passes
+            passes += 1
+            return super().items()
+
+        def values(self) -> Any:
+            nonlocal passes
+            passes += 1
+            return super().values()
+
+    transfers, devices = Transfers(max_bytes=10_000), 10_000
+    transfers._open = Open()
+    for index in range(devices):
+        transfers.offer(f"dev-{index}", offer(), now=index / devices)
+    told = []
+    for message in range(1000):
+        now = 1.2 + message / 1000
+        told += [device for device, _ in transfers.gaps(now=now)]
+        transfers.offer("dev-0", offer(), now=now)  # one that asks again and again
+        assert transfers.due_at <= now + LOOK_EVERY_S
+    assert set(told) == {f"dev-{index}" for index in range(devices)}
+    assert passes <= 11

@@ -6,11 +6,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.observe.events import read_events
+from hushfleet.errors import StoreFull
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -271,3 +274,35 @@ def test_a_new_card_asks_at_once_and_is_not_taken_for_a_copy(make_field: MakeFie
     field.run(0.5)
     (known,) = [answer for answer in field.answers(name) if isinstance(answer, Known)]
     assert (known.yours, known.last_round) == (True, 0)
+
+
+def test_what_was_offered_is_told_whatever_becomes_of_other_devices(make_field: MakeField) -> None:
+    """Else a store that is put back meanwhile would noise the open round a second time."""
+    field = make_field()
+    field.join_all()
+    offer = field.offer("dev-0", field.fleet.update("dev-0").data)
+    with DeviceRegister(field.fleet.folder, durable=False) as command:
+        command.block("dev-2", "stolen")
+        command.add([KnownDevice("dev-9", bytes(32))])
+    field.run(2.0)
+    field.answers("dev-0")
+    field.send("dev-0", Ask(1, bytes(16)))
+    (known,) = [answer for answer in field.answers("dev-0") if isinstance(answer, Known)]
+    assert (known.last_round, known.last_digest) == (1, offer.digest)
+
+
+def test_a_birth_that_found_the_disk_full_is_heard_when_there_is_room(
+    make_field: MakeField, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device need not connect again: it cannot know."""
+    field = make_field()
+    field.join("dev-0")
+    with monkeypatch.context() as patch:
+        patch.setattr(field.fleet.store, "add_devices", Mock(side_effect=StoreFull("no space")))
+        field.join("dev-1")
+        field.run(3.0)
+        assert set(field.coordinator.present) == {"dev-0"}
+        attempts = field.fleet.store.add_devices.call_count
+    assert attempts < 6, "about once a second"
+    field.run(2.0)
+    assert set(field.coordinator.present) == {"dev-0", "dev-1"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 from hushfleet.aggregator.observe.events import read_events
+from hushfleet.errors import StoreError
 from hushfleet.wire.format.messages import (
     Decline,
     Want,
@@ -150,3 +152,19 @@ def test_who_still_fetches_the_final_model_is_waited_for_a_minute_at_most(make_f
     field.send("dev-0", Want(final.global_digest, final.global_bytes, ()))
     field.run()
     assert not waits()
+
+
+def test_a_round_that_could_not_be_announced_is_announced_soon(make_field: MakeField) -> None:
+    """The register, in which is noted what devices may spend, was locked for a moment."""
+    field = make_field()
+    field.coordinator._rounds._charges = charges = Mock()
+    charges.expect.side_effect = StoreError("in use")
+    field.join_all()
+    assert field.fleet.engine.plan is not None
+    assert field.plan.phase == "closed"
+    field.run(6)
+    assert charges.expect.call_count == 2
+    charges.expect.side_effect = None
+    field.run(6)
+    assert field.plan.phase == "open"
+    assert charges.expect.call_count == 3

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from hushfleet.errors import StoreFull
 from hushfleet.secure.field import PRIMES, add_into
 from support.secure import SecureFleet
 
@@ -109,6 +111,19 @@ def test_once_the_set_is_settled_an_update_comes_too_late(make: Make) -> None:
     assert (verdict.code, verdict.acknowledged) == ("late", False)
     assert fleet.engine.accept("dev-0", again).acknowledged, "it is in the store"
     assert len(fleet.store.updates(1)) == 9
+
+
+def test_a_round_that_a_full_disk_delayed_goes_on_after_a_kill(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its roster is stored when it opens at last, not only when that is tried for the first time."""
+    fleet = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.store, "open_round", Mock(side_effect=StoreFull("no space")))
+        with pytest.raises(StoreFull):
+            fleet.engine.open_round(())
+    plan = fleet.engine.open_round(())
+    assert fleet.restart().announcement == plan
+    fleet.send(fleet.names)
+    assert fleet.engine.accepted == 10
 
 
 def test_a_sum_of_too_few_devices_is_extended_and_never_opened(make: Make) -> None:
