@@ -66,8 +66,9 @@ fi
 # 5. The token goes where only the client reads it, then everything secret leaves the card's open partition. A token
 #    that a power cut has left half erased is none.
 if grep -Eqx '[A-Za-z0-9_-]{32,128}' "$here/enrol.token" 2> /dev/null; then
-    put "$here/enrol.token" "$state/enrol.token" 600 root
-    chown hushfleet:hushfleet "$state/enrol.token"
+    # As the client's own user: where it writes there may be links.
+    setpriv --reuid=hushfleet --regid=hushfleet --clear-groups sh -ec 'umask 077; rm -f "$1.part"
+        cat > "$1.part"; sync "$1.part"; mv -f "$1.part" "$1"' sh "$state/enrol.token" < "$here/enrol.token"
     sync
 fi
 erase "$here/enrol.token"
