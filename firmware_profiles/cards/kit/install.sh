@@ -54,10 +54,13 @@ chgrp hushfleet "$etc" && chmod 750 "$etc"
 put "$here/device.toml" "$etc/device.toml" 640 hushfleet
 put "$here/ca.pem" "$etc/ca.pem" 640 hushfleet
 images=$root$(cat "$here/images_path")
-install -d -m 2775 -o hushfleet -g hushfleet "$images"
-while read -r class; do
-    if [ -n "$class" ]; then install -d -m 2775 -o hushfleet -g hushfleet "$images/$class"; fi
-done < "$here/classes"
+# nothing where the data are one file, which its owner puts there
+if [ "$images" != "$root" ]; then
+    install -d -m 2775 -o hushfleet -g hushfleet "$images"
+    while read -r class; do
+        if [ -n "$class" ]; then install -d -m 2775 -o hushfleet -g hushfleet "$images/$class"; fi
+    done < "$here/classes"
+fi
 if [ -d "$here/images" ]; then
     cp -R "$here/images/." "$images/"
     chown -R hushfleet:hushfleet "$images"

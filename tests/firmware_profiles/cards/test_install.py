@@ -184,6 +184,13 @@ def test_a_link_where_the_token_goes_is_not_followed(board: Board) -> None:
     assert other.read_text() == "secret"
 
 
+def test_a_board_whose_data_are_one_file_gets_no_folder_in_its_place(board: Board) -> None:
+    (board.boot / "hushfleet/images_path").write_text("\n")
+    (board.boot / "hushfleet/classes").write_text("")
+    assert board.install().returncode == 0
+    assert not (board.root / "srv").exists()
+
+
 def test_card_for_another_python_says_what_to_do(board: Board) -> None:
     (board.boot / "hushfleet/python").write_text("3.2\n")
     done = board.install()
