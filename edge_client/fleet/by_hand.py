@@ -38,14 +38,16 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
 
 
 def _copy(source: BinaryIO, folder: Path, name: str, *, like: Path) -> None:
-    """Whole or not at all, and owned as `like` is. Root may call this in the client's own folder: no link is followed."""
+    """Whole or not at all, and owned as `like` is. Root may call this in the client's folder: no link is followed."""
     folder.mkdir(mode=0o700, exist_ok=True)
     owner, part = like.stat(), f"{name}.part"
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part, dir_fd=inside)
-        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=inside), "wb") as target:
+        with open(
+            os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=inside), "wb"
+        ) as target:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())

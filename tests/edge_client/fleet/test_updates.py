@@ -334,6 +334,20 @@ def test_a_release_is_handed_over_by_hand(bench: Bench) -> None:
         hand_over(bench.config, path)
 
 
+def test_a_release_lies_there_for_good_before_its_offer_counts_as_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut in between must not leave an offer that is answered and no release."""
+    data, synced = release(bench.tmp_path / "a", "2.0"), []
+    file = ReleaseFile(bench.installed.incoming, hashlib.sha256(data).digest(), len(data))
+    for frame in split(data, RELEASE_CHUNK_BYTES):
+        file.add(frame)
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda h: (synced.append(os.readlink(f"/proc/self/fd/{h}")), fsync(h)))
+    file.finish(bench.installed.incoming / "2.0.hfr")
+    assert synced == [str(bench.installed.incoming)]
+
+
 def test_root_follows_no_link_of_the_client_when_it_hands_a_release_over(bench: Bench) -> None:
     """`sudo ... update` writes into a folder in which whoever is the client may put what they like."""
     others = bench.tmp_path / "others"
