@@ -13,7 +13,7 @@ from typing import Any, Self
 import uvicorn
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FleetFolder, url_host
 from hushfleet.aggregator.fleet.page.app import page_app
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -41,7 +41,7 @@ def page_token(folder: FleetFolder) -> str:
 
 def page_url(folder: FleetFolder) -> str:
     """What to open in a browser. Who has it can look at the fleet."""
-    return f"https://{folder.config.broker.names[0]}:{folder.config.page.port}/?token={page_token(folder)}"
+    return f"https://{url_host(folder.config.broker.names[0])}:{folder.config.page.port}/?token={page_token(folder)}"
 
 
 class PageServer:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+from hushfleet.aggregator.fleet.own_certificates import lost_names
 from hushfleet.aggregator.fleet.page import server as server_module
 from hushfleet.aggregator.fleet.page.app import COOKIE
 from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
@@ -119,6 +120,15 @@ def is_closed(connection: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
+
+
+def test_the_address_of_a_fleet_that_has_an_ipv6_address(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(TASK)
+    folder = create_fleet(
+        tmp_path / "f", federation="f", broker=BrokerPart(("2001:DB8:0::1",)), task=tmp_path / "t.toml"
+    )
+    assert page_url(folder).startswith("https://[2001:DB8:0::1]:8443/?token=")
+    assert lost_names(folder) == [], "however it is written"
 
 
 def test_it_only_reads(server: PageServer) -> None:

@@ -143,7 +143,7 @@ def test_a_release_is_on_the_disk_before_it_is_known(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut must not leave a version that nobody can build again and a file that is empty."""
-    path, synced, fsync = release(tmp_path, "3.0"), [], os.fsync
+    path, synced, fsync = release(tmp_path, "3.0"), list[Path](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda h: (synced.append(Path(os.readlink(f"/proc/self/fd/{h}"))), fsync(h)))
     add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
     assert [each.parent.name for each in synced] == ["releases", desk.folder.path.name]
