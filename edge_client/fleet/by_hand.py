@@ -19,7 +19,7 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
     """Puts a release where `slots.py` installs it. Raises `BadInput` or a `WireError`: why it cannot be installed."""
     if config.fleet is None:
         raise BadInput("this board has no section [fleet], and takes no releases")
-    installed, state_dir = Installed.of(config), Path(config.device.state_dir)
+    installed = Installed.of(config)
     state = installed.state()
     if installed.waits or (state is not None and state.trial):
         raise BadInput("another release is being installed or on trial; wait until that has ended")
@@ -29,7 +29,7 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
             check_payload(file, manifest)
             installed.room_for(manifest)
             file.seek(0)
-            _copy(file, installed.incoming, f"{manifest.version}.hfr", like=state_dir)
+            _copy(file, installed.incoming, f"{manifest.version}.hfr")
     except SlotsError as error:
         raise BadInput(str(error)) from error
     except OSError as error:
@@ -37,17 +37,15 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
     return manifest
 
 
-def _copy(source: BinaryIO, folder: Path, name: str, *, like: Path) -> None:
-    """Whole or not at all, and owned as `like` is. Root may call this in the client's folder: no link is followed."""
+def _copy(source: BinaryIO, folder: Path, name: str) -> None:
+    """Whole or not at all, and owned as its parent folder. Root may call this: it follows no link of the client."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    owner, part = like.stat(), f"{name}.part"
+    owner, part = folder.parent.stat(), f"{name}.part"
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part, dir_fd=inside)
-        with open(
-            os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=inside), "wb"
-        ) as target:
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=inside)) as target:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())

@@ -207,7 +207,7 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, public_key=None).version)
+                state = State(place(archive, self.releases, keys=None).version)
             self._settle(state)
             return state
 
@@ -231,10 +231,9 @@ class Slots:
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
-            from hushfleet.release import place, trusted
+            from hushfleet.release import place
 
-            key = trusted(archive, (self.root / "release_key").read_text().split())
-            return place(archive, self.releases, public_key=key)
+            return place(archive, self.releases, keys=(self.root / "release_key").read_text().split())
         finally:
             sys.path.remove(good)
 

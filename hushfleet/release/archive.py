@@ -141,27 +141,22 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
         raise Malformed(f"the payload of release {manifest.version} contradicts itself at {error.filename}") from error
 
 
-def trusted(source: Path, keys: Iterable[str]) -> bytes:
-    """Which of the public keys (64 hex digits each) has signed a release. Raises `BadSignature`, or as `place` does."""
-    with _open_plain(source) as file:
-        return read_head(file).signer(keys)
-
-
-def place(source: Path, releases: Path, *, public_key: bytes | None) -> Manifest:
+def place(source: Path, releases: Path, *, keys: Iterable[str] | None) -> Manifest:
     """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
 
     `source` may belong to somebody else who changes it meanwhile: what is checked and unpacked is a copy. A folder of
     that version that is there already is complete; it stays.
 
-    :param public_key: 32 bytes that must have signed it; None: no more than the hash is checked, for a card's first
-        start, where no `cryptography` is and the release lies beside the key that would vouch for it.
+    :param keys: public keys (64 hex digits each), one of which must have signed it; None: no more than the hash is
+        checked, for a card's first start, where no `cryptography` is and the release lies beside the key that would
+        vouch for it.
     Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
     """
     releases.mkdir(mode=0o755, parents=True, exist_ok=True)
     with _open_plain(source) as theirs, tempfile.TemporaryFile(dir=releases) as file:
         _copy(theirs, file)
         head = read_head(file)
-        manifest = head.manifest if public_key is None else head.verify(public_key)
+        manifest = head.manifest if keys is None else head.verify_any(keys)
         manifest.require_platform(*this_platform())
         check_payload(file, manifest)
         whole, part = releases / manifest.version, releases / f".{manifest.version}.part"

@@ -338,7 +338,7 @@ def test_a_release_lies_there_for_good_before_its_offer_counts_as_answered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut in between must not leave an offer that is answered and no release."""
-    data, synced = release(bench.tmp_path / "a", "2.0"), []
+    data, synced = release(bench.tmp_path / "a", "2.0"), list[str]()
     file = ReleaseFile(bench.installed.incoming, hashlib.sha256(data).digest(), len(data))
     for frame in split(data, RELEASE_CHUNK_BYTES):
         file.add(frame)
@@ -377,6 +377,6 @@ def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:
     data = release(tmp_path / "a", "2.0")
     head = SignedManifest.from_bytes(data[: data.index(b"\xfd7zXZ")])
     good, other = (k.public_key().public_bytes_raw() for k in (KEY, Ed25519PrivateKey.generate()))
-    assert head.signer([other.hex(), "no key", good.hex()]) == good
+    assert head.verify_any([other.hex(), "no key", good.hex()]).version == "2.0"
     with pytest.raises(BadSignature):
-        head.signer([other.hex()])
+        head.verify_any([other.hex()])

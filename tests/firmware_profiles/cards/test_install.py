@@ -189,6 +189,7 @@ def test_a_board_whose_data_are_one_file_gets_no_folder_in_its_place(board: Boar
     (board.boot / "hushfleet/classes").write_text("")
     assert board.install().returncode == 0
     assert not (board.root / "srv").exists()
+    assert board.root.stat().st_mode & 0o7777 != 0o2775, "nor does / become the client's"
 
 
 def test_card_for_another_python_says_what_to_do(board: Board) -> None:
