@@ -56,7 +56,7 @@ def _list(run: _Run) -> None:
     now = time.time()
     with _opened(run) as register:
         known, refused = register.devices(), register.refused_births()
-    console = Console()
+    console = Console(markup=False)  # a board's kind is its own word
     console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
     for row in known:

@@ -140,6 +140,7 @@ def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Car
             part = out / f".{card.device}.part"
             try:
                 copy_sparse(image, part)
+                part.chmod(0o600)  # a token and the key of a Wi-Fi follow
                 yield card, ImageBoot(part)
                 part.replace(out / f"{card.device}.img")
             finally:

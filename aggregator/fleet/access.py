@@ -64,10 +64,12 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
         aggregator=AGGREGATOR_NAME,
     )
     ports, acl, enrolment = folder.config.broker, path / "access.acl", path / "enrolment.acl"
-    blocked = [board.device for board in registry.boards() if board.state == "blocked"]
     texts = {
         acl: mosquitto_acl(
-            federation=folder.config.federation, aggregator=AGGREGATOR_NAME, service=SERVICE_NAME, blocked=blocked
+            federation=folder.config.federation,
+            aggregator=AGGREGATOR_NAME,
+            service=SERVICE_NAME,
+            blocked=registry.locked_out(),
         ),
         enrolment: enrolment_acl(service=SERVICE_NAME),
         path / "mosquitto.conf": mosquitto_config(

@@ -141,7 +141,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([general_name(each) for each in names]), critical=False)
             .add_extension(self._own_identifier, critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -242,7 +242,7 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _general_name(name: str) -> x509.GeneralName:
+def general_name(name: str) -> x509.GeneralName:
     """An IP address where it is one, else a host name. Raises `BadInput`."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))

@@ -44,9 +44,11 @@ def choose_boards(
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
         return chosen
-    free = [row for row in registry.boards() if row.state == "new" and not registry.tokens(row.device, now=now)]
-    if again:
-        free = [row for row in registry.boards() if row.state == "new"]
+    # pending, and not approved: somebody has asked in its name, who need not have its card
+    boards = registry.boards()
+    free = [row for row in boards if row.state == "new" or (row.state == "pending" and row.public_key is None)]
+    if not again:
+        free = [row for row in free if not registry.tokens(row.device, now=now)]
     if len(free) < (count or 1):
         raise BadInput(
             f"{len(free)} boards of the fleet have no card yet, not {count or 1}: add more with fleet add, name "
@@ -141,9 +143,12 @@ def card_of(
 ) -> Card:
     """With a new token. :param images: a folder with one for each board, named by its id. Raises `BadInput`."""
     text = device_toml(folder, board)
+    data = tomllib.loads(text)["data"]
     own = None if images is None else images / board.device
     if own is not None and not own.is_dir():
         raise BadInput(f"there is no folder {own} with images for {board.device}")
+    if own is not None and data["kind"] != "folder":
+        raise BadInput(f"boards of this fleet keep their data in one file, {data['path']}: --images has no place there")
     classes = tomllib.loads(folder.task.read_text("utf-8")).get("data", {}).get("class_names", [])
     for name in classes:
         if not name or name.startswith(".") or "/" in name or not name.isprintable():
@@ -156,7 +161,7 @@ def card_of(
         ca=(folder.ca / "ca.pem").read_bytes(),
         release_key=load_or_create(folder.release_key).public_key.hex(),
         token=secrets.token_urlsafe(32),  # one-time: the registry keeps its SHA-256 alone
-        images_path=tomllib.loads(text)["data"]["path"],
+        images_path=data["path"] if data["kind"] == "folder" else "",
         classes=classes,
         images=own,
         wifi=read_wifi(folder.wifi(board.wifi)) if board.wifi else None,

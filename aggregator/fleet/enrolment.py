@@ -94,7 +94,7 @@ class Enroller:
             )
             pem = issued.pem
             grant = Grant(issued.serial, digest, pem, issued.not_after)
-            self._registry.grant(request.device, request.public_key, grant, token=token, now=now)
+            self._registry.grant(board, request.public_key, grant, token=token, now=now)
             log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
             self._on_granted()
         charges = self._register.charges(request.device, after=request.after, at_most=CHARGES_AT_ONCE)

@@ -140,21 +140,21 @@ class FleetFolder:
     @property
     def local_broker(self) -> str:
         """URL for the aggregator and the fleet service."""
-        return f"mqtts://{_host(self.config.broker.connect)}:{self.config.broker.port}"
+        return f"mqtts://{url_host(self.config.broker.connect)}:{self.config.broker.port}"
 
     @property
     def local_enrolment(self) -> str:
-        return f"mqtts://{_host(self.config.broker.connect)}:{self.config.broker.enrolment_port}"
+        return f"mqtts://{url_host(self.config.broker.connect)}:{self.config.broker.enrolment_port}"
 
     @property
     def broker_url(self) -> str:
-        return f"mqtts://{_host(self.config.broker.names[0])}:{self.config.broker.port}"
+        return f"mqtts://{url_host(self.config.broker.names[0])}:{self.config.broker.port}"
 
     @property
     def enrolment_url(self) -> str:
-        return f"mqtts://{_host(self.config.broker.names[0])}:{self.config.broker.enrolment_port}"
+        return f"mqtts://{url_host(self.config.broker.names[0])}:{self.config.broker.enrolment_port}"
 
 
-def _host(name: str) -> str:
+def url_host(name: str) -> str:
     """As a URL has it."""
     return f"[{name}]" if ":" in name else name

@@ -47,7 +47,7 @@ class LockOut(Part):
         if self._taking is not None or now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
-        blocked = {board.device for board in self._registry.boards() if board.state == "blocked"}
+        blocked = set(self._registry.locked_out())
         self._since = {device: self._since.get(device, now) for device in blocked}
         self._done &= blocked
         ripe = [device for device, since in self._since.items() if now >= since + _READ_AGAIN_S]

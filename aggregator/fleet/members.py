@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -83,6 +84,6 @@ def _label(text: str) -> tuple[str, str]:
 def _check_distinct(file: Path, names: Sequence[str]) -> None:
     if not names:
         raise BadInput(f"{file} names no board")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BadInput(f"{file} names {twice[0]} twice")
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise BadInput(f"{file} names {name} {count} times")

@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography import x509
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.authority import Authority, read_key
+from hushfleet.aggregator.fleet.authority import Authority, general_name, read_key
 from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetConfig, FleetFolder
 from hushfleet.errors import BadInput
 
@@ -40,9 +40,8 @@ def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: dat
 def lost_names(folder: FleetFolder) -> list[str]:
     """Of the broker's certificate, those that fleet.toml has no more. Boards that were told one would be lost."""
     found = _read(folder.path / "broker/broker.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    names = [str(each.value) for each in found.value]
-    kept = {*folder.config.broker.names, folder.config.broker.connect, *_LOCAL_NAMES}
-    return [name for name in names if name not in kept]
+    kept = [general_name(each) for each in (*folder.config.broker.names, folder.config.broker.connect, *_LOCAL_NAMES)]
+    return [str(each.value) for each in found.value if each not in kept]
 
 
 def ends(folder: FleetFolder) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, StoreError
 from hushfleet.sqlite_file import Row, SqliteFile
 
 SCHEMA_VERSION = 1
@@ -180,12 +180,18 @@ class FleetRegistry(SqliteFile):
         )
         return None if row is None else row[0]
 
-    def grant(self, device: str, public_key: bytes, issued: Grant, *, token: bytes | None, now: float) -> None:
+    def grant(
+        self, board: RegisteredBoard, public_key: bytes, issued: Grant, *, token: bytes | None, now: float
+    ) -> None:
         """The board is in the fleet with this key and certificate; one use of the token is gone.
 
+        :param board: as it was when that was decided. Raises `StoreError` where its operator has changed it since.
         :param token: SHA-256 of it; None where none was needed.
         """
+        device = board.device
         with self.transaction():
+            if self.board(device) != board:
+                raise StoreError(f"{device} was changed while its certificate was made; it asks again")
             self.write(
                 "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, 0)",
                 (f"{issued.serial:x}", device, public_key, issued.request, issued.pem, issued.not_after),
@@ -202,6 +208,14 @@ class FleetRegistry(SqliteFile):
 
     def revoked_serials(self) -> set[int]:
         return {int(serial, 16) for (serial,) in self.rows("SELECT serial FROM certificates WHERE revoked")}
+
+    def locked_out(self) -> list[str]:
+        """Ids that must not be connected: blocked, forgotten, or of a card that the next one has not replaced yet."""
+        query = (
+            "SELECT id FROM boards WHERE state = 'blocked' UNION "
+            "SELECT id FROM certificates WHERE revoked AND id NOT IN (SELECT id FROM boards WHERE state = 'enrolled')"
+        )
+        return sorted(device for (device,) in self.rows(query))
 
     # who came and was not let in
 

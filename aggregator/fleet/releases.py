@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.errors import BadInput
@@ -68,9 +67,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, pub
             "this one a higher version"
         )
     if not (kept.exists() and kept.samefile(path)):
-        part = kept.with_suffix(".part")
-        shutil.copyfile(path, part)
-        os.replace(part, kept)
+        atomic_file.write_whole(kept, path.read_bytes(), durable=True)  # before the row that names it
     row = (release.version, platform, release.file, release.head, digest, release.size)
     registry.write(f"INSERT OR IGNORE INTO releases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", row)
     return release

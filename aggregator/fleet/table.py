@@ -39,7 +39,7 @@ def _boards(view: FleetView) -> Table:
             board.device,
             _state(board),
             words.ago(board.seen, view.at),
-            words.release(board),
+            Text(words.release(board)),  # the board's own words
             words.health(board),
             str(board.rounds),
             words.spent(board),

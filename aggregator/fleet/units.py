@@ -32,7 +32,7 @@ RestartSec=5
 RestartPreventExitStatus=2
 TimeoutStopSec=60
 UMask=0077
-Environment=XDG_CACHE_HOME={path}/cache XDG_DATA_HOME={path}/cache
+Environment={caches}
 {own}
 NoNewPrivileges=yes
 CapabilityBoundingSet=
@@ -68,8 +68,9 @@ _OF_BROKER = f"LimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDeny
 
 def write_units(folder: FleetFolder) -> list[Path]:
     """The units, in the fleet's folder `systemd`. Raises `StoreError`."""
-    path, own = folder.path.resolve(), f"{sys.executable} -m hushfleet.aggregator.commands"
-    mosquitto, network = find_mosquitto() or "/usr/sbin/mosquitto", "network-online.target time-sync.target"
+    path, network = folder.path.resolve(), "network-online.target time-sync.target"
+    here, own = _word(path), f"{_word(sys.executable)} -m hushfleet.aggregator.commands"
+    mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
     broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
     keys = ["ca/ca.key", "operator.key", "release.key"]
     of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"])
@@ -78,20 +79,26 @@ def write_units(folder: FleetFolder) -> list[Path]:
         ("enrolment-broker", "broker for boards without a certificate", "enrolment"),
     )
     units = {
-        name: (f"Hushfleet's {whose}", network, f"{mosquitto} -c {path}/broker/{stem}.conf", _OF_BROKER, of_broker)
+        name: (
+            f"Hushfleet's {whose}",
+            network,
+            f"{mosquitto} -c {_word(path / f'broker/{stem}.conf')}",
+            _OF_BROKER,
+            of_broker,
+        )
         for name, whose, stem in brokers
     } | {
         "aggregator": (
             "Hushfleet's aggregator",
             f"{network} {broker}",
-            f"{own} aggregator --fleet {path}",
+            f"{own} aggregator --fleet {here}",
             "",
             _files(path, writes=[""], hidden=[*keys, "service", "broker", "fleet.sqlite"]),
         ),
         "fleet": (
             "Hushfleet's fleet service",
             f"{network} {broker}",
-            f"{own} fleet serve {path}",
+            f"{own} fleet serve {here}",
             f"Restart=always\n{_NO_DEVICES}",
             _files(path, writes=[""], hidden=["aggregator/cert.key"]),
         ),
@@ -103,7 +110,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
             after=after,
             command=command,
             user=getpass.getuser(),
-            path=path,
+            caches=" ".join(_word(f"{name}={path}/cache") for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME")),
             own=own_lines,
             files=files,
         )
@@ -115,5 +122,11 @@ def write_units(folder: FleetFolder) -> list[Path]:
 
 def _files(path: Path, *, writes: Sequence[str], hidden: Sequence[str]) -> str:
     """:param writes, hidden: below the fleet's folder."""
-    lines = [f"ReadWritePaths={path / each}" for each in writes]
-    return "\n".join([*lines, *(f"InaccessiblePaths=-{path / each}" for each in hidden)])
+    lines = [f"ReadWritePaths={_word(path / each)}" for each in writes]
+    return "\n".join([*lines, *(f"InaccessiblePaths={_word(f'-{path / each}')}" for each in hidden)])
+
+
+def _word(text: str | Path) -> str:
+    """As one word of a unit's line (systemd.syntax(7), systemd.unit(5), "Specifiers")."""
+    plain = str(text).replace("%", "%%")
+    return f'"{plain}"' if " " in plain else plain

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
-from hushfleet.atomic_file import sync_folder
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.slots import SlotsError
@@ -18,7 +19,7 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
     """Puts a release where `slots.py` installs it. Raises `BadInput` or a `WireError`: why it cannot be installed."""
     if config.fleet is None:
         raise BadInput("this board has no section [fleet], and takes no releases")
-    installed, state_dir = Installed.of(config), Path(config.device.state_dir)
+    installed = Installed.of(config)
     state = installed.state()
     if installed.waits or (state is not None and state.trial):
         raise BadInput("another release is being installed or on trial; wait until that has ended")
@@ -27,7 +28,8 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
             manifest = installed.judge(read_head(file).to_bytes())
             check_payload(file, manifest)
             installed.room_for(manifest)
-            _copy(path, installed.incoming, f"{manifest.version}.hfr", like=state_dir)
+            file.seek(0)
+            _copy(file, installed.incoming, f"{manifest.version}.hfr")
     except SlotsError as error:
         raise BadInput(str(error)) from error
     except OSError as error:
@@ -35,17 +37,21 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
     return manifest
 
 
-def _copy(path: Path, folder: Path, name: str, *, like: Path) -> None:
-    """Whole or not at all, and owned as `like` is, since root may call this and the client uses the folder, too."""
+def _copy(source: BinaryIO, folder: Path, name: str) -> None:
+    """Whole or not at all, and owned as its parent folder. Root may call this: it follows no link of the client."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    part = folder / f"{name}.part"
-    with path.open("rb") as source, part.open("wb") as target:
-        shutil.copyfileobj(source, target)
-        target.flush()
-        os.fsync(target.fileno())
-    owner = like.stat()
-    for each in (folder, part):
-        if os.geteuid() == 0:
-            os.chown(each, owner.st_uid, owner.st_gid)
-    os.replace(part, folder / name)
-    sync_folder(folder)
+    owner, part = folder.parent.stat(), f"{name}.part"
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=inside)
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=inside)) as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+            for each in (target.fileno(), inside) if os.geteuid() == 0 else ():
+                os.fchown(each, owner.st_uid, owner.st_gid)
+        os.replace(part, name, src_dir_fd=inside, dst_dir_fd=inside)
+        os.fsync(inside)
+    finally:
+        os.close(inside)

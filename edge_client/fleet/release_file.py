@@ -8,7 +8,7 @@ import mmap
 import os
 from pathlib import Path
 
-from hushfleet.atomic_file import write_whole
+from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.errors import Malformed, StoreError, StoreFull
 from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES
@@ -66,6 +66,7 @@ class ReleaseFile(Assembler):
         self._map.flush()
         try:
             os.replace(self._part, target)
+            sync_folder(target.parent)
             self._marks.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"the release cannot be handed over as {target}: {error}") from error

@@ -185,12 +185,9 @@ class Slots:
             try:
                 if state.installs > MOST_INSTALLS:
                     raise SlotsError(f"its installation was begun {MOST_INSTALLS} times and never ended")
-                if state.trial and state.starts:
-                    raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
                 self._collect(state)
                 manifest = self._place(state, _only(incoming))
-                check_fits(manifest, state.good, store=self.store_of(state.good))
-                state = self._update(lambda state: State(state.good, state.previous, manifest.version))
+                state = self._update(lambda state: self._with_trial(state, manifest))
             except Exception as error:  # whatever an archive can bring about: the board goes on with what it has
                 reason = str(error)[:400] or type(error).__name__
                 state = self._update(lambda state: replace(state, installs=0, outcome="refused", reason=reason))
@@ -210,7 +207,7 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, public_key=None).version)
+                state = State(place(archive, self.releases, keys=None).version)
             self._settle(state)
             return state
 
@@ -234,12 +231,18 @@ class Slots:
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
-            from hushfleet.release import place, trusted
+            from hushfleet.release import place
 
-            key = trusted(archive, (self.root / "release_key").read_text().split())
-            return place(archive, self.releases, public_key=key)
+            return place(archive, self.releases, keys=(self.root / "release_key").read_text().split())
         finally:
             sys.path.remove(good)
+
+    def _with_trial(self, state: State, manifest: Manifest) -> State:
+        """As of now: in the minutes of unpacking, a release that waited may have been begun, or become good."""
+        if state.trial and state.starts:
+            raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
+        check_fits(manifest, state.good, store=self.store_of(state.good))
+        return State(state.good, state.previous, manifest.version)
 
     def _update(self, change: Callable[[State], State]) -> State:
         with self._locked():

@@ -36,7 +36,7 @@ class Card:
     :param device_toml: text of DEVICE.toml; :param ca: PEM of the fleet's authority.
     :param release_key: public key, 64 hex digits, that must have signed what is installed later.
     :param token: for enrolment, used once.
-    :param images_path: folder of the board's own images; :param classes: its sub-folders.
+    :param images_path: folder of the board's own images, empty: there is none; :param classes: its sub-folders.
     :param images: a folder with images that are copied there.
     :param wifi: None: the board has a cable.
     :param user, ssh_keys: who may log in; without keys nobody may, by ssh.

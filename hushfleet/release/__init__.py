@@ -4,7 +4,7 @@ The standard library alone, and `cryptography` where a signature is checked: thi
 (`firmware_profiles/cards/seed.py`), which lies on a board outside of any release.
 """
 
-from hushfleet.release.archive import check_payload, pack, place, read_head, trusted, unpack
+from hushfleet.release.archive import check_payload, pack, place, read_head, unpack
 from hushfleet.release.manifest import Manifest, SignedManifest, Signer, this_platform
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "place",
     "read_head",
     "this_platform",
-    "trusted",
     "unpack",
 ]

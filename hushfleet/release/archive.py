@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -140,47 +141,36 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
         raise Malformed(f"the payload of release {manifest.version} contradicts itself at {error.filename}") from error
 
 
-def trusted(source: Path, keys: Iterable[str]) -> bytes:
-    """Which of the public keys (64 hex digits each) has signed a release. Raises `BadSignature`, or as `place` does."""
-    with _open_plain(source) as file:
-        return read_head(file).signer(keys)
-
-
-def place(source: Path, releases: Path, *, public_key: bytes | None) -> Manifest:
+def place(source: Path, releases: Path, *, keys: Iterable[str] | None) -> Manifest:
     """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
 
     `source` may belong to somebody else who changes it meanwhile: what is checked and unpacked is a copy. A folder of
     that version that is there already is complete; it stays.
 
-    :param public_key: 32 bytes that must have signed it; None: no more than the hash is checked, for a card's first
-        start, where no `cryptography` is and the release lies beside the key that would vouch for it.
+    :param keys: public keys (64 hex digits each), one of which must have signed it; None: no more than the hash is
+        checked, for a card's first start, where no `cryptography` is and the release lies beside the key that would
+        vouch for it.
     Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
     """
     releases.mkdir(mode=0o755, parents=True, exist_ok=True)
-    copy = releases / ".copy.hfr"
-    try:
-        with _open_plain(source) as theirs, copy.open("w+b") as file:
-            _copy(theirs, file)
-            head = read_head(file)
-            manifest = head.manifest if public_key is None else head.verify(public_key)
-            manifest.require_platform(*this_platform())
-            check_payload(file, manifest)
-            whole, part = releases / manifest.version, releases / f".{manifest.version}.part"
-            if whole.is_dir():
-                return manifest
-            if shutil.disk_usage(releases).free < 2 * manifest.unpacked_bytes:  # the caches are smaller than the files
-                raise StoreFull(
-                    f"release {manifest.version} needs {2 * manifest.unpacked_bytes >> 20} MiB on {releases}"
-                )
-            shutil.rmtree(part, ignore_errors=True)
-            unpack(file, manifest, part)
-            (part / MANIFEST_NAME).write_bytes(manifest.to_bytes())
-        compileall.compile_dir(part, quiet=2, stripdir=str(part), prependdir=str(whole))
-        os.sync()  # thousands of files: one sync of all is quicker than one of each
-        part.rename(whole)
-        sync_folder(releases)
-    finally:
-        copy.unlink(missing_ok=True)
+    with _open_plain(source) as theirs, tempfile.TemporaryFile(dir=releases) as file:
+        _copy(theirs, file)
+        head = read_head(file)
+        manifest = head.manifest if keys is None else head.verify_any(keys)
+        manifest.require_platform(*this_platform())
+        check_payload(file, manifest)
+        whole, part = releases / manifest.version, releases / f".{manifest.version}.part"
+        if whole.is_dir():
+            return manifest
+        if shutil.disk_usage(releases).free < 2 * manifest.unpacked_bytes:  # the caches are smaller than the files
+            raise StoreFull(f"release {manifest.version} needs {2 * manifest.unpacked_bytes >> 20} MiB on {releases}")
+        shutil.rmtree(part, ignore_errors=True)
+        unpack(file, manifest, part)
+    (part / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    compileall.compile_dir(part, quiet=2, stripdir=str(part), prependdir=str(whole))
+    os.sync()  # thousands of files: one sync of all is quicker than one of each
+    part.rename(whole)
+    sync_folder(releases)
     return manifest
 
 

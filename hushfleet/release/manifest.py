@@ -150,12 +150,11 @@ class SignedManifest:
             ) from None
         return self.manifest
 
-    def signer(self, keys: Iterable[str]) -> bytes:
-        """The public key, of these (64 hex digits each), that signed it. Raises `BadSignature` where none did."""
+    def verify_any(self, keys: Iterable[str]) -> Manifest:
+        """The manifest. Raises `BadSignature` where none of these public keys (64 hex digits each) signed it."""
         for key in keys:
             with contextlib.suppress(BadSignature, ValueError):
-                self.verify(bytes.fromhex(key))
-                return bytes.fromhex(key)
+                return self.verify(bytes.fromhex(key))
         raise BadSignature(f"release {self.manifest.version} is not signed by any key that this device trusts")
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from hushfleet.aggregator.fleet import service as service_module
+from hushfleet.aggregator.fleet.cards import choose_boards
 from hushfleet.aggregator.fleet.registry import MAX_KNOCKS
 from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.wire.format.identity import Identity
@@ -50,4 +51,16 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
     board = Asker(BOARD, desk.token(BOARD))
     frame = encode_message(board.request(), board.identity, federation=FEDERATION)
     assert service._answered(BOARD, frame).verdict == "granted"
+    desk.close()
+
+
+def test_asking_in_the_name_of_boards_takes_no_card_from_them(tmp_path: Path) -> None:
+    """The ids of a fleet can be guessed: greenhouse-01, greenhouse-02, ..."""
+    desk = Desk(tmp_path, boards=3)
+    for number in (1, 2, 3):
+        assert desk.ask(Asker(f"greenhouse-{number:02}", "guess", seed=number)).verdict == "refused"
+    chosen = choose_boards(desk.registry, count=3, now=desk.now)
+    assert [row.device for row in chosen] == ["greenhouse-01", "greenhouse-02", "greenhouse-03"]
+    desk.token("greenhouse-01")
+    assert len(choose_boards(desk.registry, count=2, now=desk.now)) == 2, "of the others"
     desk.close()

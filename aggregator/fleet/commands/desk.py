@@ -136,7 +136,7 @@ def _list(path: Dir) -> None:
 
     with opened(path) as (_, registry):
         boards, knocks = registry.boards(), registry.knocks()
-    console = Console()
+    console = Console(markup=False)
     table = Table("board", "kind", "place", "state", "certificate ends", box=None, header_style="bold")
     for row in boards:
         table.add_row(row.device, row.board, row.place, _state(row), _day(row.certificate_end))

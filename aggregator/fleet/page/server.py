@@ -8,12 +8,12 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FleetFolder, url_host
 from hushfleet.aggregator.fleet.page.app import page_app
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -41,7 +41,7 @@ def page_token(folder: FleetFolder) -> str:
 
 def page_url(folder: FleetFolder) -> str:
     """What to open in a browser. Who has it can look at the fleet."""
-    return f"https://{folder.config.broker.names[0]}:{folder.config.page.port}/?token={page_token(folder)}"
+    return f"https://{url_host(folder.config.broker.names[0])}:{folder.config.page.port}/?token={page_token(folder)}"
 
 
 class PageServer:
@@ -66,7 +66,7 @@ class PageServer:
     ) -> None:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family)
+            self._socket = _Door(socket.create_server((host, port), family=family))
         except OSError as error:
             raise BadInput(f"[page]: {host} port {port} cannot be listened on: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
@@ -78,7 +78,7 @@ class PageServer:
             log_level="warning",
             access_log=False,  # it would hold the token
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            loop="asyncio",  # another one might not ask `_Door`
             timeout_graceful_shutdown=1,
             ssl_certfile=cert_file,
             ssl_keyfile=key_file,
@@ -116,3 +116,20 @@ class PageServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Door(socket.socket):
+    """Lets in so many connections at a time: strangers could else take all files that the fleet service may open."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(fileno=listening.detach())
+        self._inside = list[socket.socket]()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        came, address = super().accept()
+        self._inside = [each for each in self._inside if each.fileno() >= 0]  # -1: it was closed
+        if len(self._inside) >= MAX_CONNECTIONS:
+            came.close()
+            raise BlockingIOError  # as if nobody had come
+        self._inside.append(came)
+        return came, address

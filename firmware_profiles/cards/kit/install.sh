@@ -54,10 +54,13 @@ chgrp hushfleet "$etc" && chmod 750 "$etc"
 put "$here/device.toml" "$etc/device.toml" 640 hushfleet
 put "$here/ca.pem" "$etc/ca.pem" 640 hushfleet
 images=$root$(cat "$here/images_path")
-install -d -m 2775 -o hushfleet -g hushfleet "$images"
-while read -r class; do
-    if [ -n "$class" ]; then install -d -m 2775 -o hushfleet -g hushfleet "$images/$class"; fi
-done < "$here/classes"
+# nothing where the data are one file, which its owner puts there
+if [ "$images" != "$root" ]; then
+    install -d -m 2775 -o hushfleet -g hushfleet "$images"
+    while read -r class; do
+        if [ -n "$class" ]; then install -d -m 2775 -o hushfleet -g hushfleet "$images/$class"; fi
+    done < "$here/classes"
+fi
 if [ -d "$here/images" ]; then
     cp -R "$here/images/." "$images/"
     chown -R hushfleet:hushfleet "$images"
@@ -66,8 +69,9 @@ fi
 # 5. The token goes where only the client reads it, then everything secret leaves the card's open partition. A token
 #    that a power cut has left half erased is none.
 if grep -Eqx '[A-Za-z0-9_-]{32,128}' "$here/enrol.token" 2> /dev/null; then
-    put "$here/enrol.token" "$state/enrol.token" 600 root
-    chown hushfleet:hushfleet "$state/enrol.token"
+    # As the client's own user: where it writes there may be links.
+    setpriv --reuid=hushfleet --regid=hushfleet --clear-groups sh -ec 'umask 077; rm -f "$1.part"
+        cat > "$1.part"; sync "$1.part"; mv -f "$1.part" "$1"' sh "$state/enrol.token" < "$here/enrol.token"
     sync
 fi
 erase "$here/enrol.token"

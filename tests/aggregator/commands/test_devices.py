@@ -62,11 +62,11 @@ def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None
     with DeviceRegister(tmp_path) as register:
         register.add([KnownDevice("one", KEY)])
         refused = [RefusedBirth("stranger", OTHER, 7, 0.0), RefusedBirth("one", KEY, 1, 0.0)]
-        register.note(seen={"one": ("pi-4", 0.0)}, rounds={"one": 12}, refused=refused)
+        register.note(seen={"one": ("[/pi-4]", 0.0)}, rounds={"one": 12}, refused=refused)
         register.note(seen={"one": ("", 1.0)}, rounds={}, refused=refused)
     rows = [line.split() for line in invoked("devices", "list", tmp_path).output.splitlines()]
     (known,) = [row for row in rows if row[:1] == ["one"]]
-    assert (known[:4], known[-1]) == (["one", "known", "pi-4", "12"], KEY.hex())
+    assert (known[:4], known[-1]) == (["one", "known", "[/pi-4]", "12"], KEY.hex())
     (birth,) = [row for row in rows if row[:1] == ["stranger"]]
     assert (birth[1], birth[-1]) == ("7", OTHER.hex())
     invoked("devices", "add", tmp_path, "stranger", "--key", OTHER.hex())

@@ -101,6 +101,22 @@ def test_card_holds_what_its_board_needs(tmp_path: Path, fleet: FleetFolder) -> 
     assert not any(path.read_bytes() in every for path in secret)
 
 
+def test_data_in_one_file_get_no_folder_of_that_name(tmp_path: Path, fleet: FleetFolder) -> None:
+    text = (fleet.path / "fleet.toml").read_text()
+    written = text.replace('"folder"', '"csv"').replace("/var/lib/hushfleet-images", "/srv/meter.csv")
+    (fleet.path / "fleet.toml").write_text(written)
+    stock, out = make_image(tmp_path / "stock.img", mib=4), tmp_path / "cards"
+    arguments = ("--fleet", fleet.path, "--device", "greenhouse-07", "--image", stock, "--out", out)
+    (tmp_path / "greenhouse-07").mkdir()
+    with pytest.raises(BadInput, match="in one file"):
+        flash(*arguments, "--images", tmp_path)
+    flash(*arguments)
+    files = read_back(out / "greenhouse-07.img", tmp_path / "card")
+    assert tomllib.loads(files["hushfleet/device.toml"].decode())["data"] == {"kind": "csv", "path": "/srv/meter.csv"}
+    assert files["hushfleet/images_path"].strip() == files["hushfleet/classes"].strip() == b""
+    assert (out / "greenhouse-07.img").stat().st_mode & 0o777 == 0o600, "a token is in it"
+
+
 def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
     """The former token holds no longer, and nothing is on the card twice."""
     mount = tmp_path / "bootfs"

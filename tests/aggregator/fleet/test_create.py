@@ -75,10 +75,11 @@ def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:
 def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "plant", boards=0)
     run("add", folder.path, "--count", 3, "--board", "generic-x86")
-    run("add", folder.path, "--count", 1, "--board", "generic-x86", "--prefix", "shed", "--place", "behind the house")
+    place = "behind the house [/b]"
+    run("add", folder.path, "--count", 1, "--board", "generic-x86", "--prefix", "shed", "--place", place)
     assert "greenhouse-04" in run("add", folder.path, "--count", 1, "--board", "generic-x86")
     listed = run("list", folder.path)
-    assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", "behind the house"))
+    assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", place))
     assert "certificate" not in run("show", folder.path, "shed-01")
     for wrong in (("--count", 1), ("--count", 1, "--board", "no-such"), (), ("--count", 1, "--csv", folder.task)):
         with pytest.raises(BadInput):
@@ -91,7 +92,7 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("id,board\na-1,generic-x86\nA 2,generic-x86\n", "line 3: .*'A 2'"),
-        ("id,board\na-1,generic-x86\na-1,generic-x86\n", "names a-1 twice"),
+        ("id,board\na-1,generic-x86\na-1,generic-x86\n", "names a-1 2 times"),
         ("id,board\na-1,\n", "line 2: no board"),
         ("id,colour\na-1,red\n", "must name columns"),
         ("board\ngeneric-x86\n", "must name columns"),

@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
-from support.enroller import Asker, Desk
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.errors import StoreError
+from support.enroller import Asker, Desk, signing_request
 
 FIRST, SECOND = "greenhouse-01", "greenhouse-02"
 MakeDesk = Callable[..., Desk]
@@ -92,6 +94,30 @@ def test_a_board_of_another_fleet_or_one_that_is_locked_out_gets_nothing(make_de
     assert desk.ask(board).reason == f"{FIRST} is locked out: stolen"
     desk.registry.unblock(FIRST)
     assert desk.ask(board).verdict == "granted"
+
+
+@pytest.mark.parametrize("change", ["block", "forget", "expect_new_card"])
+def test_the_operators_word_holds_while_a_certificate_is_signed(
+    make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A stolen board may ask for its next certificate again and again, to be asking when it is locked out."""
+    desk = make_desk()
+    board = Asker("greenhouse-01", desk.token("greenhouse-01"))
+    assert desk.ask(board).verdict == "granted"
+    sign = desk.authority.sign_client
+
+    def meanwhile(*arguments: Any, **named: Any) -> Any:
+        with FleetRegistry(desk.folder.path) as operators:
+            getattr(operators, change)("greenhouse-01", *(["stolen"] if change == "block" else []))
+        return sign(*arguments, **named)
+
+    monkeypatch.setattr(desk.authority, "sign_client", meanwhile)
+    before = len(desk.registry.revoked_serials())
+    with pytest.raises(StoreError, match="asks again"):
+        desk.ask(board, csr=signing_request("greenhouse-01", board.tls_key))
+    found = desk.registry.board("greenhouse-01")
+    assert found is None or found.state == {"block": "blocked", "expect_new_card": "new"}[change]
+    assert len(desk.registry.revoked_serials()) == before + 1, "all that was ever signed"
 
 
 def test_a_new_card_comes_in_by_the_operators_word_alone(make_desk: MakeDesk) -> None:

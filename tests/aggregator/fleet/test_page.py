@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+from hushfleet.aggregator.fleet.own_certificates import lost_names
+from hushfleet.aggregator.fleet.page import server as server_module
 from hushfleet.aggregator.fleet.page.app import COOKIE
 from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
 from hushfleet.aggregator.fleet.page.render import PARTS, page, render_parts
 from hushfleet.aggregator.fleet.page.server import PageServer, page_token, page_url
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import BadInput, StoreError
-from support.desk import TASK
+from support.desk import TASK, until
 from support.fleet_views import HOSTILE, a_view
 
 TOKEN = "a-token-of-this-test"
@@ -88,6 +92,43 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(server: PageServer) -
     for file in ("/look.css", "/page.css", "/page.js"):
         assert get(server, file, {"Cookie": cookie})[0] == 200
     assert "server" not in headers
+
+
+def test_connections_without_the_token_do_not_take_the_services_files(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enrolment and lock-outs are in the same process."""
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(20)]
+    assert sum(not is_closed(each) for each in idle) == 4
+    for each in idle:
+        each.close()
+
+    def answers() -> bool:
+        with contextlib.suppress(ConnectionError):
+            return get(server, "/metrics", BEARER)[0] == 200
+        return False
+
+    until(answers)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.5)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_the_address_of_a_fleet_that_has_an_ipv6_address(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(TASK)
+    folder = create_fleet(
+        tmp_path / "f", federation="f", broker=BrokerPart(("2001:DB8:0::1",)), task=tmp_path / "t.toml"
+    )
+    assert page_url(folder).startswith("https://[2001:DB8:0::1]:8443/?token=")
+    assert lost_names(folder) == [], "however it is written"
 
 
 def test_it_only_reads(server: PageServer) -> None:

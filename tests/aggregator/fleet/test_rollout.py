@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,16 @@ def test_a_roll_out_is_paused_resumed_and_cancelled(desk: Desk) -> None:
     assert rollout_view(desk.registry, now=NOW) is None
     with pytest.raises(BadInput, match="no roll-out"):
         change(desk.registry, "running")
+
+
+def test_a_release_is_on_the_disk_before_it_is_known(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not leave a version that nobody can build again and a file that is empty."""
+    path, synced, fsync = release(tmp_path, "3.0"), list[Path](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda h: (synced.append(Path(os.readlink(f"/proc/self/fd/{h}"))), fsync(h)))
+    add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
+    assert [each.parent.name for each in synced] == ["releases", desk.folder.path.name]
 
 
 def test_only_sound_releases_of_the_fleets_key_are_taken(desk: Desk, tmp_path: Path) -> None:

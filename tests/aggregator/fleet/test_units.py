@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,16 @@ def test_only_the_fleet_service_sees_the_keys_of_authority_and_operator(tmp_path
     for name, text in texts.items():
         hidden = [key for key in KEYS if f"InaccessiblePaths=-{folder.path / key}\n" in text]
         assert hidden == ([] if name == "hushfleet-fleet.service" else list(KEYS))
+
+
+def test_a_folder_with_a_space_in_its_name_stays_one_word(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "my 100% fleet", boards=0)
+    for file in write_units(folder):
+        lines = [line for line in file.read_text().splitlines() if "fleet" in line and "/" in line]
+        words = [word.replace("%%", "%") for line in lines for word in shlex.split(line.partition("=")[2])]
+        named = [word for word in words if "my" in word]
+        assert len(named) >= 5
+        assert all(str(folder.path) in word for word in named)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze judges units; it is not here")

@@ -32,7 +32,7 @@ from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
-from support.fleet_views import HOSTILE, NOW, a_view
+from support.fleet_views import HOSTILE, NOW, a_board, a_view
 
 NAMES = ("board-1", "board-2", "board-3")
 
@@ -242,10 +242,13 @@ def test_processes_that_do_not_run_are_told(desk: Desk) -> None:
 
 def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(table(a_view()))
+    view = a_view()
+    bold = a_board(13, version="[/b] [red]9.9")
+    console.print(table(replace(view, boards=(*view.boards, bold))))
     text = console.export_text()
+    assert "[/b] [red]9.9" in text
     for said in (
-        "8 of 12 boards are there",
+        "9 of 13 boards are there",
         "round 12 of 20 is open, 5 of 10 have answered",
         "7.9 of 8",
     ):

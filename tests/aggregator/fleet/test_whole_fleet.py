@@ -17,7 +17,7 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.errors import BadInput, LinkLost
@@ -135,6 +135,28 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
     event_of(back, LinkUp)
     for link in (back, links[1], announcer):
         link.close()
+
+
+@pytest.mark.parametrize(("change", "device"), [("forget", "greenhouse-07"), ("expect_new_card", "greenhouse-08")])
+def test_a_board_that_is_forgotten_or_gets_a_new_card_does_not_stay_connected(
+    fleet: FleetFolder, tmp_path: Path, change: str, device: str
+) -> None:
+    board = Board(fleet, tmp_path, device)
+    assert board.enrol()
+    link = board.link()
+    event_of(link, LinkUp)
+    with FleetRegistry(fleet.path) as registry:
+        getattr(registry, change)(device)  # the service sees it
+        event_of(link, LinkDown)
+        link.close()
+        if change == "forget":
+            registry.add([RegisteredBoard(device, "generic-x86")])
+    again = Board(fleet, tmp_path / "again", device)
+    assert again.enrol()
+    link = again.link()
+    event_of(link, LinkUp)
+    assert not isinstance(link.receive(4.0), LinkDown), "the next card stays"
+    link.close()
 
 
 def test_the_brokers_take_a_new_certificate_while_boards_stay_connected(fleet: FleetFolder, tmp_path: Path) -> None:

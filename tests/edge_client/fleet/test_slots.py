@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
-from hushfleet.release import pack, this_platform
-from support.kill import CALL, KillPoints
+from hushfleet.release import archive, pack, this_platform
+from support.kill import CALL, KillPoints, forked
 
 KEY = Ed25519PrivateKey.generate()
 
@@ -191,6 +192,42 @@ def test_an_installation_that_ends_the_process_each_time_is_not_repeated_for_eve
             board.slots.install()
     assert "never ended" in board.slots.install().reason
     assert not list((board.state / "incoming").iterdir())
+
+
+def test_an_installation_that_is_killed_leaves_no_copy_behind(board: Board, tmp_path: Path) -> None:
+    board.put("2.0")
+    packed("2.0")
+
+    def die() -> None:
+        archive.unpack = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        board.slots.install()
+
+    assert forked(die, tmp_path / "result") == -signal.SIGKILL
+    assert [each.name for each in (board.root / "releases").iterdir()] == ["1.0"]
+
+
+@pytest.mark.parametrize("checks", [0, STEADY_CHECKS])
+def test_a_release_that_was_begun_or_made_good_while_another_is_unpacked_is_not_undone(
+    board: Board, monkeypatch: pytest.MonkeyPatch, checks: int
+) -> None:
+    """Else who is the client could go back to a release with a hole, below the one that has closed it."""
+    board.put("3.0")
+    board.slots.install()
+    place = Slots._place
+
+    def slowly(slots: Slots, state: State, path: Path) -> Any:
+        manifest = place(slots, state, path)
+        board.slots.begin()
+        for _ in range(checks):
+            board.healthy("3.0")
+            board.slots.check()
+        return manifest
+
+    monkeypatch.setattr(Slots, "_place", slowly)
+    board.put("2.0")
+    state = board.slots.install()
+    assert (state.good, state.trial) == (("3.0", None) if checks else ("1.0", "3.0"))
+    assert (state.outcome, board.running()) == ("refused", "3.0")
 
 
 def test_links_and_pipes_in_the_state_directory_are_not_followed(board: Board, tmp_path: Path) -> None:

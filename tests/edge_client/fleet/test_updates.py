@@ -29,7 +29,7 @@ from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots, State
 from hushfleet.edge_client.fleet.updates import PATIENCE_S, RestartForRelease, Updates
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, BadSignature, Malformed, StoreFull
+from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, StoreFull
 from hushfleet.release import SignedManifest, pack, read_head, this_platform
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
@@ -334,10 +334,49 @@ def test_a_release_is_handed_over_by_hand(bench: Bench) -> None:
         hand_over(bench.config, path)
 
 
+def test_a_release_lies_there_for_good_before_its_offer_counts_as_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut in between must not leave an offer that is answered and no release."""
+    data, synced = release(bench.tmp_path / "a", "2.0"), list[str]()
+    file = ReleaseFile(bench.installed.incoming, hashlib.sha256(data).digest(), len(data))
+    for frame in split(data, RELEASE_CHUNK_BYTES):
+        file.add(frame)
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda h: (synced.append(os.readlink(f"/proc/self/fd/{h}")), fsync(h)))
+    file.finish(bench.installed.incoming / "2.0.hfr")
+    assert synced == [str(bench.installed.incoming)]
+
+
+def test_root_follows_no_link_of_the_client_when_it_hands_a_release_over(bench: Bench) -> None:
+    """`sudo ... update` writes into a folder in which whoever is the client may put what they like."""
+    others = bench.tmp_path / "others"
+    others.mkdir()
+    (others / "shadow").write_text("secret")
+    release(bench.tmp_path / "b.hfr", "2.0")
+    bench.installed.incoming.mkdir()
+    (bench.installed.incoming / "2.0.hfr.part").symlink_to(others / "shadow")
+    if os.geteuid() == 0:
+        os.chown(bench.state_dir, 65534, 65534)
+    hand_over(bench.config, bench.tmp_path / "b.hfr")
+    assert (others / "shadow").read_text() == "secret"
+    placed = bench.installed.incoming / "2.0.hfr"
+    assert not placed.is_symlink()
+    for mine, owner in ((placed, bench.state_dir), (others, bench.tmp_path), (others / "shadow", bench.tmp_path)):
+        assert mine.stat().st_uid == owner.stat().st_uid
+    placed.unlink()
+    bench.installed.incoming.rmdir()
+    bench.installed.incoming.symlink_to(others)
+    with pytest.raises(StoreError):
+        hand_over(bench.config, bench.tmp_path / "b.hfr")
+    assert others.stat().st_uid == bench.tmp_path.stat().st_uid
+    assert [each.name for each in others.iterdir()] == ["shadow"]
+
+
 def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:
     data = release(tmp_path / "a", "2.0")
     head = SignedManifest.from_bytes(data[: data.index(b"\xfd7zXZ")])
     good, other = (k.public_key().public_bytes_raw() for k in (KEY, Ed25519PrivateKey.generate()))
-    assert head.signer([other.hex(), "no key", good.hex()]) == good
+    assert head.verify_any([other.hex(), "no key", good.hex()]).version == "2.0"
     with pytest.raises(BadSignature):
-        head.signer([other.hex()])
+        head.verify_any([other.hex()])

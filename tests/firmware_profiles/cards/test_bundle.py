@@ -57,7 +57,7 @@ def test_built_without_an_index(tmp_path: Path, wheels: Path, monkeypatch: pytes
     out = tmp_path / "a.hfr"
     manifest = bundle.build(out, key=KEY, python=python, arch=ARCH, version=version, wheels=wheels)
     assert (manifest.python, manifest.arch, manifest.oldest_store) == (PYTHON, ARCH, 1)
-    place(out, tmp_path / "releases", public_key=KEY.public_key)
+    place(out, tmp_path / "releases", keys=[KEY.public_key.hex()])
     release = tmp_path / "releases" / version
     hashes = json.loads((release / "wheels.json").read_text())
     assert {name.split("-")[0] for name in hashes} >= {"numpy", "onnxruntime", "cryptography", "cffi", "msgspec"}

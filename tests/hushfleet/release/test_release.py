@@ -91,12 +91,12 @@ def test_same_folder_gives_the_same_bytes(tmp_path: Path, release: Path) -> None
 
 
 def test_placed_as_packed_with_caches(tmp_path: Path, release: Path) -> None:
-    manifest = place(release, tmp_path / "releases", public_key=PUBLIC)
+    manifest = place(release, tmp_path / "releases", keys=[PUBLIC.hex()])
     whole = tmp_path / "releases" / "1.2.0"
     assert manifest.version == "1.2.0"
     assert (whole / "package" / "data" / "größe.bin").read_bytes() == bytes(3000)
     assert list((whole / "package" / "__pycache__").glob("__init__.*.pyc"))
-    assert place(release, tmp_path / "releases", public_key=None) == manifest  # again: nothing to do
+    assert place(release, tmp_path / "releases", keys=None) == manifest  # again: nothing to do
     assert [path.name for path in (tmp_path / "releases").iterdir()] == ["1.2.0"]
 
 
@@ -106,7 +106,7 @@ def test_any_changed_byte_is_found(tmp_path: Path, release: Path, at: int) -> No
     data[max(at, -len(data) + 300)] ^= 1
     release.write_bytes(data)
     with pytest.raises(WireError):
-        place(release, tmp_path / "releases", public_key=PUBLIC)
+        place(release, tmp_path / "releases", keys=[PUBLIC.hex()])
     assert not list((tmp_path / "releases").iterdir())
 
 
@@ -115,14 +115,14 @@ def test_truncated_or_longer(tmp_path: Path, release: Path, change: bytes) -> No
     data = release.read_bytes()
     release.write_bytes(data + change if change else data[:-5])
     with pytest.raises(Malformed, match="payload"):
-        place(release, tmp_path / "releases", public_key=PUBLIC)
+        place(release, tmp_path / "releases", keys=[PUBLIC.hex()])
 
 
 def test_another_key_or_platform_is_refused(tmp_path: Path, release: Path) -> None:
     with pytest.raises(BadSignature, match="not signed by the key"):
-        place(release, tmp_path / "releases", public_key=bytes(32))
+        place(release, tmp_path / "releases", keys=[bytes(32).hex()])
     with pytest.raises(BadInput, match="cp27 on"):
-        place(forged(tmp_path, [], python="cp27"), tmp_path / "releases", public_key=PUBLIC)
+        place(forged(tmp_path, [], python="cp27"), tmp_path / "releases", keys=[PUBLIC.hex()])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_another_key_or_platform_is_refused(tmp_path: Path, release: Path) -> No
 )
 def test_hostile_entries_leave_nothing(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
     with pytest.raises((Malformed, TooLarge)):
-        place(forged(tmp_path, entries), tmp_path / "releases", public_key=PUBLIC)
+        place(forged(tmp_path, entries), tmp_path / "releases", keys=[PUBLIC.hex()])
     assert not (tmp_path / "releases" / "0.3.1").exists()
     assert not (tmp_path / "evil").exists()
 
@@ -152,11 +152,11 @@ def test_hostile_entries_leave_nothing(tmp_path: Path, entries: list[tarfile.Tar
 def test_bomb_is_stopped_at_what_the_manifest_says(tmp_path: Path) -> None:
     bomb = forged(tmp_path, [entry("a"), entry("b")], unpacked_bytes=7)
     with pytest.raises(TooLarge, match="more than the 7 bytes"):
-        place(bomb, tmp_path / "releases", public_key=PUBLIC)
+        place(bomb, tmp_path / "releases", keys=[PUBLIC.hex()])
 
 
 def test_mode_bits_of_the_archive_do_not_count(tmp_path: Path) -> None:
-    place(forged(tmp_path, [entry("tool")]), tmp_path / "releases", public_key=PUBLIC)
+    place(forged(tmp_path, [entry("tool")]), tmp_path / "releases", keys=[PUBLIC.hex()])
     assert (tmp_path / "releases" / "0.3.1" / "tool").stat().st_mode & 0o7777 == 0o644
 
 
@@ -164,7 +164,7 @@ def test_no_room_says_how_much_is_needed(tmp_path: Path, release: Path, monkeypa
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr(archive.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(StoreFull, match="needs"):
-        place(release, tmp_path / "releases", public_key=PUBLIC)
+        place(release, tmp_path / "releases", keys=[PUBLIC.hex()])
 
 
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, release: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, release: Path)
     (tmp_path / "link").symlink_to(release)
     for name in ("pipe", "link", "missing"):
         with pytest.raises(BadInput):
-            place(tmp_path / name, tmp_path / "releases", public_key=PUBLIC)
+            place(tmp_path / name, tmp_path / "releases", keys=[PUBLIC.hex()])
     with pytest.raises(BadInput, match="link"):
         pack(tmp_path, tmp_path / "x.hfr", key=KEY, version="1", python=PYTHON, arch=ARCH, oldest_store=1, store=1)
 
