@@ -25,6 +25,7 @@ from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
+from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure import field
 from hushfleet.secure.agreement import KeyAgreement
@@ -293,7 +294,7 @@ class Trainer:
 
     def _header(self, plan: RoundPlan, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
-        privacy, ledger = self.spec.privacy, self.store.ledger
+        privacy, charged = self.spec.privacy, self.store.ledger.entries(plan.task)
         return UpdateHeader(
             task=plan.task,
             round=plan.round,
@@ -304,9 +305,11 @@ class Trainer:
             noise_stds=tuple(release.noise_stds),
             clip_norms=tuple(release.clip_norms),
             public_digest=state.public.digest(),
-            rounds_charged=ledger.rounds_charged(plan.task) + 1,
-            epsilon_server=ledger.epsilon_server(
-                delta=privacy.delta, task=self.spec.task, extra=release.charge, accountant=privacy.accountant
+            rounds_charged=len({entry.round for entry in charged}) + 1,
+            epsilon_server=epsilon_server_of(
+                [*(entry.charge for entry in charged), release.charge],
+                delta=privacy.delta,
+                accountant=privacy.accountant,
             ),
             multiplier_server=release.charge.noise_multiplier,
             noise_split=release.charge.noise_split,
@@ -314,6 +317,8 @@ class Trainer:
         )
 
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        norms = layer_norms(release.values, self.spec.model.layout)
-        rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
-        return steps_for(self.spec.wire, noise_stds=[float(std) for std in release.noise_stds], layer_rms=rms)
+        stds, rms = [float(std) for std in release.noise_stds], []
+        if not any(stds):  # the steps follow the values
+            norms = layer_norms(release.values, self.spec.model.layout)
+            rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
+        return steps_for(self.spec.wire, noise_stds=stds, layer_rms=rms)

@@ -10,7 +10,7 @@ import pytest
 from hushfleet.aggregator.ingest.decoding import Refusal, decode
 from hushfleet.blocks import BLOCK
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
-from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader, encode_update, read_header
 
 COUNTS = (3, 2 * BLOCK + 3, 1)
 SIZE = sum(COUNTS)
@@ -30,7 +30,7 @@ def blob(values: np.ndarray) -> bytes:
 
 def refused(data: bytes) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        decode(data, COUNTS)
+        decode(read_header(data), data, COUNTS)
     return caught.value
 
 
@@ -39,7 +39,8 @@ def test_the_largest_value_is_seen_wherever_it_is(place: int) -> None:
     values = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     for odd in (99.0, -99.0):
         values[place] = odd
-        assert decode(blob(values), COUNTS).largest == 99.0
+        data = blob(values)
+        assert decode(read_header(data), data, COUNTS).largest == 99.0
     for odd in (math.nan, -math.nan, math.inf, -math.inf):
         values[place] = odd
         assert refused(blob(values)).code == "non-finite"
@@ -49,7 +50,8 @@ def test_the_largest_value_is_seen_wherever_it_is(place: int) -> None:
 
 def test_squares_and_peaks_are_those_of_the_layers() -> None:
     values = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
-    found = decode(blob(values), COUNTS)
+    data = blob(values)
+    found = decode(read_header(data), data, COUNTS)
     assert np.array_equal(found.values, values)
     layers = np.split(values.astype(np.float64), np.cumsum(COUNTS)[:-1])
     assert found.peaks == tuple(float(np.abs(layer).max()) for layer in layers)
