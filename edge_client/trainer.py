@@ -101,7 +101,7 @@ class Trainer:
     :param logits_of: the network's inference, for methods that look at their own data.
     :param samples: reads the device's data; asked when they are needed.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
-    :param observer: is shown each trained round, for metrics that stay on the device.
+    :param observer: is shown each trained round before it is committed, for metrics that stay on the device.
     :param make_optimizer: of the local training.
     :param make_secure_round: of a round with a secure sum; a simulation of sums alone may leave the masks out.
     """
@@ -274,10 +274,9 @@ class Trainer:
             residual=residual,
             context=None if plan.secure is None else self.secure_round(plan, roster).context,
         )
-        entry = self.store.commit_round(commit)
-        if self.observer is not None:
+        if self.observer is not None:  # before the commit: who dies in between measures again
             self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
-        return entry
+        return self.store.commit_round(commit)
 
     def _masked(
         self, plan: RoundPlan, header: UpdateHeader, values: np.ndarray, noise: NoiseSource, roster: Roster | None

@@ -108,7 +108,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     with DeviceStore(folder.store, device=job.device, durable=False, identity=identity) as store:
 
         def observe(trained: TrainedRound) -> None:
-            spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
+            spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
             metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(
