@@ -316,7 +316,8 @@ class Trainer:
         )
 
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        stds, rms = [float(std) for std in release.noise_stds], []
+        stds = [float(std) for std in release.noise_stds]
+        rms: list[float] = []
         if not any(stds):  # the steps follow the values
             norms = layer_norms(release.values, self.spec.model.layout)
             rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
