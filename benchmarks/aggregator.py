@@ -39,6 +39,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import WireSpec
 from hushfleet.models import get_model, model_names
+from hushfleet.wire.format.update import read_header
 
 COHORTS = (10, 100, 1_000, 10_000)
 CODECS = ("float32", "quantized", "one-bit", "float16")
@@ -103,7 +104,7 @@ def timed(take: Callable[[int], object]) -> Work:
 
 def decoder_of(updates: Updates) -> Callable[[int], Decoded]:
     blobs = [updates.blob(index) for index in range(DISTINCT)]
-    return lambda index: decode(blobs[index], counts=updates.counts)
+    return lambda index: decode(read_header(blobs[index]), blobs[index], counts=updates.counts)
 
 
 def acceptance_of(updates: Updates, cohort: int, store: AggregatorStore) -> Work:

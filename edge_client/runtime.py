@@ -155,9 +155,9 @@ class TaskRuntime:
             return
         privacy, train_s = self.spec.privacy, self._clock() - self._began_training
         spent = self._store.ledger.epsilon_server(
-            delta=privacy.delta, task=self.spec.task, accountant=privacy.accountant
+            delta=privacy.delta, task=self.spec.task, extra=trained.release.charge, accountant=privacy.accountant
         )
         try:
             self._metrics.write(trained, self.spec, self.inference, epsilon_server=spent, train_s=train_s)
-        except OSError as error:  # the round is committed and must be sent
+        except OSError as error:  # the round goes on without
             _log.error("no metrics are kept of round %d: %s", trained.round, error)

@@ -26,6 +26,7 @@ from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
+from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure import field
 from hushfleet.secure.agreement import KeyAgreement
@@ -103,7 +104,7 @@ class Trainer:
     :param logits_of: the network's inference, for methods that look at their own data.
     :param samples: reads the device's data; asked when they are needed.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
-    :param observer: is shown each trained round, for metrics that stay on the device.
+    :param observer: is shown each trained round before it is committed, for metrics that stay on the device.
     :param make_optimizer: of the local training.
     :param make_secure_round: of a round with a secure sum; a simulation of sums alone may leave the masks out.
     """
@@ -291,10 +292,9 @@ class Trainer:
             residual=residual,
             context=None if plan.secure is None else self.secure_round(plan, roster).context,
         )
-        entry = self.store.commit_round(commit)
-        if self.observer is not None:
+        if self.observer is not None:  # before the commit: who dies in between measures again
             self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
-        return entry
+        return self.store.commit_round(commit)
 
     def _masked(
         self, plan: RoundPlan, header: UpdateHeader, values: np.ndarray, noise: NoiseSource, roster: Roster | None
@@ -311,7 +311,7 @@ class Trainer:
 
     def _header(self, plan: RoundPlan, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
-        privacy, ledger = self.spec.privacy, self.store.ledger
+        privacy, charged = self.spec.privacy, self.store.ledger.entries(plan.task)
         return UpdateHeader(
             task=plan.task,
             round=plan.round,
@@ -322,9 +322,11 @@ class Trainer:
             noise_stds=tuple(release.noise_stds),
             clip_norms=tuple(release.clip_norms),
             public_digest=state.public.digest(),
-            rounds_charged=ledger.rounds_charged(plan.task) + 1,
-            epsilon_server=ledger.epsilon_server(
-                delta=privacy.delta, task=self.spec.task, extra=release.charge, accountant=privacy.accountant
+            rounds_charged=len({entry.round for entry in charged}) + 1,
+            epsilon_server=epsilon_server_of(
+                [*(entry.charge for entry in charged), release.charge],
+                delta=privacy.delta,
+                accountant=privacy.accountant,
             ),
             multiplier_server=release.charge.noise_multiplier,
             noise_split=release.charge.noise_split,
@@ -332,6 +334,9 @@ class Trainer:
         )
 
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        norms = layer_norms(release.values, self.spec.model.layout)
-        rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
-        return steps_for(self.spec.wire, noise_stds=[float(std) for std in release.noise_stds], layer_rms=rms)
+        stds = [float(std) for std in release.noise_stds]
+        rms: list[float] = []
+        if not any(stds):  # the steps follow the values
+            norms = layer_norms(release.values, self.spec.model.layout)
+            rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
+        return steps_for(self.spec.wire, noise_stds=stds, layer_rms=rms)

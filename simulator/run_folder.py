@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import features_folder
 from hushfleet.progress import counted
@@ -157,7 +158,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
         prepared.features.of(simulation.fleet.common_test)  # once, before many processes want them
     folder.boards.write_text(json.dumps(mix.to_plain()))
     # Last, so that a folder with a task is whole.
-    folder.task.write_text(json.dumps(task.to_plain(), indent=1))
+    write_whole(folder.task, json.dumps(task.to_plain(), indent=1).encode(), durable=False)
     return simulation
 
 

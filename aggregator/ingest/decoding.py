@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet.blocks import blocks
 from hushfleet.errors import WireError
-from hushfleet.wire.format.update import decode_signed
+from hushfleet.wire.format.update import UpdateHeader, read_values
 
 MAX_MAGNITUDE = 2.0**20
 """No value may be larger: the exact sums rest on it."""
@@ -53,13 +53,13 @@ class Decoded(NamedTuple):
         return max(self.peaks)
 
 
-def decode(data: bytes, counts: Sequence[int]) -> Decoded:
+def decode(header: UpdateHeader, data: bytes, counts: Sequence[int]) -> Decoded:
     """The values of an update whose signature was verified. Raises `Refusal`.
 
     :param counts: how many values of each layer are expected.
     """
     try:
-        values = decode_signed(data, counts=counts).values
+        values = read_values(header, data, counts=counts)
     except WireError as error:
         raise Refusal("malformed", str(error)) from error
     ends = np.cumsum(counts).tolist()

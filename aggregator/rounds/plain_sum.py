@@ -60,7 +60,7 @@ class PlainSum:
     def read(self, header: UpdateHeader, data: bytes, *, payload: bytes) -> Sound:
         held = self._checks.held(self._store, header.device)
         admitted = self._checks.check_header(header, data, payload=payload, plan=self._plan, held=held)
-        decoded = decode(data, admitted.counts)
+        decoded = decode(header, data, admitted.counts)
         row = self._checks.check_values(admitted, decoded)
         sent = Sent.spread(decoded.values, admitted.shared)
         after = self._server.method.advance_public(admitted.public, sent.values)

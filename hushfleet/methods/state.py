@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,26 @@ class PublicState:
 
     def digest(self) -> bytes:
         """16 bytes: two sides with the same digest hold the same state."""
-        packed = np.packbits(np.asarray(self.mask)).tobytes()
-        return hashlib.sha256(struct.pack("<I", self.participations) + packed).digest()[:16]
+        return self._digest
 
     def to_bytes(self) -> bytes:
-        packed = np.packbits(np.asarray(self.mask)).tobytes()
-        return struct.pack("<I", self.participations) + zlib.compress(packed, 6)
+        return self._bytes
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self._count + self._packed).digest()[:16]
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        return self._count + zlib.compress(self._packed, 6)
+
+    @property
+    def _count(self) -> bytes:
+        return struct.pack("<I", self.participations)
+
+    @property
+    def _packed(self) -> bytes:
+        return np.packbits(np.asarray(self.mask)).tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, size: int) -> PublicState:

@@ -30,7 +30,7 @@ from hushfleet.privacy.terms import Accountant
 
 DIGEST_BYTES = 32
 _CHARGE = ("unit", "adjacency", "mechanism", "noise_multiplier", "noise_split", "sample_rate", "steps")
-_COLUMNS = f"seq, task, round, {', '.join(_CHARGE)}, payload_digest, hash, raw"
+_COLUMNS = ("seq", "task", "round", *_CHARGE, "payload_digest", "hash", "raw")
 _GENESIS = bytes(DIGEST_BYTES)
 _RAW_SEPARATOR = "\n"
 
@@ -104,7 +104,8 @@ class Ledger:
     def upgrade_schema(self) -> None:
         """Adds the column that a ledger of an earlier version lacks; its entries stay as they are."""
         try:
-            if not self._names_raw():
+            columns = self._connection.execute("SELECT name FROM pragma_table_info('privacy_ledger')").fetchall()
+            if ("raw",) not in columns:
                 self._connection.execute("ALTER TABLE privacy_ledger ADD COLUMN raw TEXT NOT NULL DEFAULT ''")
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger could not be brought to this version: {error}") from error
@@ -131,7 +132,7 @@ class Ledger:
             fields, raw = _fields(task, round, charge, payload_digest), _RAW_SEPARATOR.join(charge.raw)
             row_hash = _link(previous, count + 1, fields, raw)
             connection.execute(
-                f"INSERT INTO privacy_ledger ({_COLUMNS}) VALUES ({', '.join('?' * (len(fields) + 3))})",
+                f"INSERT INTO privacy_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",
                 (count + 1, *fields, row_hash, raw),
             )
             connection.execute("UPDATE privacy_ledger_head SET entries = ?, hash = ?", (count + 1, row_hash))
@@ -147,12 +148,12 @@ class Ledger:
         """All entries in the order of writing, or those of one task, from a verified chain."""
         try:
             count, head = self._head()
-            columns = _COLUMNS if self._names_raw() else _COLUMNS.removesuffix("raw") + "''"
-            rows = self._connection.execute(f"SELECT {columns} FROM privacy_ledger ORDER BY seq").fetchall()
+            rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger cannot be read: {error}") from error
         previous, entries = self._first_hash(), []
-        for expected, (seq, *fields, row_hash, raw) in enumerate(rows, start=1):
+        for expected, row in enumerate(rows, start=1):
+            seq, *fields, row_hash, raw = (*row, "")[: len(_COLUMNS)]  # the last column came later
             if seq != expected or _link(previous, seq, tuple(fields), raw) != row_hash:
                 raise LedgerError(
                     f"the privacy ledger of device {self._device!r} was changed at entry {expected}: what "
@@ -232,10 +233,6 @@ class Ledger:
 
     def _charges(self, task: str | None, extra: Charge | None) -> list[Charge]:
         return [entry.charge for entry in self.entries(task)] + ([extra] if extra is not None else [])
-
-    def _names_raw(self) -> bool:
-        columns = self._connection.execute("SELECT name FROM pragma_table_info('privacy_ledger')")
-        return ("raw",) in columns.fetchall()
 
     def _head(self) -> tuple[int, bytes]:
         row = self._connection.execute("SELECT device, entries, hash FROM privacy_ledger_head").fetchone()

@@ -179,23 +179,25 @@ def decode_update(
     """
     sections = _sections(data)
     verify(public_key, sections.signed, sections.signature)
-    decoded = _decoded(sections, counts, out)
-    forms.check_finite(decoded.values)
-    return decoded
-
-
-def decode_signed(data: bytes | memoryview, *, counts: Sequence[int], out: np.ndarray | None = None) -> DecodedUpdate:
-    """As `decode_update`, where the signature was verified before: NOT checked are it and that values are finite."""
-    return _decoded(_sections(data), counts, out)
-
-
-def _decoded(sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> DecodedUpdate:
     header = _header(sections.header)
+    values = _values(header, sections, counts, out)
+    forms.check_finite(values)
+    return DecodedUpdate(header, values, bytes(sections.public) or None)
+
+
+def read_values(header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
+    """The values float32 `[k]` alone; NOT checked are the signature and that they are finite.
+
+    :param header: of this update.
+    """
+    return _values(header, _sections(data), counts, None)
+
+
+def _values(header: UpdateHeader, sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> np.ndarray:
     _check_counts(header, counts)
-    values = forms.decode(
+    return forms.decode(
         header.codec, sections.values, counts=counts, steps=header.steps, dither_key=header.dither_key, out=out
     )
-    return DecodedUpdate(header, values, bytes(sections.public) or None)
 
 
 def max_public_bytes(size: int) -> int:

@@ -294,7 +294,7 @@ def make_devices(
 
     :param samples: training samples of each device; where there are fewer numbers than devices, again and again.
     """
-    config = prepared.method.config
+    config, privacy = prepared.method.config, prepared.spec.privacy
 
     @cache
     def times(kind: BoardKind, count: int, write_mb_s: float | None, memory_mib: int | None) -> DeviceTimes:
@@ -304,6 +304,7 @@ def make_devices(
             batch_size=config.batch_size,
             epochs=config.local_epochs,
             local_steps=config.local_steps,
+            sampled=(privacy.batches, privacy.sample_rate) if privacy.unit == "record" else None,
             costs=costs,
             sizes=sizes,
             task_memory_mib=prepared.spec.memory_mib,

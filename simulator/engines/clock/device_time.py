@@ -149,6 +149,7 @@ def device_times(
     batch_size: int,
     epochs: int,
     local_steps: int = 0,
+    sampled: tuple[int, float] | None = None,
     costs: Costs,
     sizes: Sizes,
     task_memory_mib: int,
@@ -158,6 +159,7 @@ def device_times(
     """The times of a device of this kind.
 
     :param samples: training samples of this device; `epochs` or `local_steps`: as in `TrainingConfig`.
+    :param sampled: instead, of the unit `record`: batches of a round, and with which probability one takes a sample.
     :param task_memory_mib: what the task says that a round needs.
     :param write_mb_s: of its store, where a scenario slows it.
     :param memory_mib: where a scenario takes memory away.
@@ -165,6 +167,9 @@ def device_times(
     board, link = kind.board, kind.link
     batches = -(-samples // batch_size)
     epoch_s = batches * costs.batch_s + samples * costs.sample_s
+    steps, parts = local_steps or batches * epochs, float(max(batches, 1))  # of an epoch
+    if sampled is not None:
+        steps, parts = sampled[0], 1 / sampled[1]
     speed = float(board.relative_cpu_speed)
     latency_s = link.latency_ms / 1000
     write_s = 1 / (1e6 * min(float(board.storage_write_mb_s), write_mb_s or math.inf))
@@ -185,8 +190,8 @@ def device_times(
         ),
         model_s=sizes.blob_wire_bytes(sizes.model_bytes, down=True) * down_s,
         model_store_s=sizes.model_bytes * write_s,
-        steps=local_steps or batches * epochs,
-        step_s=epoch_s / max(batches, 1) / speed,
+        steps=steps,
+        step_s=epoch_s / parts / speed,
         release_s=costs.release_s / speed,
         write_s_per_byte=write_s,
         enough_memory=own_memory >= task_memory_mib,

@@ -112,13 +112,15 @@ class _Trial:
 
     def step_and_rest(self, batch_size: int) -> tuple[float, float]:
         """CPU seconds of one batch of this size, and of a device's round besides its batches."""
-        epochs = self._prepared.method.config.local_epochs
+        config, privacy = self._prepared.method.config, self._prepared.spec.privacy
+        # How often a round goes through the samples.
+        passes = privacy.batches * privacy.sample_rate if privacy.unit == "record" else config.local_epochs
         first_s = self._round(batch_size, _FEW)  # also warms caches, so it is not counted
         many = min(max(_MANY[0], int(_MANY_S * _FEW / first_s)), _MANY[1])
         seconds = [(self._round(batch_size, _FEW), self._round(batch_size, many)) for _ in range(_REPETITIONS)]
         few_s, many_s = map(min, zip(*seconds, strict=True))
-        step_s = max(0.0, many_s - few_s) / ((many - _FEW) * epochs)
-        return step_s, max(0.0, few_s - _FEW * epochs * step_s)
+        step_s = max(0.0, many_s - few_s) / ((many - _FEW) * passes)
+        return step_s, max(0.0, few_s - _FEW * passes * step_s)
 
     def _round(self, batch_size: int, batches: int) -> float:
         engine, spec = self._engine, self._prepared.spec

@@ -16,6 +16,7 @@ from hushfleet.aggregator.observe.events import EventLog, read_events
 from hushfleet.aggregator.observe.round_events import run_fields
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.secure.roster import Roster
@@ -104,7 +105,8 @@ def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None 
     samples = [len(device.train) for device in fleet]
     path = simulation.folder.clock
     if not path.exists():
-        path.write_text(json.dumps(vars(measure_costs(prepared, machine_speed=machine_speed())), indent=1))
+        costs = measure_costs(prepared, machine_speed=machine_speed())
+        write_whole(path, json.dumps(vars(costs), indent=1).encode(), durable=False)
     costs = Costs(**json.loads(path.read_text()))
     sizes = sizes_of(prepared, name_bytes=len(names[0]))
     schedule = schedule_of(simulation.task, names)

@@ -20,7 +20,6 @@ from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
-from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -100,7 +99,7 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
 @contextmanager
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     """The device with its store open."""
-    folder = RunFolder(job.path).device(job.device)
+    folder = run.folder.device(job.device)
     common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, common, local, run.features)
     delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
@@ -109,7 +108,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     with DeviceStore(folder.store, device=job.device, durable=False, identity=identity) as store:
 
         def observe(trained: TrainedRound) -> None:
-            spent = store.ledger.epsilon_server(delta=delta, accountant=accountant)
+            spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
             metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(

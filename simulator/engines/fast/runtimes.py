@@ -11,6 +11,7 @@ from functools import cache
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
+from hushfleet.atomic_file import write_whole
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
@@ -59,7 +60,7 @@ def choose_runtime(simulation: Simulation) -> str:
     objective = spec.model.targets.objective(CROSS_ENTROPY)
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
         runtime = VMAP if sees_cuda() else quickest(spec.model.name, objective)
-    path.write_text(runtime)
+    write_whole(path, runtime.encode(), durable=False)
     return runtime
 
 

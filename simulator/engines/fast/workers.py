@@ -12,10 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Protocol, Self, TypeVar
+
+from hushfleet.errors import HushfleetError
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -74,7 +77,7 @@ class Workers:
         with inherited():  # a process is started when there is work for it
             outcomes = self._pool.map(function, items)
         self._processes |= {*multiprocessing.active_children()} - others
-        return outcomes
+        return _heard(outcomes)
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +89,15 @@ class Workers:
                     process.kill()
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+
+
+def _heard(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    try:
+        yield from outcomes
+    except BrokenProcessPool as error:
+        raise HushfleetError(
+            "a worker process was killed, perhaps since memory ran out; take fewer --workers, and go on by --resume"
+        ) from error
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
-from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
 from hushfleet.training.draws import Inputs
@@ -35,9 +34,8 @@ def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[Answer]:
 
 
 @lru_cache(maxsize=2)
-def cohort_trainer(path: Path) -> CohortTrainer:
-    """This process's trainer for a run folder; the clients' images stay on its device from round to round."""
-    files = loaded_run(path, "onnx")
+def cohort_trainer(files: LoadedRun) -> CohortTrainer:
+    """This process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
     model = get_model(files.network, classes=len(spec.class_names), input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +48,7 @@ def _group_size(job: Job) -> int:
     run = loaded_run(job.path, job.runtime)
     spec, method = run.spec, run.method
     member = Member(method.init_state(), run.train(job.device), np.random.default_rng(0))
-    return cohort_trainer(job.path).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
+    return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
 def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
@@ -76,7 +74,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
     if not jobs:
         return known, []
     try:
-        results = cohort_trainer(jobs[0].path).train(
+        results = cohort_trainer(files).train(
             trainer.method,
             members,
             files.global_params(jobs[0].plan),

@@ -38,7 +38,7 @@ def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = Non
     header, payload = checks.authenticate(name, data, public_key=key)
     known = held or fleet.prepared.method.init_state().public
     admitted = checks.check_header(header, data, payload=payload, plan=fleet.engine.plan, held=known)
-    decoded = decode(data, admitted.counts)
+    decoded = decode(header, data, admitted.counts)
     return Opened(admitted, decoded, checks.check_values(admitted, decoded))
 
 

@@ -16,21 +16,23 @@ COUNTS = (3, 2 * BLOCK + 3, 1)
 SIZE = sum(COUNTS)
 
 
+HEADER = UpdateHeader(
+    task="t-1", round=1, device="dev", codec="float32", value_count=SIZE, steps=(), noise_stds=(1.0,) * 3,
+    clip_norms=(1.0,) * 3, public_digest=bytes(16), rounds_charged=1, epsilon_server=1.0, multiplier_server=1.0,
+    noise_split=1,
+)  # fmt: skip
+
+
 def blob(values: np.ndarray) -> bytes:
     """Whatever the values are: those that no encoder takes are put in afterwards."""
-    header = UpdateHeader(
-        task="t-1", round=1, device="dev", codec="float32", value_count=SIZE, steps=(), noise_stds=(1.0,) * 3,
-        clip_norms=(1.0,) * 3, public_digest=bytes(16), rounds_charged=1, epsilon_server=1.0, multiplier_server=1.0,
-        noise_split=1,
-    )  # fmt: skip
     plain = np.arange(SIZE, dtype=np.float32)
-    data = encode_update(header, plain, counts=COUNTS, identity=Identity.from_bytes(bytes(32))).data
+    data = encode_update(HEADER, plain, counts=COUNTS, identity=Identity.from_bytes(bytes(32))).data
     return data.replace(plain.tobytes(), values.astype(np.float32).tobytes())
 
 
 def refused(data: bytes) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        decode(data, COUNTS)
+        decode(HEADER, data, COUNTS)
     return caught.value
 
 
@@ -39,7 +41,7 @@ def test_the_largest_value_is_seen_wherever_it_is(place: int) -> None:
     values = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     for odd in (99.0, -99.0):
         values[place] = odd
-        assert decode(blob(values), COUNTS).largest == 99.0
+        assert decode(HEADER, blob(values), COUNTS).largest == 99.0
     for odd in (math.nan, -math.nan, math.inf, -math.inf):
         values[place] = odd
         assert refused(blob(values)).code == "non-finite"
@@ -49,7 +51,7 @@ def test_the_largest_value_is_seen_wherever_it_is(place: int) -> None:
 
 def test_squares_and_peaks_are_those_of_the_layers() -> None:
     values = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
-    found = decode(blob(values), COUNTS)
+    found = decode(HEADER, blob(values), COUNTS)
     assert np.array_equal(found.values, values)
     layers = np.split(values.astype(np.float64), np.cumsum(COUNTS)[:-1])
     assert found.peaks == tuple(float(np.abs(layer).max()) for layer in layers)

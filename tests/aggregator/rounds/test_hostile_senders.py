@@ -293,7 +293,7 @@ def test_ten_thousand_broken_updates_that_are_properly_signed(make_field: MakeFi
         try:
             header, payload = checks.authenticate("dev-0", data, public_key=identity.public_key)
             admitted = checks.check_header(header, data, payload=payload, plan=field.plan, held=held)
-            decoded = decode(data, admitted.counts)
+            decoded = decode(header, data, admitted.counts)
             checks.check_values(admitted, decoded)
         except Refusal as refusal:
             codes.add(refusal.code)

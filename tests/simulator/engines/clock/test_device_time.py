@@ -20,11 +20,13 @@ from hushfleet.edge_client.trainer import SeededRandomness, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.simulator.boards import BoardKind
-from hushfleet.simulator.engines.clock.device import Broadcasts
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.simulator.boards import BoardKind, FleetMix
+from hushfleet.simulator.engines.clock.device import Broadcasts, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs, device_times
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import Sizes, sizes_of
+from hushfleet.simulator.schedule import schedule_of
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import publish_packet_bytes
@@ -60,6 +62,45 @@ def test_the_seconds_of_a_zero_2_w_behind_a_slow_uplink() -> None:
     assert times.fetch_s == pytest.approx(3 * 0.18 + 0.121 + 0.00605, rel=0.01)
     assert times.enough_memory
     assert (times.idle_w, times.active_w) == (float(board.power_idle_w), float(board.power_active_w))
+
+
+def test_with_the_unit_record_the_task_says_how_many_batches_of_which_share(short_task: Callable[..., Task]) -> None:
+    task = short_task(
+        method={"name": "dp-fedavg", "local_steps": 10},
+        privacy={"unit": "record", "sample_rate": 0.3},
+        round={"rounds": 1},
+    )
+    prepared, fleet = prepare(task, run_id="seed7"), {"names": ["a", "b"], "samples": [100, 1000]}
+    mix = FleetMix.in_turn(("generic-x86",), 2)
+    schedule = schedule_of(task, fleet["names"])
+    small, large = make_devices(prepared, mix, **fleet, costs=COSTS, sizes=SIZES, schedule=schedule)
+    assert small.times.steps == large.times.steps == 10
+    # each batch takes 3 in 10 of the samples
+    assert small.times.train_s == pytest.approx(10 * 0.3 * (0.007 + 0.05))
+    assert large.times.train_s == pytest.approx(10 * 0.3 * (0.063 + 0.5))
+
+
+def test_a_trial_with_the_unit_record_counts_each_pass_over_the_samples(
+    short_task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a gradient of a sample takes a second, and nothing else takes any time."""
+    drawn, sample = [0], RecordMechanism.sample
+
+    def counted(self: RecordMechanism, count: int, rng: np.random.Generator) -> np.ndarray:
+        indices = sample(self, count, rng)
+        drawn[0] += len(indices)
+        return indices
+
+    def measured(work: Callable[[], Any]) -> tuple[Any, float]:
+        before = drawn[0]
+        return work(), drawn[0] - before
+
+    monkeypatch.setattr(RecordMechanism, "sample", counted)
+    monkeypatch.setattr("hushfleet.simulator.engines.clock.measure._measured", measured)
+    privacy = {"unit": "record", "sample_rate": 1.0}
+    task = short_task(method={"name": "dp-fedavg", "local_steps": 5}, privacy=privacy, round={"rounds": 1})
+    costs = measure_costs(prepare(task, run_id="seed7"), machine_speed=1.0)
+    assert (costs.sample_s, costs.batch_s, costs.release_s) == (pytest.approx(1), pytest.approx(0), pytest.approx(0))
 
 
 def test_a_scenario_can_slow_the_disk_and_take_memory_away() -> None:

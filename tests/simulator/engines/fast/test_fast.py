@@ -15,9 +15,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.trainer import TrainedRound
+from hushfleet.errors import HushfleetError
+from hushfleet.model.evaluation import Evaluation
 from hushfleet.simulator.engines.fast.engine import deliver
 from hushfleet.simulator.engines.fast.jobs import Answer
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.results import read_metrics
 from hushfleet.simulator.run_folder import begin
 
 pytestmark = pytest.mark.slow
@@ -181,6 +187,34 @@ def test_killed_anywhere_it_goes_on_to_the_same_model(runs: Any, calm: Any, audi
         runs.fast(simulation)
         assert audit.models(simulation) == audit.models(calm), f"killed at call {point} of {outcome['total']}"
         audit.check(simulation)
+
+
+def test_killed_while_an_own_model_is_tested_it_loses_no_metrics(
+    runs: Any, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes long in the last round, and what a table says is the mean over the devices that were tested."""
+    simulation, tested = runs.copy(tmp_path / "run"), MetricsFile._evaluate
+
+    def dies(self: MetricsFile, trained: TrainedRound, *arguments: Any) -> dict[str, Evaluation]:
+        if trained.round == calm.task.round.rounds:
+            raise KeyboardInterrupt
+        return tested(self, trained, *arguments)
+
+    monkeypatch.setattr(MetricsFile, "_evaluate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        runs.fast(simulation)
+    monkeypatch.setattr(MetricsFile, "_evaluate", tested)
+    runs.fast(simulation)
+    for device in calm.fleet.devices:
+        found, expected = (read_metrics(run, device.name) for run in (simulation, calm))
+        for line in (*found.values(), *expected.values()):
+            del line["train_s"]
+        assert found == expected
+
+
+def test_a_worker_that_is_killed_is_told_in_words() -> None:
+    with Workers(2) as workers, pytest.raises(HushfleetError, match="memory ran out; take fewer --workers"):
+        list(workers.map(os._exit, [1]))
 
 
 def test_the_workers_of_a_killed_simulation_end_too(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,28 @@ def test_a_long_run_takes_the_quickest_and_keeps_it(
     assert choose_runtime(simulation) == quickest("digits-cnn")
     simulation.folder.runtime.unlink()
     assert choose_runtime(simulation) == "vmap"
+
+
+def test_who_dies_while_a_run_is_begun_leaves_no_half_of_a_file(
+    short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty `task.json` would be a run that can be neither begun nor gone on with, an empty runtime PyTorch's."""
+    written, opened = ("task.json", "runtime.txt"), Path.open
+
+    def dies(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        file = opened(path, mode, *arguments, **named)
+        if path.name.startswith(written) and "w" in mode:
+            raise KeyboardInterrupt
+        return file
+
+    for name in written:
+        monkeypatch.setattr(Path, "open", dies)
+        with pytest.raises(KeyboardInterrupt):
+            choose_runtime(begin(short_task(), tmp_path / "run", data_dir=None))
+        monkeypatch.setattr(Path, "open", opened)
+        assert not (tmp_path / "run" / name).exists()
+        written = ("runtime.txt",)
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_the_quickest_runtime_is_at_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from hushfleet.edge_client.trainer import SeededRandomness
 from hushfleet.errors import PrivacyError
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.vmap.training import CohortTrainer
 from hushfleet.simulator.run_folder import begin
 
@@ -38,3 +40,14 @@ def test_one_device_whose_training_fails_does_not_take_the_cohort_with_it(
     assert "privacy would not hold" in declined[0]["reason"]
     assert sum(each["event"] == "update" for each in events) == 2
     assert sizes == [3, 1, 1, 1]
+
+
+def test_a_folder_that_held_another_run_is_trained_by_its_own_loss(
+    runs: Any, short_task: Callable[..., Any], tmp_path: Path
+) -> None:
+    data, rounds = {"devices": 3, "limit": 120}, {"rounds": 2, "min_updates": 2}
+    for method in ("dp-fedavg", "pfedsd"):  # the second distils from the second round on
+        loaded_run.cache_clear()  # as `simulate` does
+        task = short_task(method={"name": method}, data=data, round=rounds)
+        simulation = runs.fast(begin(task, tmp_path / "run", data_dir=None), runtime="vmap")
+        shutil.rmtree(simulation.folder.path)
