@@ -53,7 +53,9 @@ def task(tmp_path: Path) -> Path:
 
 def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:
     words = ("--broker-name", "broker.example", "--broker-name", "10.0.0.1", "--task", task)
-    assert "mqtts://broker.example:8883" in run("init", tmp_path / "plant", *words)
+    said = run("init", tmp_path / "plant", *words)
+    assert "mqtts://broker.example:8883" in said
+    assert "one for each class: " in said
     folder = FleetFolder(tmp_path / "plant")
     assert folder.config.broker.names == ("broker.example", "10.0.0.1")
     for file in folder.path.rglob("*"):
