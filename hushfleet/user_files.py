@@ -39,7 +39,7 @@ def in_file(name: str) -> bool:
 def from_file(name: str, *, key: str) -> object:
     """What `path/to/file.py:NAME` names. The file is run.
 
-    :param key: of the task, that has the name. Raises `BadInput` where the file cannot be read, its code fails, or it has none.
+    :param key: of the task, that has the name. Raises `BadInput` where the file or its code fails, or has none.
     """
     path, _, attribute = name.rpartition(":")
     module_name = f"hushfleet_{key.partition('.')[0]}_{Path(path).stem}"

@@ -166,7 +166,9 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
     """Opens the run folder of an interrupted simulation. Raises `BadInput`."""
     folder = RunFolder(out)
     if not folder.task.exists():
-        raise BadInput(f"there is no run to resume in {out}: it has no {folder.task.name}; name the run's folder by --out")
+        raise BadInput(
+            f"there is no run to resume in {out}: it has no {folder.task.name}; name the run's folder by --out"
+        )
     task = load_task(folder.task)
     return _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))
 

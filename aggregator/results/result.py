@@ -315,8 +315,8 @@ class Result(JsonRecord):
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            text = f"{Path(path).parent} has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
-            raise BadInput(text) from error
+            text = "has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
+            raise BadInput(f"{Path(path).parent} {text}") from error
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} is no readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None

@@ -85,7 +85,10 @@ BAD = {
     "nothing to resume": (["--resume", "--out", "nowhere"], ["nowhere", "resume", "by --out"]),
     "no data": (_own("folder"), ["needs training data", "data.path", "'folder'"]),
     "a file of another kind": ([*_own("arrays"), "--set", "data.path=task.toml"], [".npz file", "numpy.savez"]),
-    "a file without columns": ([*_own("csv"), "--set", "data.path=task.toml"], ["task.toml: the first line", "'label'"]),
+    "a file without columns": (
+        [*_own("csv"), "--set", "data.path=task.toml"],
+        ["task.toml: the first line", "'label'"],
+    ),
 }
 
 

@@ -82,4 +82,6 @@ def register(app: typer.Typer) -> None:
             except OSError as error:
                 raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
             if not as_json:
-                Console(highlight=False).print(f"task    {escape(str(out))}: fill in class_names and input_shape, then run it")
+                Console(highlight=False).print(
+                    f"task    {escape(str(out))}: fill in class_names and input_shape, then run it"
+                )

@@ -147,7 +147,7 @@ def test_other_files_are_refused_in_words(tmp_path: Path, text: str, told: str) 
     path.write_text(text)
     with pytest.raises(BadInput, match=told):
         Result.load(path)
-    with pytest.raises(BadInput, match="absent has no result.json: the run has not ended"):
+    with pytest.raises(BadInput, match=r"absent has no result\.json: the run has not ended"):
         Result.load(tmp_path / "absent" / "result.json")
 
 
