@@ -82,6 +82,8 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     listed = run("list", folder.path)
     assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", "behind the house"))
     assert "certificate" not in run("show", folder.path, "shed-01")
+    with pytest.raises(BadInput, match="no board with such a key asks as shed-01"):
+        run("approve", folder.path, "shed-01")
     for wrong in (("--count", 1), ("--count", 1, "--board", "no-such"), (), ("--count", 1, "--csv", folder.task)):
         with pytest.raises(BadInput):
             run("add", folder.path, *wrong)
