@@ -53,9 +53,7 @@ def task(tmp_path: Path) -> Path:
 
 def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:
     words = ("--broker-name", "broker.example", "--broker-name", "10.0.0.1", "--task", task)
-    said = run("init", tmp_path / "plant", *words)
-    assert "mqtts://broker.example:8883" in said
-    assert "one for each class: " in said
+    assert "mqtts://broker.example:8883" in run("init", tmp_path / "plant", *words)
     folder = FleetFolder(tmp_path / "plant")
     assert folder.config.broker.names == ("broker.example", "10.0.0.1")
     for file in folder.path.rglob("*"):
@@ -72,6 +70,12 @@ def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:
         with pytest.raises(BadInput):
             run(*wrong)
     assert set(tmp_path.iterdir()) == before, "nothing is left of what failed"
+
+
+def test_init_says_which_folders_boards_need(tmp_path: Path, task: Path) -> None:
+    task.write_text(TASK.replace('"digits"', '"folder"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]'))
+    words = ("--broker-name", "broker.example", "--task", task, "--classes", "cat,dog")
+    assert "one for each class: cat, dog\n" in run("init", tmp_path / "plant", *words)
 
 
 def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
