@@ -208,7 +208,7 @@ class Agent:
             self._announce(self._status)
             self._resume()
         elif isinstance(event, LinkDown):
-            _log.warning("the connection was lost: %s", event.reason)
+            _log.warning("no connection: %s", event.reason)
             self._up, self._down_because = False, event.reason
             for duty in self._duties:
                 duty.lost()

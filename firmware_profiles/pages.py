@@ -111,7 +111,7 @@ def page(title: str, boards: tuple[Board, ...]) -> str:
 def _expected(board: Board) -> list[tuple[str, str]]:
     used, speed = CLIENT_MIB / float(board.memory_mib), float(board.relative_cpu_speed)
     return [
-        ("the card carries", "the client, [about 20 MB](index.md#sizes)"),
+        ("what is installed", "the client, [about 20 MB](index.md#sizes)"),
         ("installation at the first start", "not measured here; 63 s of processor time where aarch64 was emulated"),
         (
             "memory of the client",

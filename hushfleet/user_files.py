@@ -37,9 +37,9 @@ def in_file(name: str) -> bool:
 
 
 def from_file(name: str, *, key: str) -> object:
-    """What `path/to/file.py:NAME` names; None where the file has nothing of this name. The file is run.
+    """What `path/to/file.py:NAME` names. The file is run.
 
-    :param key: of the task, that has the name. Raises `BadInput` where the file cannot be read, or its code fails.
+    :param key: of the task, that has the name. Raises `BadInput` where the file or its code fails, or has none.
     """
     path, _, attribute = name.rpartition(":")
     module_name = f"hushfleet_{key.partition('.')[0]}_{Path(path).stem}"
@@ -56,7 +56,9 @@ def from_file(name: str, *, key: str) -> object:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         raise BadInput(f"{path}, line {line}, cannot be imported: {type(error).__name__}: {error}") from error
-    return getattr(module, attribute, None)
+    if not hasattr(module, attribute):
+        raise BadInput(f"{key} = {name!r}: {path} has no {attribute!r}")
+    return getattr(module, attribute)
 
 
 def checked_folder(folder: Path, option: str = "--out") -> Path:

@@ -79,8 +79,6 @@ def _of_file(name: str, *, classes: int, input_shape: Shape) -> Model:
     """
     path, _, attribute = name.rpartition(":")
     found: Any = from_file(name, key="model.name")
-    if found is None:
-        raise BadInput(f"model.name = {name!r}: {path} has no {attribute!r}")
     return model_of(found, name=f"{Path(path).name}:{attribute}", classes=classes, input_shape=input_shape)
 
 

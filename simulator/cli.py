@@ -1,4 +1,4 @@
-"""`hushfleet simulate`: the fleet on one machine."""
+"""`hushfleet simulate`: a fleet on this machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet simulate simulator/demo_paper.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
-        `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume` after Ctrl-C
+        `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume` (after Ctrl-C)
         """
         from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""`hushfleet demo`: the main job in one command, on real images, with a report worth looking at.
+"""`hushfleet demo`: two fleets on this machine with broker, clients and real images, and a report.
 
 Two halves. The paper's: eight boards train FedGLP-ADP, a compact CNN each, and whoever sees their updates learns a lot.
 The kit's own: a hundred boards with a dozen images each train a small shared head, the server sees nothing but sums, and
@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet demo --out runs/demo`
 
-        `hushfleet demo secure` the second half alone
+        `hushfleet demo secure` (the second half alone)
         """
         from rich.console import Console
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput
@@ -166,7 +167,9 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
     """Opens the run folder of an interrupted simulation. Raises `BadInput`."""
     folder = RunFolder(out)
     if not folder.task.exists():
-        raise BadInput(f"there is no run to resume in {out}: it has no {folder.task.name}")
+        raise BadInput(
+            f"there is no run to resume in {out}: it has no {folder.task.name}; name the run's folder by --out"
+        )
     task = load_task(folder.task)
     return _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))
 
@@ -174,10 +177,13 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
     from hushfleet.aggregator.publish.prepare import prepare  # workers need the folder alone, and start without PyTorch
 
+    missing = BadInput(f"a simulation needs training data: data.path of data.name = {task.data.name!r} (docs/own.md)")
+    if task.data.name in OWN_DATA and task.data.path is None:  # before its features' graph is made
+        raise missing
     # The seed makes the task's id: dither and signatures cover it, and two engines must agree on them.
     prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}", features_cache=folder.features)
     if prepared.dataset is None or not len(prepared.dataset.train):
-        raise BadInput("a simulation needs a data set: data.name = 'folder' needs data.path with train/ and test/")
+        raise missing
     fleet = make_fleet(task, prepared.dataset, boards=mix.profiles)
     return Simulation(folder, prepared, fleet, data_dir, mix)
 

@@ -1,4 +1,4 @@
-"""`hushfleet aggregator`: the side beside the GPU, until the task is finished or it is stopped."""
+"""`hushfleet aggregator`: run a task with the boards behind a broker."""
 
 from __future__ import annotations
 

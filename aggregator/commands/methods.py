@@ -1,4 +1,4 @@
-"""`hushfleet methods`: what there is, with its source and its settings."""
+"""`hushfleet methods`: all methods, with sources and settings."""
 
 from __future__ import annotations
 

@@ -28,19 +28,14 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.results.report import write_report
         from hushfleet.aggregator.results.report.comparison import load_runs, write_comparison
         from hushfleet.aggregator.results.result import Result
-        from hushfleet.errors import BadInput
 
         console, path = Console(), out or run / "report.html"
-        if (run / "result.json").exists():
+        folders = sorted(file.parent for file in run.glob("*/result.json"))
+        if (run / "result.json").exists() or not folders:
             result = Result.load(run / "result.json")
             write_report(result, path, seen=run / "invert.png")
             console.print(summary_table(result))
         else:
-            folders = sorted(file.parent for file in run.glob("*/result.json"))
-            if not folders:
-                raise BadInput(
-                    f"{run} has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
-                )
             runs = load_runs(folders)
             for folder, result in zip(folders, runs.values(), strict=True):
                 write_report(result, folder / "report.html", seen=folder / "invert.png")

@@ -60,6 +60,7 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_sums()
+        self._check_epsilon()
         self._check_loss()
         self._check_augment()
         self._check_preferences()
@@ -99,6 +100,15 @@ class Task(Checked):
             check_sums(self.parts(), self._some_privacy(), self.method.config())
         except (PrivacyError, BadInput) as error:
             raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
+
+    def _check_epsilon(self) -> None:
+        """A task that asks for an epsilon gets it, or is refused."""
+        epsilon = self.privacy.epsilon
+        if epsilon is not None and self.privacy.unit == "device" and not self.parts().stages:
+            raise ValueError(
+                f"privacy.epsilon = {epsilon:g}: method.name = {self.method.name!r} adds no noise to updates, so no "
+                "epsilon holds; take for example 'dp-fedavg', or leave epsilon out"
+            )
 
     @property
     def cohort_size(self) -> int:

@@ -74,9 +74,10 @@ def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollou
     :param version: None: the newest.
     """
     known = sorted({(each.order, each.version) for each in releases(registry)})
-    if not known or (version is not None and version not in [each for _, each in known]):
-        listed = ", ".join(each for _, each in known) or "none"
-        raise BadInput(f"there is no release {version or ''} in this fleet (known: {listed}); hushfleet fleet release")
+    if not known:
+        raise BadInput("this fleet knows no release; give it one: hushfleet fleet release DIR FILE.hfr")
+    if version is not None and version not in [each for _, each in known]:
+        raise BadInput(f"there is no release {version} in this fleet; it has {', '.join(each for _, each in known)}")
     registry.write(
         "INSERT INTO rollouts (version, state, began) VALUES (?, 'running', ?)", (version or known[-1][1], now)
     )

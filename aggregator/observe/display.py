@@ -116,10 +116,11 @@ class FleetDisplay:
 
     def _round_line(self, event: Mapping[str, Any]) -> str:
         state, wall = self.state, event.get("wall_s")
+        measured = [pair for pair in _accuracies(state) if pair[1] != NOT_MEASURED]
         parts = [
             f"round {state.rounds_closed}/{state.rounds}",
             f"{event.get('participants', '?')} devices",
-            "accuracy " + ", ".join(f"{name} {words}" for name, words in _accuracies(state)),
+            "accuracy " + (", ".join(f"{name} {words}" for name, words in measured) or NOT_MEASURED),
             f"epsilon_server {number(state.epsilon_server)}, epsilon_release {number(state.epsilon_release)}",
             f"up {size(state.round_bytes)}, down {size(event.get('downlink_bytes'))}",
             *([] if wall is None else [f"{wall:.1f} s"]),

@@ -314,6 +314,9 @@ class Result(JsonRecord):
         """Reads a file of this schema; keys it does not know are left out. Raises `BadInput`."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            text = "has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
+            raise BadInput(f"{Path(path).parent} {text}") from error
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} is no readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None

@@ -40,7 +40,7 @@ def data_words(section: DataSection) -> str | None:
     """
     for key, text in (("path", section.path), ("held_out", section.held_out)):
         path = Path(text or ".")
-        name, later = f"data.{key} = {str(path)!r}", "; until then this device sits rounds out" * (key == "path")
+        name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
         if section.kind in _FILES:
             if text and not path.is_file():
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"

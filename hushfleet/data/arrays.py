@@ -226,4 +226,5 @@ def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path} cannot be read as an .npz file: {error}") from error
+        told = error if not path.is_file() or zipfile.is_zipfile(path) else "it is none; numpy.savez writes one"
+        raise BadInput(f"{path} cannot be read as an .npz file: {told}") from error

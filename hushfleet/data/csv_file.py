@@ -26,7 +26,8 @@ LABEL, DEVICE = "label", "device"
 
 def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()) -> Data:
     """A file, or a folder with `train.csv` and `test.csv`. Raises `BadInput`."""
-    parts = {"train": path} if path.suffix == ".csv" else {part: path / f"{part}.csv" for part in ("train", "test")}
+    one = path.suffix == ".csv" or path.is_file()
+    parts = {"train": path} if one else {part: path / f"{part}.csv" for part in ("train", "test")}
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
         del parts["train"]
     found = {part: read_csv(file, input_shape=input_shape, outputs=outputs) for part, file in parts.items()}

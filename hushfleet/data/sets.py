@@ -68,7 +68,8 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
         download(name, folder, looked_for=source.looked_for)
         arrays = source.find(folder)
     if arrays is None:
-        raise BadInput(f"the data set {name} is not in {folder}: looked for {source.looked_for}")
+        hint = "" if data_dir is None else "; without --data-dir it is downloaded"
+        raise BadInput(f"the data set {name} is not in {folder}: looked for {source.looked_for}{hint}")
     train_images, train_labels, test_images, test_labels = arrays
     for labels in (train_labels, test_labels):
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(source.class_names):

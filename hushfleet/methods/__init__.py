@@ -79,9 +79,9 @@ def find_method(name: str) -> Published:
     for entry in entry_points(group=GROUP, name=name):
         return _published(entry.load(), f"the entry point {entry.value}")
     raise BadInput(
-        f"method.name = {name!r}: must be one of {', '.join(sorted(all_names()))}. A method of another package must be "
-        f"installed here too, on the aggregator and on each board: pip install PACKAGE, with an entry point of the "
-        f"group {GROUP!r} that has this name (docs/methods.md)"
+        f"method.name = {name!r}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one from a "
+        "file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each board: "
+        f"pip install PACKAGE, with an entry point of the group {GROUP!r} that has this name (docs/methods.md)"
     )
 
 

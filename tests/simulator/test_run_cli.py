@@ -54,6 +54,12 @@ def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *
     return int(ended.value.code or 0), out, err
 
 
+def _own(name: str) -> list[str]:
+    """Options for own data."""
+    keys = (f"name={name}", 'class_names=["a", "b"]', "input_shape=[1, 8, 8]")
+    return [word for key in keys for word in ("--set", f"data.{key}")]
+
+
 BAD = {
     "no such file": (["absent.toml"], ["absent.toml"]),
     "a number that is none": (["--set", "round.rounds=many"], ["round.rounds", "many", "integer"]),
@@ -76,7 +82,13 @@ BAD = {
     "an option of another engine": (["--emulate"], ["--emulate", "does nothing", "--engine live"]),
     "a runtime where devices have theirs": (["--engine", "live", "--runtime", "torch"], ["--runtime torch", "live"]),
     "a folder in a file": (["--out", "task.toml/run"], ["--out", "task.toml", "is a file"]),
-    "nothing to resume": (["--resume", "--out", "nowhere"], ["nowhere", "resume"]),
+    "nothing to resume": (["--resume", "--out", "nowhere"], ["nowhere", "resume", "by --out"]),
+    "no data": (_own("folder"), ["needs training data", "data.path", "'folder'"]),
+    "a file of another kind": ([*_own("arrays"), "--set", "data.path=task.toml"], [".npz file", "numpy.savez"]),
+    "a file without columns": (
+        [*_own("csv"), "--set", "data.path=task.toml"],
+        ["task.toml: the first line", "'label'"],
+    ),
 }
 
 

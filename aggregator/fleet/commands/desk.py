@@ -65,7 +65,7 @@ def _init(
 
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
     names = [] if classes is None else [each.strip() for each in classes.split(",")]
-    load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
+    checked = load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
     try:
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
@@ -74,9 +74,11 @@ def _init(
     with opened(path) as (folder, registry):
         apply(folder, registry)
     units = write_units(folder)
+    named = ", ".join(checked.data.class_names)
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
-        f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
+        + f"each board's folders of images, one for each class: {named}\n" * bool(named)
+        + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 

@@ -33,11 +33,11 @@ def _approve(
                 f"{device} is known by another key. If its card was written anew: hushfleet fleet renew {path} {device} --new-card"
             )
         fitting = [knock for knock in registry.knocks(device) if knock.public_key.hex().startswith((key or "").lower())]
-        if len(fitting) != 1:
-            keys = ", ".join(knock.public_key.hex()[:16] for knock in fitting) or "none"
-            raise BadInput(
-                f"there is not one board that asks as {device} to choose; keys that have come: {keys}. Say --key"
-            )
+        if not fitting:
+            raise BadInput(f"no board with such a key asks as {device}; who has asked: hushfleet fleet list {path}")
+        if len(fitting) > 1:
+            keys = ", ".join(knock.public_key.hex()[:16] for knock in fitting)
+            raise BadInput(f"several boards ask as {device}; choose one by --key: {keys}")
         registry.approve(device, fitting[0].public_key)
     print(
         f"{device} is let in with the key {fitting[0].public_key.hex()}; it gets its certificate when it asks again, within minutes"

@@ -227,7 +227,7 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
             f" Whoever sees a device's updates and guesses, from even odds, whether {who} took part "
             f"is right at most {percent_up(guess_rate(server, delta))} of the time."
         )
-    if headline.unit == "device" and delta * devices > 0.1:
+    if headline.unit == "device" and release < math.inf and delta * devices > 0.1:
         text += (
             f" Mind the delta: {number(delta)} is not small beside 1/{devices}, one over the number of "
             "devices; the promise may fail outright with that probability."

@@ -1,4 +1,4 @@
-"""`hushfleet forecast`: what a fleet would take, before a board is bought."""
+"""`hushfleet forecast`: how long a fleet would take and what it would use, before a board is bought."""
 
 from __future__ import annotations
 

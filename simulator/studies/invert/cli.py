@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet invert tasks/digits-fedglp-adp.toml --images 12 --seed 1 --json`
 
-        `hushfleet invert runs/a/task.json --out runs/a`, and `hushfleet report runs/a` shows it
+        `hushfleet invert runs/a/task.json --out runs/a` (then `hushfleet report runs/a` shows it)
         """
         from rich.console import Console
 

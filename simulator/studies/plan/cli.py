@@ -57,6 +57,8 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.studies.plan.show import show, to_plain
         from hushfleet.simulator.studies.plan.task_file import task_text
 
+        if out is not None and out.exists():
+            raise BadInput(f"--out {out}: it is there already; choose another file")
         if local and honest_fraction != HONEST_FRACTION:
             raise BadInput("--honest-fraction does nothing with --local: each device adds all of the noise")
         asked = Question(
@@ -80,4 +82,6 @@ def register(app: typer.Typer) -> None:
             except OSError as error:
                 raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
             if not as_json:
-                Console(highlight=False).print(f"task    {escape(str(out))}: fill in class_names, then run it")
+                Console(highlight=False).print(
+                    f"task    {escape(str(out))}: fill in class_names and input_shape, then run it"
+                )

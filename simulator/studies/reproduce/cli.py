@@ -1,4 +1,4 @@
-"""`hushfleet reproduce`: a paper's table beside its own numbers, by one command."""
+"""`hushfleet reproduce`: run a paper's table, and show it beside the paper's own numbers."""
 
 from __future__ import annotations
 

@@ -237,11 +237,11 @@ def find_recipe(paper: str, *, table: str | None = None, figure: str | None = No
     Raises `BadInput` with what there is.
     """
     recipes = load_recipes(paper)
-    there = ", ".join(recipe.label for recipe in recipes)
+    there = ", ".join(f"--{recipe.name.replace('-', ' ', 1)}" for recipe in recipes)
     if table is None and figure is None and len(recipes) == 1:
         return recipes[0]
     if (table is None) == (figure is None):
-        raise BadInput(f"give one of --table and --figure; {paper} has {there}")
+        raise BadInput(f"give one of {there}")
     kind, number = ("table", table) if table else ("figure", figure or "")
     found = [recipe for recipe in recipes if recipe.name == f"{kind}-{_arabic(number or '')}"]
     if not found:

@@ -292,6 +292,7 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
         ({"wire": {"step": 17}}, "wire.step = 17: must be in .0, 16."),
         ({"wire": {"codec": "one-bit"}, "privacy": {"noise_multiplier": 0}}, 'wire.codec = "one-bit" sends signs'),
         ({"wire": {"codec": "one-bit"}, "privacy": {"unit": "record", "epsilon": 8}}, 'wire.codec = "one-bit" sends'),
+        ({"method": {"name": "fedavg"}, "privacy": {"epsilon": 2}}, "privacy.epsilon = 2: .*'fedavg' adds no noise"),
         ({"wire": {"codec": "zip"}}, "wire.codec = 'zip': .*'quantized', 'one-bit', 'float16', 'float32'"),
     ],
 )

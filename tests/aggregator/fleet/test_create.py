@@ -72,6 +72,12 @@ def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:
     assert set(tmp_path.iterdir()) == before, "nothing is left of what failed"
 
 
+def test_init_says_which_folders_boards_need(tmp_path: Path, task: Path) -> None:
+    task.write_text(TASK.replace('"digits"', '"folder"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]'))
+    words = ("--broker-name", "broker.example", "--task", task, "--classes", "cat,dog")
+    assert "one for each class: cat, dog\n" in run("init", tmp_path / "plant", *words)
+
+
 def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "plant", boards=0)
     run("add", folder.path, "--count", 3, "--board", "generic-x86")
@@ -81,6 +87,8 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     listed = run("list", folder.path)
     assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", place))
     assert "certificate" not in run("show", folder.path, "shed-01")
+    with pytest.raises(BadInput, match="no board with such a key asks as shed-01"):
+        run("approve", folder.path, "shed-01")
     for wrong in (("--count", 1), ("--count", 1, "--board", "no-such"), (), ("--count", 1, "--csv", folder.task)):
         with pytest.raises(BadInput):
             run("add", folder.path, *wrong)

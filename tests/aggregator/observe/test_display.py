@@ -208,7 +208,7 @@ def test_without_a_terminal_there_is_one_line_a_round() -> None:
     lines = raw.getvalue().decode().replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert len(lines) == 3
     assert lines[0] == "t-1: fedglp-adp, 500 devices, 3 rounds, engine live"
-    assert lines[1].startswith("round 1/3 | 500 devices | accuracy own common not measured")
+    assert lines[1].startswith("round 1/3 | 500 devices | accuracy global ")
     assert "epsilon_server 5, epsilon_release" in lines[1]
     assert lines[2].endswith("up 500 kB, down 2 MB | 8.0 s")
 

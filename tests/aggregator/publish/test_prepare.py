@@ -136,7 +136,7 @@ def test_a_model_for_other_images_is_refused_by_name() -> None:
 
 
 def test_missing_data_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"mnist is not in .*: looked for"):
+    with pytest.raises(BadInput, match=r"mnist is not in .*: looked for .*; without --data-dir it is downloaded"):
         prepare(digits_task(model={"name": "fashion-mnist-cnn"}, data={"name": "mnist"}), data_dir=tmp_path)
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,8 @@ def test_the_worst_device_and_the_largest_delta_speak_for_all() -> None:
 def test_a_large_delta_is_named() -> None:
     assert "Mind the delta: 0.1" in privacy_answer(judge(sample(10, delta=0.1)), devices=10)
     assert "Mind the delta" not in privacy_answer(judge(sample(10, delta=0.001)), devices=10)
+    nothing = replace(judge(sample(10, delta=0.1)), epsilon_server=math.inf, epsilon_release=math.inf)
+    assert "Mind the delta" not in privacy_answer(nothing, devices=10)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def made(folder: Path, *files: str) -> None:
         ("folder", "images", None, None),
         ("folder", "images", "images", None),
         ("arrays", "a.npz", "a.npz", None),
-        ("folder", "imagse", None, "data.path = .*imagse.*no such folder.* sits rounds out"),
+        ("folder", "imagse", None, "data.path = .*imagse.*no such folder.* nothing to train on"),
         ("folder", "empty", None, "no images in class folders"),
         ("folder", "flat", None, "no images in class folders"),
         ("arrays", "b.npz", None, "no such .npz file"),

@@ -81,7 +81,7 @@ def test_processes_that_a_simulation_starts_may_run_it_too() -> None:
         ("fedbabu", "must be like path/to/file.py:NAME"),
         ("nowhere/fedbabu.py:fedbabu", "cannot read"),
         (f"{EXAMPLE}:FedBABUConfig", "is no method"),
-        (f"{EXAMPLE}:absent", "is no method"),
+        (f"{EXAMPLE}:absent", r"fedbabu\.py has no 'absent'"),
     ],
 )
 def test_what_cannot_be_a_method_says_why(name: str, said: str) -> None:

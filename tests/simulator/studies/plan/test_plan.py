@@ -59,7 +59,9 @@ def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Type
     assert spec.noise_multiplier == pytest.approx(needed.noise_multiplier)
     assert spec.secure is not None
     assert (spec.secure.bits, spec.secure.honest_devices) == (needed.bits, ASKED.honest_devices)
-    assert CliRunner().invoke(app, [*OPTIONS, "--out", str(path)]).exit_code != 0  # nothing is overwritten
+    again = CliRunner().invoke(app, [*OPTIONS, "--out", str(path)])  # nothing is overwritten, nor computed
+    assert (again.exit_code, again.output) == (1, "")
+    assert "is there already" in str(again.exception)
 
 
 @pytest.mark.parametrize("changes", [{"local": True}, {"features": "filters"}, {"classes": 3, "honest_fraction": 0.7}])

@@ -371,9 +371,9 @@ def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tm
     assert all(cell.key.endswith("-quick") and cell.plain["round"]["rounds"] == 1 for cell in cells(quick=True))
     with pytest.raises(BadInput, match=r"Figure 2 \(Curves\) cannot be run: curves only"):
         typed("own", "--figure", "2", *out)
-    with pytest.raises(BadInput, match="own has Table 1, Figure 2"):
+    with pytest.raises(BadInput, match="give one of --table 1, --figure 2"):
         typed("own", *out)
-    with pytest.raises(BadInput, match="own has no table 7 here; it has Table 1, Figure 2"):
+    with pytest.raises(BadInput, match="own has no table 7 here; it has --table 1, --figure 2"):
         typed("own", "--table", "7", *out)
     with pytest.raises(BadInput, match="there is no paper 'others'; there are own"):
         typed("others", "--table", "1", *out)
