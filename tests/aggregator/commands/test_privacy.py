@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.privacy import register
+from hushfleet.aggregator.commands.privacy_figures import view_of
+from hushfleet.aggregator.results.report.verdict import guess_rate
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
@@ -177,3 +180,13 @@ def test_a_secure_sum_has_one_number_and_a_ring(app):
 )
 def test_bad_input_says_what_to_correct(app, arguments, message):
     assert message in refused(app, *arguments)
+
+
+def test_what_a_guess_is_right_at_most_is_not_rounded_down() -> None:
+    meaning = view_of(
+        "server", "all", 5.5, 1.0, unit="device", rounds=20, delta=0.01, accountant="exact"
+    ).meaning  # fmt: skip
+    (said,) = re.findall(r"at most (\d+\.\d)", meaning)
+    spent = epsilon([Step(5.5, 1.0, 20)], delta=0.01)
+    bound = 100 * guess_rate(spent, 0.01)
+    assert round(bound, 1) < bound <= float(said) < bound + 0.1
