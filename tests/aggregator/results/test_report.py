@@ -371,6 +371,7 @@ def test_guessing_by_hand() -> None:
 
 
 def test_numbers_as_people_write_them() -> None:
+    assert [number(v) for v in (99.96, 9.996, 999.6, -0.0)] == ["100", "10.0", "1,000", "0"]
     assert [number(v) for v in (0, 2.0, 12.2, 379.4, 2463.6, 0.0041, -21.3, math.inf, None)] == [
         "0", "2", "12.2", "379", "2,464", "0.0041", "\u221221.3", "\u221e", "not measured",
     ]  # fmt: skip
