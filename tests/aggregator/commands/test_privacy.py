@@ -71,8 +71,8 @@ def test_json_has_the_same_numbers(app):
     assert "hardly a promise" in got["server"]["meaning"]
     half = facts(app, "--noise-multiplier", 3.975 / 2, *AS_PRINTED[2:])
     assert got["release"]["epsilon_exchange"] == half["release"]["epsilon"]
-    # (e^1.9956 + 0.1) / (e^1.9956 + 1) = 7.4565 / 8.3565 = 89.2 %
-    assert "89.2 %" in got["release"]["meaning"]
+    # (e^1.9956 + 0.1) / (e^1.9956 + 1) = 7.4565 / 8.3565 = 89.23 %, never rounded down
+    assert "89.3 %" in got["release"]["meaning"]
     assert any("a tenth of 1/10" in note for note in got["notes"])
 
 
