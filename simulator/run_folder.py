@@ -1,6 +1,7 @@
 """A simulation's run folder: what both engines begin with and leave behind.
 
 task.json, boards.json   what was asked for, for --resume
+digests.json             of data and method's file: a run goes on with the same ones
 clock.json               what the task's work costs, where the run has a virtual clock
 scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
@@ -21,6 +22,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +60,7 @@ class RunFolder:
         self.path = path
         self.task = path / "task.json"
         self.boards = path / "boards.json"
+        self.digests = path / "digests.json"
         self.runtime = path / "runtime.txt"
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
@@ -105,8 +108,18 @@ class Simulation:
 
 
 def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or a new one of this name and time. Raises `BadInput` where it cannot be."""
-    return checked_folder(out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    """The run folder: as asked for, or one of this name and time that nobody else has, also not one that begins in the
+    same second. Raises `BadInput` where it cannot be."""
+    if out is not None:
+        return checked_folder(out)
+    folder = stem = checked_folder(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    for number in count(2):
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            folder = stem.with_name(f"{stem.name}-{number}")
+    return folder
 
 
 def open_simulation(
@@ -158,20 +171,35 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     if prepared.features is not None:
         prepared.features.of(simulation.fleet.common_test)  # once, before many processes want them
     folder.boards.write_text(json.dumps(mix.to_plain()))
+    folder.digests.write_text(json.dumps(_digests(prepared)))
     # Last, so that a folder with a task is whole.
     write_whole(folder.task, json.dumps(task.to_plain(), indent=1).encode(), durable=False)
     return simulation
 
 
 def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
-    """Opens the run folder of an interrupted simulation. Raises `BadInput`."""
+    """Opens the run folder of an interrupted simulation. Raises `BadInput`, also where its data have changed."""
     folder = RunFolder(out)
     if not folder.task.exists():
         raise BadInput(
             f"there is no run to resume in {out}: it has no {folder.task.name}; name the run's folder by --out"
         )
     task = load_task(folder.task)
-    return _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))
+    simulation = _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))
+    kept = json.loads(folder.digests.read_text()) if folder.digests.exists() else {}  # earlier versions kept none
+    now = _digests(simulation.prepared)
+    if changed := [name for name, digest in kept.items() if now.get(name) != digest]:
+        raise BadInput(
+            f"since the run in {out} was begun, its {' and '.join(changed)} have changed; put back what they were, or "
+            "choose another --out"
+        )
+    return simulation
+
+
+def _digests(prepared: PreparedTask) -> dict[str, str]:
+    from hushfleet.aggregator.results.rerun import input_digests  # PyTorch, as below
+
+    return input_digests(prepared)
 
 
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:

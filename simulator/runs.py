@@ -15,6 +15,7 @@ from hushfleet.aggregator.results.report.comparison import comparison_json, comp
 from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
 from hushfleet.aggregator.results.report.words import percent
 from hushfleet.aggregator.results.result import Result
+from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Run:
 
     def plot_accuracy(self, ax: Axes | None = None) -> Axes:
         """Accuracy over rounds, means over devices; dashed: each device trained alone."""
-        frame = self.rounds[list(_ACCURACIES)].rename(columns=_ACCURACIES).dropna(axis="columns", how="all")
+        frame = _measured(self.rounds[list(_ACCURACIES)].rename(columns=_ACCURACIES))
         axes: Axes = frame.interpolate(limit_area="inside").plot(ax=ax, ylabel="accuracy", grid=True)
         alone = self.result.local_only.accuracy_own_common
         if alone is not None:
@@ -96,7 +97,7 @@ class Run:
         shown = {"accuracy_alone_local": "alone", "accuracy_own_local": "federated"}
         frame = self.devices.rename(columns=shown)
         columns = [name for name in shown.values() if name in frame]
-        axes: Axes = frame[columns].plot.bar(ax=ax, ylabel="accuracy, own data", grid=True)
+        axes: Axes = _measured(frame[columns]).plot.bar(ax=ax, ylabel="accuracy, own data", grid=True)
         return axes
 
     def _repr_html_(self) -> str:
@@ -111,6 +112,14 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self.summary}"
+
+
+def _measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """Its columns with numbers. Raises `BadInput` where there are none."""
+    found = frame.dropna(axis="columns", how="all")
+    if found.columns.empty:
+        raise BadInput("no such accuracy was measured; devices in the field do not send theirs")
+    return found
 
 
 def open_run(folder: Path | str) -> Run:

@@ -60,7 +60,7 @@ def _meaning(epsilon: float, delta: float, question: str) -> str:
     wrong = (1 - delta) / (math.exp(min(epsilon, 700)) + 1)
     if wrong < 0.001:
         return f'hardly a promise: a guess at "{question}" may be right more than 99.9 % of the time'
-    return f'a guess at "{question}" is right at most {100 * (1 - wrong):.1f} % of the time (a coin: 50 %)'
+    return f'a guess at "{question}" is right at most {math.ceil(1000 * (1 - wrong)) / 10} % of the time (a coin: 50 %)'
 
 
 def honest_of(least: int, devices: int, honest_fraction: float) -> int:

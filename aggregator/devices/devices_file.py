@@ -7,10 +7,10 @@ greenhouse-02 = "5f0c...64 hex digits"
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import KEY_BYTES
 from hushfleet.wire.format.topics import check_name
@@ -28,10 +28,8 @@ def read_devices(path: Path) -> list[KnownDevice]:
             raise BadInput(f"--devices {path}: the folder has no {DeviceRegister.file_of(path).name}, so no devices")
         with DeviceRegister(path) as register:
             return register.devices()
-    try:
-        listed = tomllib.loads(path.read_text("utf-8")).get("devices")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadInput(f"the list of devices {path} cannot be read: {error}") from error
+    content = read_file(path)
+    listed = content.get("devices") if isinstance(content, dict) else None
     if not isinstance(listed, dict) or not listed:
         raise BadInput(f'{path} needs a section [devices] with lines like: greenhouse-01 = "{BY_CERTIFICATE}"')
     return [_device(path, name, value) for name, value in listed.items()]

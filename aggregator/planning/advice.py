@@ -66,9 +66,12 @@ class Question:
         """As many devices, all of them honest and there, would have as much noise in their mean as these have."""
         return math.sqrt(self.devices * (1 if self.local else self.honest_devices))
 
-    def estimate(self) -> Estimate:
-        """Raises `BadInput` or `PrivacyError` for fleets or epsilons that cannot be."""
-        r = signal(devices=self.counted, epsilon=self.epsilon, delta=self.delta)
+    def estimate(self, counted: float | None = None) -> Estimate:
+        """Raises `BadInput` or `PrivacyError` for fleets or epsilons that cannot be.
+
+        :param counted: in place of the question's own, where a task says among how many devices it divides the noise.
+        """
+        r = signal(devices=counted or self.counted, epsilon=self.epsilon, delta=self.delta)
         return gain_table().estimate(
             features=self.features, signal=r, images=self.images, classes=self.classes, alpha=self.alpha
         )
@@ -143,16 +146,13 @@ def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice |
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates:
         return None
     spent = [Step(task.privacy_spec().noise_multiplier, 1.0, task.round.rounds)]
-    return Advice.on(
-        Question(
-            devices=task.cohort_size,
-            images=images or USUAL_IMAGES,
-            classes=classes,
-            epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
-            delta=task.delta,
-            features=task.model.features or ("scattering" if task.model.share == "all" else f"of {task.model.name}"),
-            honest_fraction=privacy.honest_fraction if privacy.accounting == "secure" else 1.0,
-            alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
-            local=privacy.accounting == "strict",
-        )
+    asked = Question(
+        devices=task.cohort_size,
+        images=images or USUAL_IMAGES,
+        classes=classes,
+        epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
+        delta=task.delta,
+        features=task.model.features or ("scattering" if task.model.share == "all" else f"of {task.model.name}"),
+        alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
     )
+    return Advice(asked, asked.estimate(math.sqrt(task.cohort_size * task.noise_split)))

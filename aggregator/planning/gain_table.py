@@ -83,6 +83,7 @@ class GainTable:
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
         self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # not all have all of them
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
+        self._alphas = sorted({fleet["alpha"] for fleet in plain["fleets"] if fleet["alpha"] is not None})
         cells: dict[tuple[str, bool, int, int], list[tuple[float, list[float]]]] = defaultdict(list)
         for fleet in plain["fleets"]:
             if fleet["honest"] < 1:
@@ -105,14 +106,21 @@ class GainTable:
             outside.append(f"features {features!r} were not measured; these are scattering's figures")
             features = "scattering"
         known = [key for key in self._curves if key[0] == features]
-        alike = alpha is None or alpha >= ALIKE_FROM or not any(not key[1] for key in known)
-        if not alike and not _within(classes, [key[2] for key in known if not key[1]]):
+        differ = [key[2] for key in known if not key[1]]
+        alike = alpha is None or alpha >= ALIKE_FROM or not differ
+        if not alike and not _within(classes, differ):
             outside.append(f"devices that differ were not measured with {classes} classes, so alike ones are shown")
             alike = True
+        elif alpha is not None and (alike or alpha not in self._alphas):
+            shown = "devices that are alike" if alike else f"alpha {' and '.join(f'{each:g}' for each in self._alphas)}"
+            outside.append(f"alpha {alpha:g} was not measured; these are the figures of {shown}")
         known = [key for key in known if key[1] == alike]
         total, near = np.zeros(5), []
         for of_classes, share in _between(classes, [key[2] for key in known]):
-            for of_images, part in _between(images, [key[3] for key in known if key[2] == of_classes]):
+            seen = [key[3] for key in known if key[2] == of_classes]
+            if not _within(images, seen):
+                outside.append(f"images a device {images} outside of {min(seen)} to {max(seen)}")
+            for of_images, part in _between(images, seen):
                 curve = self._curves[features, alike, of_classes, of_images]
                 total += share * part * curve.at(signal)
                 near.append(curve.name)
@@ -120,9 +128,8 @@ class GainTable:
                     outside.append(
                         f"the signal {signal:.3g} is outside of {curve.signals[0]:.3g} to {curve.signals[-1]:.3g}"
                     )
-        outside += [f"{name} {value} outside of {min(seen)} to {max(seen)}" for name, value, seen in (
-            ("classes", classes, {key[2] for key in known}), ("images a device", images, {key[3] for key in known})
-        ) if not _within(value, seen)]  # fmt: skip
+        if not _within(classes, seen := [key[2] for key in known]):
+            outside.append(f"classes {classes} outside of {min(seen)} to {max(seen)}")
         return Estimate(Accuracies(*map(float, total)), tuple(near), tuple(dict.fromkeys(outside)))
 
 
@@ -162,5 +169,5 @@ def _between(value: float, known: Sequence[int]) -> list[tuple[int, float]]:
     return [(int(value), 1.0)]
 
 
-def _within(value: float, known: Sequence[int] | set[int]) -> bool:
-    return bool(known) and min(known) <= value <= max(known)
+def _within(value: float, known: Sequence[int]) -> bool:
+    return min(known) <= value <= max(known)

@@ -140,7 +140,10 @@ def final_by_device(grid: list[list[float | None]], devices: int) -> list[float 
 
 def chance(result: Result) -> tuple[float | None, float | None]:
     """What always naming the commonest class reaches, on the common test set and on own data; at least one over the
-    number of classes. Of other targets, what the best constant reaches. None where labels are not known."""
+    number of classes. Of other targets, what the best constant reaches. None where labels are not known.
+
+    The classes of the common test set are those of the answers to it; of runs that have none, the devices' classes.
+    """
     if result.details.score:
         common, own = result.details.chance or (None, None)
         return common, own
@@ -149,7 +152,8 @@ def chance(result: Result) -> tuple[float | None, float | None]:
     held = [row for row in counts if sum(row)]
     if not held:
         return least, least
-    totals = [sum(column) for column in zip(*held, strict=True)]
+    tested = [sum(row) for row in result.details.confusion_global]
+    totals = tested if any(tested) else [sum(column) for column in zip(*held, strict=True)]
     shares = max(totals) / sum(totals), fmean(max(row) / sum(row) for row in held)
     return max(shares[0], least or 0.0), max(shares[1], least or 0.0)
 

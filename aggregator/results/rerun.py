@@ -31,20 +31,25 @@ def rerun(prepared: PreparedTask, *, runtime: str = "") -> Rerun:
 
     :param runtime: what computed the gradients, where that was this machine.
     """
-    digests = {"task package": prepared.spec_ref.digest.hex()}
-    if prepared.dataset is not None:
-        parts = {"training images": prepared.dataset.train, "test images": prepared.dataset.test}
-        digests |= {name: samples_digest(samples) for name, samples in parts.items() if len(samples)}
-    method = Path(prepared.task.method.name.rpartition(":")[0])
-    if method.suffix == ".py":
-        digests["method file"] = hashlib.sha256(method.read_bytes()).hexdigest()
     return Rerun(
         command=command_line(),
         task=toml_of(prepared.task.to_plain()),
-        digests=digests,
+        digests={"task package": prepared.spec_ref.digest.hex(), **input_digests(prepared)},
         commit=commit(),
         runtime=runtime,
     )
+
+
+def input_digests(prepared: PreparedTask) -> dict[str, str]:
+    """SHA-256 as hex of what a task names and does not hold."""
+    digests = {}
+    if prepared.dataset is not None:
+        parts = {"training images": prepared.dataset.train, "test images": prepared.dataset.test}
+        digests = {name: samples_digest(samples) for name, samples in parts.items() if len(samples)}
+    method = Path(prepared.task.method.name.rpartition(":")[0])
+    if method.suffix == ".py":
+        digests["method file"] = hashlib.sha256(method.read_bytes()).hexdigest()
+    return digests
 
 
 def versions() -> dict[str, str]:

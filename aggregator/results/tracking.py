@@ -11,13 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import RunState
 from hushfleet.errors import BadInput
 
-Tracker = Literal["tensorboard", "mlflow"]
 _LOOK_EVERY_S = 1.0
 _OF_ROUND = {
     "accuracy_global": "accuracy/global",

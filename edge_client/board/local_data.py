@@ -122,7 +122,7 @@ def load_arrays(path: Path, model: ModelSpec) -> Samples:
 def load_csv(path: Path, model: ModelSpec) -> Samples:
     """A line a sample, see `hushfleet.data.csv_file`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
-    values, labels, _ = read_csv(path, input_shape=model.image_shape, outputs=outputs)
+    values, labels, *_ = read_csv(path, input_shape=model.image_shape, outputs=outputs)
     return _fitting(values, labels, model, str(path))
 
 

@@ -131,7 +131,7 @@ def read_file(path: Path) -> Any:
     """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
     is_json = path.suffix == ".json"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
         return json.loads(text) if is_json else parse_toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error

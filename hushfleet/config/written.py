@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _SECTION = re.compile(r"^\s*\[\[?\s*([\w.-]+)\s*\]")
 _KEY = re.compile(r"^(\s*)([\w-]+)\s*=")
-_NAMED = re.compile(r"^([\w.]+(?:: \w+(?= = ))?)")
+_NAMED = re.compile(r"^([\w.]+(?:: \w+(?= = ))?)(?:\[(\d+)\])?")
 _UNKNOWN = re.compile(r"unknown field '([\w-]+)'")
 
 
@@ -59,7 +59,7 @@ def with_lines(path: Path, found: Sequence[str]) -> list[str]:
     """The same faults in the order of the file, each with the line and the column where its key is."""
     if path.suffix == ".json":
         return list(found)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
     placed = [(_place(lines, fault), fault) for fault in found]
     end = (len(lines) + 1, 0)
     return [
@@ -76,12 +76,15 @@ def _place(lines: Sequence[str], fault: str) -> tuple[int, int] | None:
         [] if named is None or fault.startswith(("unknown ", "missing ")) else named[1].replace(": ", ".").split(".")
     )
     whole += [] if strange is None else [strange[1]]
+    tables_before = 0 if named is None else int(named[2] or 0)
     section: list[str] = []
     for number, line in enumerate(lines, 1):
         if head := _SECTION.match(line):
             section = head[1].split(".")
             if section == whole:
-                return number, line.index("[") + 1
+                if not tables_before:
+                    return number, line.index("[") + 1
+                tables_before -= 1
         elif (key := _KEY.match(line)) and [*section, key[2]] == whole:
             return number, len(key[1]) + 1
     return None

@@ -31,6 +31,8 @@ def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None,
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
         del parts["train"]
     found = {part: read_csv(file, input_shape=input_shape, outputs=outputs) for part, file in parts.items()}
+    if len({each[3] for each in found.values()}) > 1:
+        raise BadInput(f"{parts['test']} must have the columns of values of {parts['train']}, in the same order")
     arrays: dict[str, Any] = {
         f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
     }
@@ -39,8 +41,8 @@ def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None,
 
 def read_csv(
     path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
+    """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`; names of values.
 
     :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
     :raises BadInput: names the file, the line and the column.
@@ -60,6 +62,7 @@ def read_csv(
     if len(columns) != wanted or not columns:
         shown = "" if input_shape is None else f", the task wants {wanted}: {' x '.join(map(str, input_shape))}"
         raise BadInput(f"{path} has {len(columns)} columns of values{shown}")
+    names = tuple(header[place] for place in columns)
     columns += [header.index(name) for name in outputs]
     values = np.empty((len(rows), len(columns)), np.float32)
     for place, (line, row) in enumerate(rows):
@@ -85,4 +88,4 @@ def read_csv(
     }
     values, targets = values[:, :wanted], values[:, wanted:]
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE)
+    return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE), names

@@ -152,6 +152,8 @@ def read_image(file: Path, *, input_shape: tuple[int, int, int]) -> npt.NDArray[
                 image = pil.ImageOps.exif_transpose(opened)
                 if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
                     image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+                elif image.mode in ("I", "F"):
+                    raise ValueError(f"pixels of mode {image.mode!r} have no largest value; save 8 or 16 bits")
                 image = image.convert("L" if channels == 1 else "RGB")
                 if image.size != (width, height):
                     image = image.resize((width, height), pil.Image.Resampling.LANCZOS)

@@ -20,6 +20,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, size
 from hushfleet.aggregator.results.result import Result, write_whole
+from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import TRUST
 
 MOST_DIFFERENCES = 8
@@ -29,9 +30,12 @@ MOST_DIFFERENCES = 8
 def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
     """The results of run folders, by their folders' names, or whole paths where two have the same name.
 
-    Raises `BadInput`.
+    Raises `BadInput`, also for a run that is given twice.
     """
-    names = [folder.resolve().name for folder in folders]
+    places = [folder.resolve() for folder in folders]
+    if len(set(places)) < len(places):
+        raise BadInput(f"{', '.join(map(str, folders))}: give each run once")
+    names = [place.name for place in places]
     unique = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
     return {name: Result.load(folder / "result.json") for name, folder in zip(unique, folders, strict=True)}
 

@@ -228,15 +228,17 @@ def _spent(result: Result, headline: Headline) -> PagePart:
 
 def _signal(result: Result) -> PagePart:
     ratios = [row.snr_db for row in result.rounds]
-    if math.inf in ratios:
+    if result.wire and result.wire.step_unit == "rms":
         return missing("There is no noise in the updates, so no signal-to-noise ratio either.")
-    why = "The signal-to-noise ratio was not recorded."
-    if result.wire and result.wire.codec == "one-bit":
+    why = "The updates showed no signal beyond their noise."
+    if result.accounting == "secure":
+        why = "There is no signal-to-noise ratio: of a secure sum nobody sees the updates."
+    elif result.wire and result.wire.codec == "one-bit":
         why = (
             "There is no signal-to-noise ratio: with one bit a parameter, all updates have the same norm, which tells "
             "nothing of their signal."
         )
-    note = "0 dB: noise as strong as a full-size update. Averaging n devices gains 10 log10(n) dB."
+    note = "0 dB: noise as strong as what it hides. Averaging n devices gains 10 log10(n) dB."
     return over("Signal to noise, dB", [line("signal to noise", rounds_of(result), ratios, 3)], why, note=note)
 
 
@@ -307,9 +309,10 @@ def labels(result: Result) -> Section | None:
         return None
     classes = detail.class_names or [str(n) for n in range(len(counts[0]))]
     images = [sum(row) for row in counts]
-    told = f"{sum(images):,} training images on {len(images)} devices, {from_to(images)} on a device."
+    held = f"{sum(images):,} images on {len(images)} devices, {from_to(images)} on a device"
+    told = f"{held}, with those of its own test part."
     note = f"The stronger the colour, the more images. {told}"
-    chart = charts.heat_map("Training images", detail.devices, classes, counts, form="d", x="class", note=note)
+    chart = charts.heat_map("Images", detail.devices, classes, counts, form="d", x="class", note=note)
     lead = f"Who holds which images: partition {result.partition}."
     return Section("labels", "Labels over devices", lead, [chart], folded=True)
 

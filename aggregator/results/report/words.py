@@ -18,9 +18,9 @@ def number(value: float | None) -> str:
         return NOT_MEASURED
     if math.isinf(value):
         return "\N{INFINITY}" if value > 0 else f"{MINUS}\N{INFINITY}"
-    size = abs(value)
+    size = abs(float(f"{value:.3g}"))  # as it is shown: 99.96 is 100
     form = ",.0f" if size >= 100 else ".1f" if size >= 10 else ".3g" if size >= 0.01 or size == 0 else ".2g"
-    return f"{value:{form}}".replace("-", MINUS, 1) if value < 0 else f"{value:{form}}"
+    return f"{value:{form}}".replace("-", MINUS, 1) if value < 0 else f"{value + 0.0:{form}}"
 
 
 def percent(value: float | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput
 
 Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global"]
@@ -221,7 +221,7 @@ def load_paper(name: str) -> Paper:
     if name not in names:
         raise BadInput(f"there is no paper {name!r}; there are {', '.join(names)} (`hushfleet reproduce --list`)")
     path = recipes_folder() / name / "paper.toml"
-    return _parsed(Paper, _read(path), path)
+    return _parsed(Paper, read_file(path), path)
 
 
 def load_recipes(paper: str) -> list[Recipe]:
@@ -251,9 +251,9 @@ def find_recipe(paper: str, *, table: str | None = None, figure: str | None = No
 
 def load_recipe(path: Path) -> Recipe:
     """A recipe file. With `like`, what it lacks of task, readings, metric and `quick` comes from that one."""
-    plain = _read(path)
+    plain: dict[str, Any] = read_file(path)
     if like := plain.pop("like", ""):
-        plain = {key: value for key, value in _read(path.with_stem(like)).items() if key in _SHARED} | plain
+        plain = {key: value for key, value in read_file(path.with_stem(like)).items() if key in _SHARED} | plain
     kind, _, number = path.stem.partition("-")
     named = {"label": f"{kind.capitalize()} {number}"} | plain | {"paper": path.parent.name, "name": path.stem}
     return _parsed(Recipe, named, path)
@@ -261,15 +261,6 @@ def load_recipe(path: Path) -> Recipe:
 
 _SHARED = ("task", "reading", "metric", "window", "quick")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{path} does not parse: {error}") from error
 
 
 def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.privacy import register
+from hushfleet.aggregator.commands.privacy_figures import view_of
+from hushfleet.aggregator.results.report.verdict import guess_rate
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
@@ -68,8 +71,8 @@ def test_json_has_the_same_numbers(app):
     assert "hardly a promise" in got["server"]["meaning"]
     half = facts(app, "--noise-multiplier", 3.975 / 2, *AS_PRINTED[2:])
     assert got["release"]["epsilon_exchange"] == half["release"]["epsilon"]
-    # (e^1.9956 + 0.1) / (e^1.9956 + 1) = 7.4565 / 8.3565 = 89.2 %
-    assert "89.2 %" in got["release"]["meaning"]
+    # (e^1.9956 + 0.1) / (e^1.9956 + 1) = 7.4565 / 8.3565 = 89.23 %, never rounded down
+    assert "89.3 %" in got["release"]["meaning"]
     assert any("a tenth of 1/10" in note for note in got["notes"])
 
 
@@ -177,3 +180,13 @@ def test_a_secure_sum_has_one_number_and_a_ring(app):
 )
 def test_bad_input_says_what_to_correct(app, arguments, message):
     assert message in refused(app, *arguments)
+
+
+def test_what_a_guess_is_right_at_most_is_not_rounded_down() -> None:
+    meaning = view_of(
+        "server", "all", 5.5, 1.0, unit="device", rounds=20, delta=0.01, accountant="exact"
+    ).meaning  # fmt: skip
+    (said,) = re.findall(r"at most (\d+\.\d)", meaning)
+    spent = epsilon([Step(5.5, 1.0, 20)], delta=0.01)
+    bound = 100 * guess_rate(spent, 0.01)
+    assert round(bound, 1) < bound <= float(said) < bound + 0.1

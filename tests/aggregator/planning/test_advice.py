@@ -52,7 +52,7 @@ def test_outside_of_the_table_the_nearest_cell_is_taken_and_it_is_said() -> None
     table = table_of(fleet(10, 5, 0.2), fleet(1000, 5, 0.4))
     found = table.estimate(features="scattering", signal=signal_of(5000), images=500, classes=3, alpha=0.5)
     assert found.accuracies.chosen == pytest.approx(0.4)
-    assert len(found.outside) == 3
+    assert len(found.outside) == 4
     unknown = table.estimate(features="mine.onnx", signal=signal_of(100), images=5, classes=10, alpha=None)
     assert "mine.onnx" in unknown.outside[0]
 
@@ -62,6 +62,17 @@ def test_fleets_that_differ_are_judged_by_such() -> None:
     at = {"features": "scattering", "signal": signal_of(10), "images": 5, "classes": 10}
     assert table.estimate(**at, alpha=0.3).accuracies.chosen == pytest.approx(0.7)
     assert table.estimate(**at, alpha=100.0).accuracies.chosen == pytest.approx(0.2)
+    assert table.estimate(**at, alpha=0.5).outside == table.estimate(**at, alpha=None).outside == ()
+    for alpha, figures in ((0.3, "alpha 0.5"), (1.9, "alpha 0.5"), (2.0, "devices that are alike")):
+        (said,) = table.estimate(**at, alpha=alpha).outside
+        assert said == f"alpha {alpha:g} was not measured; these are the figures of {figures}"
+
+
+def test_images_are_held_to_what_was_measured_with_the_neighbouring_classes() -> None:
+    table = table_of(fleet(10, 5, 0.2), fleet(10, 20, 0.3), fleet(10, 20, 0.4, classes=26))
+    at = {"features": "scattering", "signal": signal_of(10), "alpha": None}
+    assert table.estimate(**at, images=10, classes=10).outside == ()
+    assert table.estimate(**at, images=10, classes=18).outside == ("images a device 10 outside of 20 to 20",)
 
 
 def test_the_table_that_ships_has_no_cell_without_noise_or_with_too_few_seeds() -> None:
@@ -149,6 +160,17 @@ def test_a_task_is_judged_as_the_same_question() -> None:
     found = worth_it(noised, classes=10)
     assert found is not None
     assert found.question.epsilon == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_task_is_judged_by_the_noise_that_it_adds() -> None:
+    """Smaller sums that may be opened, and cohorts that are drawn, leave fewer honest devices to count on."""
+    for rules in ({}, {"min_updates": 20}, {"cohort_size": 50}):
+        asked = task(round=rules)
+        advice = worth_it(asked, classes=10, images=20)
+        assert advice is not None
+        assert advice.answer == ("no" if rules else "yes")
+        as_much = Question(asked.cohort_size, 20, 10, 2.0).estimate(math.sqrt(asked.cohort_size * asked.noise_split))
+        assert advice.estimate == as_much
 
 
 def test_other_methods_and_runs_without_noise_are_not_judged() -> None:

@@ -92,3 +92,5 @@ def test_runs_are_named_by_their_folders_and_a_folder_without_a_result_is_refuse
     ]
     with pytest.raises(BadInput, match=r"result\.json"):
         load_runs([tmp_path / "a"])
+    with pytest.raises(BadInput, match="give each run once"):
+        load_runs([tmp_path / "c", tmp_path / "a" / ".." / "c"])

@@ -71,6 +71,8 @@ def test_one_device_has_no_spread() -> None:
 def test_chance_is_the_commonest_class() -> None:
     result = changed(sample(2), label_counts=[[8, 2, 0], [1, 1, 8]])
     assert chance(result) == (pytest.approx(9 / 20), pytest.approx(0.8))
+    other = changed(result, confusion_global=[[4, 3, 3], [1, 19, 0], [6, 2, 2]])
+    assert chance(other) == (pytest.approx(20 / 40), pytest.approx(0.8))
     assert chance(changed(sample(2), label_counts=[])) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert chance(bare(sample(2))) == (None, None)
 

@@ -181,7 +181,7 @@ def test_bits_are_of_whole_updates() -> None:
 
 def test_signs_have_no_signal_to_noise_ratio_and_the_report_says_why() -> None:
     wire = WireInfo(codec="one-bit", step_unit="noise")
-    for form, told in ((wire, "all updates have the same norm"), (QUANTIZED, "was not recorded")):
+    for form, told in ((wire, "all updates have the same norm"), (QUANTIZED, "no signal beyond their noise")):
         rows = [row.model_copy(update={"snr_db": None}) for row in sample().rounds]
         page = Page(render_report(sample(wire=form).model_copy(update={"rounds": rows})))
         assert told in page.sections["privacy"]
@@ -345,7 +345,9 @@ def test_devices_that_would_be_better_off_alone_are_counted() -> None:
 
 def test_a_run_without_noise_says_so() -> None:
     result = sample(epsilon_server=math.inf, epsilon_release=math.inf)
-    result = result.model_copy(update={"rounds": [r.model_copy(update={"snr_db": math.inf}) for r in result.rounds]})
+    wire = WireInfo(codec="quantized", step=0.05, step_unit="rms")
+    rounds = [r.model_copy(update={"snr_db": None}) for r in result.rounds]
+    result = result.model_copy(update={"rounds": rounds, "wire": wire})
     page = Page(render_report(result))
     assert "infinite from the first round on" in page.sections["privacy"]
     assert "no noise in the updates" in page.sections["privacy"]
@@ -372,6 +374,7 @@ def test_guessing_by_hand() -> None:
 
 
 def test_numbers_as_people_write_them() -> None:
+    assert [number(v) for v in (99.96, 9.996, 999.6, -0.0)] == ["100", "10.0", "1,000", "0"]
     assert [number(v) for v in (0, 2.0, 12.2, 379.4, 2463.6, 0.0041, -21.3, math.inf, None)] == [
         "0", "2", "12.2", "379", "2,464", "0.0041", "\u221221.3", "\u221e", "not measured",
     ]  # fmt: skip

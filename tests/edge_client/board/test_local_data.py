@@ -116,6 +116,15 @@ def test_a_line_without_a_label_is_refused_and_makes_no_class(tmp_path):
         load_csv_set(tmp_path / "d.csv", input_shape=None)
 
 
+def test_both_files_of_a_set_have_their_columns_in_one_order(tmp_path):
+    (tmp_path / "train.csv").write_text("label,ax,ay\nwalk,1,2\nrun,3,4\n")
+    (tmp_path / "test.csv").write_text("ax,label,ay\n1,walk,2\n")
+    assert load_csv_set(tmp_path).test_x.tolist() == [[1, 2]]
+    (tmp_path / "test.csv").write_text("label,ay,ax\nwalk,2,1\n")
+    with pytest.raises(BadInput, match=r"test.csv must have the columns of values of .*train.csv, in the same order"):
+        load_csv_set(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

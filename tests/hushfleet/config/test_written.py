@@ -64,6 +64,29 @@ def test_a_rule_of_two_fields_has_the_line_of_the_one_that_it_names(tmp_path: Pa
         read_written(House, path)
 
 
+def test_of_repeated_tables_it_is_the_one_that_is_wrong(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Street(Checked):
+        house: tuple[Place, ...]
+
+    path = tmp_path / "street.toml"
+    path.write_text('[[house]]\ncity = "Ulm"\n\n[[house]]\ncity = "Ulm"\nfloor = -1\n')
+    with pytest.raises(BadInput, match=r"line 4, column 1: house\[1\].floor = -1"):
+        read_written(Street, path)
+
+
+def test_the_mark_that_windows_editors_begin_a_file_with_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "place.toml"
+    path.write_bytes('\ufeffcity = "Ulm"\r\nfloor = 3\r\n'.encode())
+    assert read_written(Place, path) == Place("Ulm", 3)
+    path.write_bytes("\ufefffloor = 3\r\n".encode())
+    with pytest.raises(BadInput, match="missing field `city`"):
+        read_written(Place, path)
+    path.write_bytes("\ufeffcity = 3\r\n".encode())
+    with pytest.raises(BadInput, match="line 1, column 1: city = 3"):
+        read_written(Place, path)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 12) | st.floats() | st.sampled_from(["Bonn", "Ulm"]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*GOOD, *GOOD["place"], "x"]), inner),

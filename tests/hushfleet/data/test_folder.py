@@ -69,6 +69,16 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, colour, expected: int
     assert (samples.images == expected).all()
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_pixels_without_a_largest_value_are_skipped_and_not_cut_off(tmp_path: Path, dtype: type) -> None:
+    put(tmp_path / "dog" / "one.png", 77, mode="L")
+    Image.fromarray(np.full((8, 8), 1000, dtype)).save(tmp_path / "dog" / "two.tif")
+    samples, (said,) = scan(tmp_path)
+    assert len(samples) == 1
+    assert "two.tif" in said
+    assert "8 or 16 bits" in said
+
+
 def test_turns_images_upright_by_their_exif_tag(tmp_path: Path) -> None:
     pixels = np.zeros((6, 4), dtype=np.uint8)  # as the sensor stored it: 6 rows, 4 columns
     pixels[0] = 255  # the stored top row is the right edge of the upright picture

@@ -1,0 +1,51 @@
+"""Where a run goes that nobody has named a folder for, and what it goes on with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.data.arrays import Data
+from hushfleet.errors import BadInput
+from hushfleet.simulator.run_folder import begin, go_on, run_path
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
+    found = [run_path(None, "mine") for _ in range(3)]
+    assert [str(each) for each in found] == [f"runs/mine-20260101-000000{n}" for n in ("", "-2", "-3")]
+    assert all(each.is_dir() for each in found)
+
+
+def test_a_folder_that_was_asked_for_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert run_path(tmp_path / "a", "mine") == tmp_path / "a"
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> None:
+    data, run = tmp_path / "data.npz", tmp_path / "run"
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    Data(x, y, x[:30], y[:30]).save(data)
+    plain = {
+        "name": "t",
+        "model": {"name": "linear"},
+        "method": {"name": "fedavg"},
+        "data": {"name": "arrays", "path": str(data), "devices": 3, "mean": [0.0] * 4, "std": [1.0] * 4},
+    }
+    begin(parse_task(plain), run, data_dir=None)
+    assert go_on(run, data_dir=None).folder.path == run
+    Data(x, (y + 1) % 3, x[:30], y[:30]).save(data)
+    with pytest.raises(BadInput, match="its training images have changed"):
+        go_on(run, data_dir=None)
+    Data(x, y, x[:20], y[:20]).save(data)
+    with pytest.raises(BadInput, match="its test images have changed"):
+        go_on(run, data_dir=None)
+    (run / "digests.json").unlink()  # as of an earlier version
+    go_on(run, data_dir=None)
