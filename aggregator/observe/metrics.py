@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,51 +78,77 @@ def eq20_bytes(shared: Sequence[int], size: int) -> float:
     return sum(32 * k + size for k in shared) / 8
 
 
-def privacy_table(
-    store: AggregatorStore, *, delta: float, accountant: Accountant = "exact", until: int | None = None
-) -> list[PrivacyRow]:
-    """One row a device that was ever charged, by id.
+def privacy_tables(
+    store: AggregatorStore, rounds: Iterable[float], *, delta: float, accountant: Accountant = "exact"
+) -> list[dict[str, PrivacyRow]]:
+    """After each of these rounds, a row for every device that was charged by then, by id. Charges are read once.
 
     `epsilon_server` is over every accepted round, or what the device itself reported, if that is more (a
     device also counts updates that were never accepted). `epsilon_release` is over those of them that are closed.
     Where a method sends raw values, both are infinite: what is raw steers the noise or the clip norms of the rounds
     that follow, and so the models show it too, by an amount that nothing bounds.
 
-    :param until: only rounds up to this one.
+    :param rounds: ascending; `math.inf` is after all charges that there are.
     """
     released = {
         row.round: row.metrics["multiplier_release"]
         for row in store.rounds()
         if row.metrics is not None and row.metrics["multiplier_release"] is not None
     }
-    charged: dict[str, list[ChargeRow]] = {}
-    for row in store.charges():
-        if until is None or row.round <= until:
-            charged.setdefault(row.device, []).append(row)
-    return [_spent(device, rows, released, delta, accountant) for device, rows in sorted(charged.items())]
+    waiting = deque(sorted(store.charges(), key=lambda row: row.round))
+    spent, table, tables = dict[str, _Spent](), dict[str, PrivacyRow](), []
+    for until in rounds:
+        changed = dict[str, _Spent]()
+        while waiting and waiting[0].round <= until:
+            row = waiting.popleft()
+            changed[row.device] = spent.setdefault(row.device, _Spent(row))
+            changed[row.device].add(row, released.get(row.round))
+        table = table | {device: each.row(delta, accountant) for device, each in changed.items()}
+        tables.append(dict(sorted(table.items())))
+    return tables
 
 
-def _spent(
-    device: str, rows: Sequence[ChargeRow], released: Mapping[int, float], delta: float, accountant: Accountant
-) -> PrivacyRow:
-    seen = [Step(row.noise_multiplier, row.sample_rate, row.steps) for row in rows]
-    in_models = [
-        Step(_in_model(row, released[row.round]), row.sample_rate, row.steps) for row in rows if row.round in released
-    ]
-    raw = list(dict.fromkeys(words for row in rows for words in row.raw.splitlines()))
-    server, release = (epsilon(steps, delta=delta, accountant=accountant) for steps in (seen, in_models))
-    return PrivacyRow(
-        device=device,
-        unit=rows[0].unit,
-        adjacency=rows[0].adjacency,
-        delta=delta,
-        epsilon_server=math.inf if raw else max(server, *(row.device_epsilon for row in rows)),
-        epsilon_release=math.inf if raw and in_models else release,
-        rounds_charged=max(len(rows), *(row.device_rounds for row in rows)),
-        raw_values=raw,
-        noised_server=server if raw else None,
-        noised_release=release if raw else None,
-    )
+class _Spent:
+    """What one device was charged so far.
+
+    :param first: its first charge.
+    """
+
+    def __init__(self, first: ChargeRow) -> None:
+        self._first = first
+        self._server, self._release = Counter[tuple[float, float]](), Counter[tuple[float, float]]()
+        self._raw = dict[str, None]()
+        self._charged = self._reported_rounds = 0
+        self._reported_epsilon = 0.0
+
+    def add(self, row: ChargeRow, released: float | None) -> None:
+        """:param released: the round's multiplier against readers of the models; None while there is none."""
+        self._server[row.noise_multiplier, row.sample_rate] += row.steps
+        if released is not None:
+            self._release[_in_model(row, released), row.sample_rate] += row.steps
+        self._raw |= dict.fromkeys(row.raw.splitlines())
+        self._charged += 1
+        self._reported_rounds = max(self._reported_rounds, row.device_rounds)
+        self._reported_epsilon = max(self._reported_epsilon, row.device_epsilon)
+
+    def row(self, delta: float, accountant: Accountant) -> PrivacyRow:
+        server, release = (
+            epsilon((Step(*how, steps) for how, steps in counts.items()), delta=delta, accountant=accountant)
+            for counts in (self._server, self._release)
+        )
+        raw = list(self._raw)
+        return PrivacyRow(
+            device=self._first.device,
+            unit=self._first.unit,
+            adjacency=self._first.adjacency,
+            delta=delta,
+            epsilon_server=math.inf if raw else max(server, self._reported_epsilon),
+            epsilon_release=math.inf if raw and self._release else release,
+            rounds_charged=max(self._charged, self._reported_rounds),
+            raw_values=raw,
+            noised_server=server if raw else None,
+            noised_release=release if raw else None,
+        )
 
 
 def _in_model(row: ChargeRow, released: float) -> float:

@@ -7,13 +7,14 @@ What only a simulation knows (own accuracies, label counts, the local-only basel
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
+from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_tables
 from hushfleet.aggregator.observe.timeline import read_timeline
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.rerun import rerun, versions
@@ -58,17 +59,15 @@ def record(
     summaries = [RoundSummary(**row.metrics) for row in closed if row.metrics is not None]
     began_at = closed[0].opened_at if closed else 0.0
     delta, accountant = spec.privacy.delta, spec.privacy.accountant
-    privacy = privacy_table(store, delta=delta, accountant=accountant)
+    *spent, privacy = privacy_tables(
+        store, [*(summary.round for summary in summaries), math.inf], delta=delta, accountant=accountant
+    )
     rows_by_device = [store.updates(row.round) for row in closed]
     accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
     uplink, accepted = Counter[str](), Counter[str]()
     for row in chain.from_iterable(rows_by_device):
         uplink[row.device] += row.size
         accepted[row.device] += 1
-    spent = [
-        {row.device: row for row in privacy_table(store, delta=delta, accountant=accountant, until=summary.round)}
-        for summary in summaries
-    ]
     declines: dict[str, Counter[str]] = {}
     declined_in: dict[int, set[str]] = {}
     reasons: dict[str, str] = {}
@@ -76,7 +75,7 @@ def record(
         declined_in.setdefault(round, set()).add(device)
         declines.setdefault(device, Counter())[code] += 1
         reasons[code] = reason
-    seen = {row.device for row in privacy} | {row.device for row in store.devices()}
+    seen = privacy.keys() | {row.device for row in store.devices()}
     names = sorted(seen | declines.keys() | set(fleet))
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
@@ -101,7 +100,7 @@ def record(
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[RoundRow.model_validate(asdict(summary), extra="ignore") for summary in summaries],
         local_only=LocalOnly(),
-        privacy=privacy,
+        privacy=list(privacy.values()),
         details=Details(
             devices=names,
             class_names=list(spec.model.class_names),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.observe.metrics import privacy_table
+from hushfleet.aggregator.observe.metrics import privacy_tables
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.state import RoundTerms
 from support.fleet import CLIP_NORM, LAYOUT
@@ -54,7 +54,8 @@ def test_for_an_epsilon_that_counts_it(make_fleet: MakeFleet) -> None:
         for name in fleet.names[1:]:
             assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
         assert fleet.engine.close().multiplier_release == pytest.approx(2.0 * 3**0.5)
-        epsilons.append([row.epsilon_release for row in privacy_table(fleet.store, delta=0.01, accountant="rdp")])
+        (table,) = privacy_tables(fleet.store, [1], delta=0.01, accountant="rdp")
+        epsilons.append([row.epsilon_release for row in table.values()])
     assert epsilons[0] == epsilons[1]
 
 
@@ -68,7 +69,8 @@ def test_for_an_epsilon_of_its_own_records(make_fleet: MakeFleet) -> None:
     honest = fleet.names[1]
     assert fleet.engine.accept(honest, fleet.update(honest).data).code == "accepted"
     fleet.engine.close()
-    liar, other = (row.epsilon_release for row in privacy_table(fleet.store, delta=1e-5, accountant="rdp")[:2])
+    (table,) = privacy_tables(fleet.store, [1], delta=1e-5, accountant="rdp")
+    liar, other, *_ = (row.epsilon_release for row in table.values())
     assert liar == pytest.approx(other)
 
 

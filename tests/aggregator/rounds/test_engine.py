@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_table
+from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_tables
+from hushfleet.aggregator.results.result import PrivacyRow
 from hushfleet.aggregator.rounds.policy import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.methods.state import PublicState
@@ -21,6 +22,11 @@ from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from support.accelerator import SUM_DEVICES
 
 MakeFleet = Callable[..., Any]
+
+
+def spent(fleet: Any, until: float = math.inf) -> list[PrivacyRow]:
+    (table,) = privacy_tables(fleet.store, [until], delta=0.01)
+    return list(table.values())
 
 
 def test_the_global_model_is_the_mean_of_what_was_sent_over_those_who_share_it(make_fleet: MakeFleet) -> None:
@@ -270,7 +276,7 @@ def test_too_few_updates_leave_the_model_and_release_nothing(make_fleet: MakeFle
     summary = fleet.engine.close()
     assert (summary.participants, summary.multiplier_release) == (0, None)
     assert fleet.engine.global_digest == before
-    (row,) = privacy_table(fleet.store, delta=0.01, accountant="exact")
+    (row,) = spent(fleet)
     assert (row.device, row.rounds_charged, row.epsilon_release) == ("dev-0", 1, 0.0)
     assert row.epsilon_server == pytest.approx(epsilon([Step(2 / math.sqrt(3), 1.0, 1)], delta=0.01))
 
@@ -324,7 +330,7 @@ def test_raw_values_cost_infinity_beside_what_the_noise_costs(make_fleet: MakeFl
     """FedGLP-ADP as published: its clip norms follow raw norms, and so does the noise in the models."""
     fleet = make_fleet()
     fleet.run_round()
-    for row in privacy_table(fleet.store, delta=0.01, accountant="exact"):
+    for row in spent(fleet):
         assert row.raw_values == ["clip norms that follow the norms of raw updates"]
         assert row.epsilon_server == row.epsilon_release == math.inf
         assert row.noised_server == pytest.approx(epsilon([Step(2 / math.sqrt(3), 1.0, 1)], delta=0.01))
@@ -340,7 +346,7 @@ def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) 
     fleet.engine.close()
     fleet.open()
     fleet.engine.accept("dev-0", fleet.update("dev-0").data)
-    rows = {row.device: row for row in privacy_table(fleet.store, delta=0.01, accountant="exact")}
+    rows = {row.device: row for row in spent(fleet)}
     local = Step(2 / math.sqrt(3), 1.0, 1)
     whole, two_of_three = Step(2.0, 1.0, 1), Step(2 * math.sqrt(2 / 3), 1.0, 1)
     assert [rows[name].rounds_charged for name in fleet.names] == [3, 2, 1]
@@ -348,8 +354,13 @@ def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) 
         assert rows[name].epsilon_server == pytest.approx(epsilon([local] * rounds, delta=0.01), rel=1e-12)
     assert rows["dev-0"].epsilon_release == pytest.approx(epsilon([whole, two_of_three], delta=0.01), rel=1e-12)
     assert rows["dev-2"].epsilon_release == pytest.approx(epsilon([whole], delta=0.01), rel=1e-12)
-    first = {row.device: row for row in privacy_table(fleet.store, delta=0.01, accountant="exact", until=1)}
+    first = {row.device: row for row in spent(fleet, until=1)}
     assert [first[name].rounds_charged for name in fleet.names] == [1, 1, 1]
+    # all rounds at once, as each by itself
+    by_round = privacy_tables(fleet.store, [1, 2, 3], delta=0.01)
+    assert [list(table.values()) for table in by_round] == [spent(fleet, until) for until in (1, 2, 3)]
+    assert by_round[0]["dev-2"] == by_round[2]["dev-2"]
+    assert by_round[0]["dev-0"] != by_round[1]["dev-0"] != by_round[2]["dev-0"]
 
 
 def test_what_a_device_says_of_itself_counts_where_it_is_more(make_fleet: MakeFleet) -> None:
@@ -360,14 +371,14 @@ def test_what_a_device_says_of_itself_counts_where_it_is_more(make_fleet: MakeFl
         "dev-0", update.header, update.values, update.counts, rounds_charged=7, epsilon_server=55.5
     )
     assert fleet.engine.accept("dev-0", more.data).code == "accepted"
-    (row,) = privacy_table(fleet.store, delta=0.01, accountant="exact")
+    (row,) = spent(fleet)
     assert (row.rounds_charged, row.epsilon_server) == (7, 55.5)
 
 
 def test_no_noise_is_an_infinite_epsilon(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(method="fedavg", multiplier=0.0)
     fleet.run_round()
-    (row, *_) = privacy_table(fleet.store, delta=0.01, accountant="exact")
+    (row, *_) = spent(fleet)
     assert row.epsilon_server == row.epsilon_release == math.inf
 
 
