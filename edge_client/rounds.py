@@ -335,7 +335,10 @@ class RoundHandler:
         began = self._clock()
         try:
             with self._pacer.checked_by(lambda: self._between_batches(plan)):
-                entry = task.run_round(plan, params, roster, on_batch=lambda done, total: self._pacer.step())
+                pacer = self._pacer
+                entry = task.run_round(
+                    plan, params, roster, on_batch=lambda done, total: pacer.step(), apart=pacer.apart
+                )
             if nominal_s is not None:
                 self.quiet_until = announced_at(
                     began=began,
@@ -351,7 +354,6 @@ class RoundHandler:
             self._settled = True  # the newer plan is among the events that wait
             return None
         finally:
-            self._pacer.begin()  # a simulation has just evaluated the model, which is no work of the board's
             self._tidy(plan, task)
             if self.quiet_until is None:
                 self._announce("ready")

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,7 @@ class TaskRuntime:
         self._clock = clock
         self._metrics = MetricsFile.of(config, self.features)
         self._began_training = clock()
+        self._apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self._nominal_s: float | None = None
         asked, in_the_field = config.limits.constant_time, simulation is None
         self.constant_time = in_the_field and spec.privacy.unit == "record" if asked is None else asked
@@ -144,10 +146,19 @@ class TaskRuntime:
             self.gradient.give_up(reason)
 
     def run_round(
-        self, plan: RoundPlan, params: np.ndarray, roster: Roster | None, *, on_batch: OnBatch
+        self,
+        plan: RoundPlan,
+        params: np.ndarray,
+        roster: Roster | None,
+        *,
+        on_batch: OnBatch,
+        apart: Callable[[], AbstractContextManager[None]],
     ) -> OutboxEntry:
-        """Trains and commits, as `Trainer.run_round` does."""
-        self._began_training = self._clock()
+        """Trains and commits, as `Trainer.run_round` does.
+
+        :param apart: inside of it a simulated device is measured, which is no work of a board.
+        """
+        self._began_training, self._apart = self._clock(), apart
         return self.trainer.run_round(plan, params, roster, on_batch=on_batch)
 
     def _write_metrics(self, trained: TrainedRound) -> None:
@@ -158,6 +169,7 @@ class TaskRuntime:
             delta=privacy.delta, task=self.spec.task, extra=trained.release.charge, accountant=privacy.accountant
         )
         try:
-            self._metrics.write(trained, self.spec, self.inference, epsilon_server=spent, train_s=train_s)
+            with self._apart():
+                self._metrics.write(trained, self.spec, self.inference, epsilon_server=spent, train_s=train_s)
         except OSError as error:  # the round goes on without
             _log.error("no metrics are kept of round %d: %s", trained.round, error)

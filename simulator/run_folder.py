@@ -19,6 +19,7 @@ result.json, report.html
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,18 +109,12 @@ class Simulation:
 
 
 def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or one of this name and time that nobody else has, also not one that begins in the
-    same second. Raises `BadInput` where it cannot be."""
+    """The run folder: as asked for, or one that no other process takes. Raises `BadInput` where it cannot be."""
     if out is not None:
         return checked_folder(out)
-    folder = stem = checked_folder(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    for number in count(2):
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            folder = stem.with_name(f"{stem.name}-{number}")
-    return folder
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return checked_folder(next(folder for each in names if not (folder := Path("runs") / each).exists()))
 
 
 def open_simulation(
@@ -205,7 +200,9 @@ def _digests(prepared: PreparedTask) -> dict[str, str]:
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
     from hushfleet.aggregator.publish.prepare import prepare  # workers need the folder alone, and start without PyTorch
 
-    missing = BadInput(f"a simulation needs training data: data.path of data.name = {task.data.name!r} (docs/own.md)")
+    missing = BadInput(
+        f"a simulation needs training data: data.name = {task.data.name!r} needs data.path with a training part (docs/own.md)"
+    )
     if task.data.name in OWN_DATA and task.data.path is None:  # before its features' graph is made
         raise missing
     # The seed makes the task's id: dither and signatures cover it, and two engines must agree on them.

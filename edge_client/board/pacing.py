@@ -52,6 +52,15 @@ class Pacer:
         self._wall_from, self._cpu_from = self._wall(), self._cpu()
 
     @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Work inside is none of the board's: a simulation tests a model."""
+        self.catch_up()
+        try:
+            yield
+        finally:
+            self.begin()
+
+    @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
         """Inside, `check` runs at each `step` and `catch_up`, and while they wait; what it raises ends them."""
         before, self._check = self._check, check

@@ -182,8 +182,8 @@ def test_a_folder_of_images_can_be_simulated(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_without_training_images_cannot_be_simulated(tmp_path: Path) -> None:
     save_folder(DIGITS.test.take(slice(0, 40)), tmp_path / "images" / "test", class_names=DIGITS.class_names)
     (tmp_path / "task.toml").write_text(FOLDER_TASK)
-    with pytest.raises(BadInput, match=r"needs data\.path with train/"):
+    with pytest.raises(BadInput, match=r"data.name = 'folder' needs data.path with a training part"):
         begin(load_task(tmp_path / "task.toml"), tmp_path / "run", data_dir=None)
     (tmp_path / "task.toml").write_text(FOLDER_TASK.replace('path = "images"\n', ""))
-    with pytest.raises(BadInput, match=r"data.name = 'folder' needs data.path"):
+    with pytest.raises(BadInput, match=r"needs data.path with a training part"):
         begin(load_task(tmp_path / "task.toml"), tmp_path / "run", data_dir=None)

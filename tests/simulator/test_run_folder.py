@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -19,9 +20,12 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
-    found = [run_path(None, "mine") for _ in range(3)]
-    assert [str(each) for each in found] == [f"runs/mine-20260101-000000{n}" for n in ("", "-2", "-3")]
-    assert all(each.is_dir() for each in found)
+    first = run_path(None, "mine")
+    assert not Path("runs").exists(), "nothing is begun yet"
+    first.mkdir(parents=True)
+    assert run_path(None, "mine") == Path(f"{first}-2")
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert run_path(None, "mine") == Path("runs/mine-20260101-000000-1")
 
 
 def test_a_folder_that_was_asked_for_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_list_may_be_given_again(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "section [devices]"),
-        ("[devices", "cannot be read"),
+        ("[devices", "is not valid TOML"),
         ("[devices]\none = 7\n", "in quotes"),
         ('[devices]\none = "key"\n', "the key of one"),
         ('[devices]\n"A B" = "certificate"\n', "A B"),

@@ -146,7 +146,7 @@ def less_noise_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm: x)
+    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm, drop: x)
 
 
 @pytest.mark.parametrize("plant", [less_noise_on_gradients, no_clipping_of_gradients])
