@@ -201,7 +201,8 @@ def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: Fleet
     from hushfleet.aggregator.publish.prepare import prepare  # workers need the folder alone, and start without PyTorch
 
     missing = BadInput(
-        f"a simulation needs training data: data.name = {task.data.name!r} needs data.path with a training part (docs/own.md)"
+        f"a simulation needs training data: data.name = {task.data.name!r} needs data.path with a training part "
+        "(docs/own.md)"
     )
     if task.data.name in OWN_DATA and task.data.path is None:  # before its features' graph is made
         raise missing
