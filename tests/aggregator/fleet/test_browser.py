@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -69,7 +71,10 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
     process = subprocess.Popen(
-        [*command, f"--user-data-dir={tmp_path / 'profile'}", "about:blank"], stderr=subprocess.PIPE, text=True
+        [*command, f"--user-data-dir={tmp_path / 'profile'}", "about:blank"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Debian's command is a script that starts the browser
     )
     try:
         assert process.stderr is not None
@@ -77,7 +82,7 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         with connect(url, max_size=1 << 24) as connection:
             yield Tab(connection)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
