@@ -49,8 +49,8 @@ class Changes(NamedTuple):
     """What has become of devices since the last look.
 
     :param out: key and reason of those that were put out.
-    :param accepted: ids that are accepted now, or whose birth could not be committed: what the broker keeps of them is
-        to be read again.
+    :param accepted: ids that are accepted now, or by another key, or whose birth could not be committed: what the
+        broker keeps of them is to be read again.
     :param replaced: those that have come with another key.
     """
 
@@ -113,6 +113,7 @@ class Enrolment:
         self._out: dict[str, tuple[bytes, str]] = {}
         self._accepted: set[str] = set()
         self._unheard: set[str] = set()  # of births that could not be committed
+        self._after_round: set[str] = set()  # of births that are refused because of the open round
         self._sessions: dict[str, tuple[bytes, int]] = {}
         self._load()
         self._accepted.clear()  # the broker sends the births of all at the start
@@ -198,7 +199,8 @@ class Enrolment:
             if row.blocked is None and row.public_key is not None and self.key(device) != row.public_key:
                 self._out[device] = row.public_key, self._reason(device)
         for device, row in self._known.items():
-            if row.blocked is None and (device not in before or before[device].blocked is not None):
+            was = before.get(device)
+            if row.blocked is None and (was is None or was.blocked is not None or was.public_key != row.public_key):
                 self._accepted.add(device)
 
     # births
@@ -284,6 +286,7 @@ class Enrolment:
             reason = self._reason(device, key)
         elif self._sessions.get(device, (key,))[0] != key and self._store.has_open_update(device):
             reason = "the open round has an update with the former key of this device; it is accepted after the round"
+            self._after_round.add(device)
         else:
             return
         self._note_refused(birth)
@@ -311,6 +314,8 @@ class Enrolment:
 
     def round_closed(self) -> None:
         self._count_rounds = self._has_news = True
+        self._unheard |= self._after_round
+        self._after_round = set()
 
     def note(self, *, force: bool = False) -> None:
         """Writes for `hushfleet devices list` who was seen and who was refused, every few seconds at most."""

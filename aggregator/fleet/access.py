@@ -87,8 +87,20 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
     return any([*changed, _write_revoked(folder, registry)])
 
 
+def lists_written(folder: FleetFolder) -> list[int]:
+    """When the files that a broker reads again were written: another list after each change."""
+    written = []
+    for name in ("access.acl", "enrolment.acl", "revoked.pem", "broker.pem"):
+        with contextlib.suppress(OSError):
+            written.append((folder.broker / name).stat().st_mtime_ns)
+    return written
+
+
 def reload_brokers(folder: FleetFolder) -> int:
-    """Asks those that run here to read access lists, certificates and revoked ones again; how many these are."""
+    """Asks those that run here to read access lists, certificates and revoked ones again; how many these are.
+
+    Mosquitto forgets a signal that comes while it reads, so the fleet service asks a second time (`ReadAgain`).
+    """
     asked = 0
     for file in (PID_FILE, ENROLMENT_PID_FILE):
         with contextlib.suppress(OSError, ValueError):

@@ -25,7 +25,7 @@ from hushfleet.wire.link.mqtt import MqttLink
 
 LOOK_EVERY_S = 1.0
 PATIENCE_S = 15.0
-_READ_AGAIN_S = 2.0  # the broker has the new lists by then, so that the board does not come back
+_LISTS_READ_S = 3.0  # the broker has the new lists by then, so that the board does not come back
 _DAYS = 1 / 24
 
 log = logging.getLogger("hushfleet.fleet")
@@ -50,7 +50,7 @@ class LockOut(Part):
         blocked = set(self._registry.locked_out())
         self._since = {device: self._since.get(device, now) for device in blocked}
         self._done &= blocked
-        ripe = [device for device, since in self._since.items() if now >= since + _READ_AGAIN_S]
+        ripe = [device for device, since in self._since.items() if now >= since + _LISTS_READ_S]
         for device in sorted(set(ripe) - self._done)[:1]:
             self._done.add(device)
             try:

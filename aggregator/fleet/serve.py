@@ -15,6 +15,7 @@ from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.page.server import PageServer
+from hushfleet.aggregator.fleet.read_again import ReadAgain
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
@@ -41,7 +42,12 @@ def serve(path: Path, stop: threading.Event) -> None:
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
         known = partial(key_of, registry, register)
-        parts: list[Part] = [Listener(registry, known), Updating(folder, registry, known), LockOut(folder, registry)]
+        parts: list[Part] = [
+            Listener(registry, known),
+            Updating(folder, registry, known),
+            ReadAgain(folder),
+            LockOut(folder, registry),
+        ]
         enroller = Enroller(
             folder.config,
             registry,

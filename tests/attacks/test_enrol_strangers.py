@@ -203,14 +203,26 @@ def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:
     field.crash()
     assert field.fleet.engine.accepted == 1
     assert isinstance(field.deliver("dev-1", field.fleet.update("dev-1").data), Ack)
-    field.join("dev-0", identity=flashed)
-    assert "dev-0" in field.coordinator.present
+    field.run(1.2)
+    assert "dev-0" in field.coordinator.present, "it need not come again"
     row = field.fleet.store.device("dev-0")
     assert (row.public_key, row.last_session, row.public_digest) == (flashed.public_key, 1, None)
     field.send("dev-0", Ask(1, bytes(16)), identity=flashed)
     known = field.answers("dev-0")[-1]
     assert isinstance(known, Known)
     assert (known.yours, known.last_round) == (True, 0), "else it would take itself for a restored copy"
+
+
+def test_a_card_that_came_before_its_key_was_read_need_not_come_again(field: Field) -> None:
+    field.join("dev-1")
+    flashed = Identity.generate()
+    with DeviceRegister(field.fleet.folder) as register:
+        register.forget("dev-0")
+        register.add([KnownDevice("dev-0", flashed.public_key)])
+    field.join("dev-0", identity=flashed)
+    assert "another key" in field.answers("dev-0")[-1].reason
+    field.run(1.2)
+    assert set(field.coordinator.present) == {"dev-0", "dev-1"}
 
 
 def test_a_run_from_before_there_were_registers_goes_on(make_fleet: Callable[..., Any]) -> None:

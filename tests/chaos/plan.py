@@ -118,7 +118,8 @@ def _trouble(
 ) -> Trouble:
     device = rng.choice(names)
     moment = _moment(rng, device, len(names), 1 if early else rounds)
-    delay_s = rng.uniform(0.0, 4.0) if moment.what == "seconds" else rng.choice([0.0, rng.uniform(0.0, 0.3)])
+    longest_s = 0.4 if early else 4.0  # a quick machine has a run behind it in two seconds
+    delay_s = rng.uniform(0.0, longest_s) if moment.what == "seconds" else rng.choice([0.0, rng.uniform(0.0, 0.3)])
     lasts_s = rng.choice([0.0, rng.uniform(0.0, 1.5)])
     again_s: tuple[float, ...] = ()
     amount = 0.0

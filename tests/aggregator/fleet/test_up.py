@@ -68,7 +68,16 @@ def children_of(process: subprocess.Popen[bytes], *words: str) -> list[int]:
     return found
 
 
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[None]:
+    """How the logs end; pytest shows it where the test has failed."""
+    yield
+    for file in sorted(tmp_path.rglob("*.log")):
+        print(f"{file.name}\n{file.read_text(errors='replace')[-3000:]}")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("logs")
 def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spent(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "greenhouse", task=TASK.replace("rounds = 2", "rounds = 6"))
     cards = [start_board(folder, tmp_path / name, name) for name in (FIRST, SECOND)]

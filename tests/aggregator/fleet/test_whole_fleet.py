@@ -137,6 +137,25 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
         link.close()
 
 
+def test_a_signal_that_the_broker_forgets_is_sent_again(fleet: FleetFolder, tmp_path: Path) -> None:
+    """As it does with one that comes while it reads its lists."""
+    board = Board(fleet, tmp_path, "greenhouse-06")
+    assert board.enrol()
+    link = board.link()
+    event_of(link, LinkUp)
+    pid_file, hidden = fleet.broker / "mosquitto.pid", fleet.broker / "hidden.pid"
+    pid_file.rename(hidden)
+    with FleetRegistry(fleet.path) as registry:
+        registry.block(board.device, "stolen")
+        apply(fleet, registry)
+    hidden.rename(pid_file)
+    event_of(link, LinkDown)
+    link.close()
+    refused = board.link()
+    event_of(refused, LinkDown)
+    refused.close()
+
+
 @pytest.mark.parametrize(("change", "device"), [("forget", "greenhouse-07"), ("expect_new_card", "greenhouse-08")])
 def test_a_board_that_is_forgotten_or_gets_a_new_card_does_not_stay_connected(
     fleet: FleetFolder, tmp_path: Path, change: str, device: str

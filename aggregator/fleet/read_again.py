@@ -1,0 +1,37 @@
+"""The brokers read their lists a second time, some time after each change.
+
+Mosquitto clears its note of a signal when it has read its files, so a signal that comes while it reads is lost: of two
+changes one after the other the second one would never hold, and a board with a new card would stay deaf and mute, or
+one that is locked out would stay connected.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hushfleet.aggregator.fleet.access import lists_written, reload_brokers
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.service import Part, Service
+
+LOOK_EVERY_S = 0.5
+READ_AGAIN_S = 1.0
+
+
+class ReadAgain(Part):
+    """A part of the fleet service: after its start, and after what it or a command has written."""
+
+    def __init__(self, folder: FleetFolder) -> None:
+        self._folder = folder
+        self._written: list[int] = []
+        self._look_at, self._ask_at = 0.0, math.inf
+
+    def advance(self, service: Service, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        written = lists_written(self._folder)
+        if written != self._written:
+            self._written, self._ask_at = written, now + READ_AGAIN_S
+        if now >= self._ask_at:
+            self._ask_at = math.inf
+            reload_brokers(self._folder)
