@@ -93,7 +93,9 @@ def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answ
 
 
 def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
-    return Answer(job.device, trainer.store.identity.public_key, b"", decline_reason(error))
+    """With the error's own words, which a board in the field keeps to itself."""
+    refusal = DeclineReason(decline_reason(error).code, str(error))
+    return Answer(job.device, trainer.store.identity.public_key, b"", refusal)
 
 
 @contextmanager
