@@ -27,7 +27,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 from hushfleet.simulator.studies.reproduce.run import run_cell
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "results"
-RAW = {("fedaddp", "as-published"), ("fedglp-adp", "as-published")}
+RAW = {("acdp-pfsd", "as-published"), ("fedaddp", "as-published"), ("fedglp-adp", "as-published")}
 PAPERS = ["acdp-pfsd", "apdp-fl", "dp-fedsim", "fedglp-adp", "perfreezeclip"]
 RECIPES = [recipe for paper in paper_names() for recipe in load_recipes(paper)]
 RUNNABLE = [recipe for recipe in RECIPES if not recipe.open]
