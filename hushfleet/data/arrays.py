@@ -97,6 +97,12 @@ class Data:
         made.setdefault("train", (x[:0], y[:0]))
         if made["train"][0].shape[1:] != x.shape[1:]:
             raise BadInput(f"{where}: train_x has samples of {made['train'][0].shape[1:]}, test_x of {x.shape[1:]}")
+        if len(made["train"][0]) and made["train"][0].dtype != x.dtype:  # they would differ by a factor of 255
+            given = ", ".join(f"{part}_x is {np.asarray(getattr(self, f'{part}_x')).dtype}" for part in made)
+            raise BadInput(
+                f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
+                "give both in one type"
+            )
         if not mean or not std:
             found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
             mean, std = mean or found_mean, std or found_std

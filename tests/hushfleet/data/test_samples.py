@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hushfleet.data.arrays import Data
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
 
@@ -51,3 +52,13 @@ def test_a_data_set_answers_from_its_training_part() -> None:
 def test_refuses_arrays_that_do_not_fit(images, labels, mean, std, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         Samples(images, labels, mean, std)
+
+
+def test_parts_of_two_types_are_refused() -> None:
+    """uint8 is divided by 255, and other numbers are not: both would be normalised by the training part's mean."""
+    pixels, labels = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4)), np.arange(20) % 2
+    mixed = Data(pixels.astype(np.uint8), labels, pixels, labels)
+    with pytest.raises(BadInput, match="the data: train_x is uint8, test_x is int64. uint8 is read as pixels"):
+        mixed.dataset("mine")
+    wide = Data(pixels, labels, pixels.astype(np.float64), labels).dataset("mine")
+    np.testing.assert_array_equal(wide.train.images, pixels.astype(np.float32))  # nothing is cut to bytes
