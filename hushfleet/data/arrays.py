@@ -231,8 +231,12 @@ def _is_fraction(text: str) -> bool:
 def _owners(devices: Any, made: Mapping[str, Any], where: str) -> np.ndarray:
     """Numbers from 0 in the order of the devices' names, int64 `[n]`."""
     devices = np.asarray(devices)
-    if "train" not in made or devices.shape != made["train"][1].shape[:1] or devices.dtype.kind not in "iuUO":
-        raise BadInput(f"{where}: train_device must have a number or a name for each sample of train_x")
+    count = len(made["train"][1]) if "train" in made else 0
+    if not count or devices.shape != (count,) or devices.dtype.kind not in "iuUO":
+        raise BadInput(
+            f"{where}: train_device is {devices.dtype} of shape {list(devices.shape)}; it must be a whole number or a "
+            f"name for each of the {count} samples of train_x"
+        )
     names = devices.astype(str) if devices.dtype.kind == "O" else devices
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 

@@ -79,6 +79,10 @@ X = np.zeros((20, 3))
         (Data(X, np.arange(20) % 2, X[:0], []), "the test part has no samples; add some, or leave the part out"),
         (Data(X, ["0.5", "1.5"] * 10), "label '0.5' is a number and no name of a class; for numbers to predict take"),
         (Data(X, np.arange(20) % 5 + 1, class_names=list("abcde")), "labels 1 to 5; there are 0 to 4, for a, b, c, d, e"),
+        (
+            Data(X, np.arange(20) % 2, train_device=np.arange(20) / 2),
+            "train_device is float64 of shape [20]; it must be a whole number or a name for each of the 20 samples",
+        ),
     ],
 )
 def test_mistakes_of_own_data_say_what_to_do(data: Data, said: str) -> None:
