@@ -31,6 +31,20 @@ def _xdg(variable: str, fallback: str) -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "hushfleet"
 
 
+def expanded(path: str | Path, key: str) -> Path:
+    """The path with `~` and `~user` as the folders that they mean. Raises `ValueError` where nobody has such a home.
+
+    :param key: what has the path, for the error's text.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        home = Path(path).parts[0]
+        raise ValueError(
+            f"{key} = {str(path)!r}: this machine knows no home folder {home}; write the folder's whole path"
+        ) from None
+
+
 def in_file(name: str) -> bool:
     """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
     return ".py:" in name

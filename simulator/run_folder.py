@@ -141,13 +141,14 @@ def open_simulation(
 
 
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:
-    """Makes the run folder of a new simulation. Raises `BadInput` where one is there already.
+    """Makes the run folder of a new simulation. Raises `BadInput` where one is there already, or other files are.
 
     :param mix: generic boards by default.
     """
     folder = RunFolder(out)
     if folder.task.exists():
         raise BadInput(f"{out} holds a run already; go on with it by --resume, or choose another --out")
+    _refuse_others(folder)
     mix = mix or FleetMix.in_turn((), task.data.devices)
     simulation = _simulation(task, folder, data_dir, mix)
     schedule_of(task, [device.name for device in simulation.fleet.devices])  # refuses a scenario of other devices
@@ -170,6 +171,25 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     # Last, so that a folder with a task is whole.
     write_whole(folder.task, json.dumps(task.to_plain(), indent=1).encode(), durable=False)
     return simulation
+
+
+def _refuse_others(folder: RunFolder) -> None:
+    """Raises `BadInput` where there are files that no start of a run has left, since a run's would come among them."""
+    if not folder.path.exists():
+        return
+    found = {each.name for each in folder.path.iterdir() if not each.name.startswith(".")}
+    left = {folder.features.name, folder.data.name}  # of a start that was cut short before it had a task
+    if folder.package.exists():
+        left |= {
+            each.name for each in (folder.package, folder.graphs, folder.common_test, folder.boards, folder.digests)
+        }
+        left |= {folder.device("").path.name, f"{folder.task.name}.part"}
+    if others := sorted(found - left):
+        shown = ", ".join(others[:5]) + f" and {len(others) - 5} more" * (len(others) > 5)
+        raise BadInput(
+            f"{folder.path} is no run's folder and not empty: it has {shown}. A run takes a folder of its own; choose "
+            "another --out"
+        )
 
 
 def go_on(out: Path, *, data_dir: Path | None) -> Simulation:

@@ -27,7 +27,7 @@ from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
 from hushfleet.model.targets import Loss, Tolerance
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
-from hushfleet.user_files import in_file
+from hushfleet.user_files import expanded, in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
@@ -82,7 +82,7 @@ class ModelSection(Checked):
             )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
             if path is not None and is_path(key, path):  # absolute, as DataSection.path
-                object.__setattr__(self, key, str(Path(path).expanduser().absolute()))
+                object.__setattr__(self, key, str(expanded(path, key).absolute()))
 
     @property
     def has_features(self) -> bool:
@@ -253,7 +253,7 @@ class DataSection(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path is not None:  # absolute, since a run is resumed from a copy of the task, from wherever
-            object.__setattr__(self, "path", self.path.expanduser().absolute())
+            object.__setattr__(self, "path", expanded(self.path, "path").absolute())
         if self.partition.startswith("dirichlet") and self.alpha is None:
             raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
         if self.partition == "pathological" and self.classes_per_device is None:

@@ -339,14 +339,15 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
     plain = read_file(path)
     folder = path.absolute().parent
     for table, key in _named_files(plain):
-        table[key] = str(folder / Path(table[key]).expanduser())
+        if not table[key].startswith("~"):  # a home folder, which its section looks up
+            table[key] = str(folder / table[key])
     return parse_task(plain, overrides, file=path)
 
 
 def files_beside(path: Path) -> list[str]:
     """The files that a task file names by where they are from it. Raises `BadInput`."""
     named = [table[key].partition(":")[0] for table, key in _named_files(read_file(path))]
-    return [name for name in named if not Path(name).expanduser().is_absolute()]
+    return [name for name in named if not name.startswith("~") and not Path(name).is_absolute()]
 
 
 def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:

@@ -25,6 +25,7 @@ from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.terms import Accounting
+from hushfleet.user_files import expanded
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
@@ -244,6 +245,9 @@ def load_config(path: Path) -> DeviceConfig:
         section = getattr(config, name)
         if section is not None:
             given = {key: getattr(section, key) for key in keys}
-            absolute = {key: str(base / Path(value).expanduser()) for key, value in given.items() if value}
+            try:
+                absolute = {key: str(base / expanded(value, f"{name}.{key}")) for key, value in given.items() if value}
+            except ValueError as error:
+                raise BadInput(f"{path}: {error}") from error
             sections[name] = replace(section, **absolute)
     return replace(config, **sections)

@@ -30,6 +30,9 @@ _FILES = {
     "csv": "CSV file, with a column `label` (or the task's outputs) and columns of values",
 }
 
+_LOOKED_AT = 100  # samples
+_FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundreds of them away, a bad sensor a few
+
 _log = logging.getLogger("hushfleet.edge")
 
 
@@ -105,6 +108,7 @@ class LocalData:
                 _log.warning("data.path = %r holds no samples: this device takes part with noise alone", str(path))
                 return samples
             raise BadInput(f"data.path = {str(path)!r} holds no samples")
+        _warn_of_another_unit(samples, path)
         return samples
 
 
@@ -131,6 +135,20 @@ def _fitting(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: st
         raise BadInput(f"{where}: samples of {list(values.shape[1:])}, the task wants {list(model.image_shape)}")
     labels = as_targets(labels, model.class_names, model.targets, count=len(values), where=where)
     return Samples(values, labels, model.mean, model.std, model.targets)
+
+
+def _warn_of_another_unit(samples: Samples, path: Path) -> None:
+    """Pixels in a wider type than uint8 are not divided by 255, and bytes always are: what the task subtracts may be of
+    another unit. Said in the device's own log alone, since it follows from the values."""
+    are_bytes, few = samples.images.dtype == np.uint8, samples.take(slice(_LOOKED_AT)).x
+    distance = float(np.sqrt(np.square(few, dtype=np.float64).mean()))
+    if distance > _FAR or (are_bytes and max(samples.mean) > 1):
+        found = "uint8, which is read as pixels and divided by 255" if are_bytes else "taken as they are, not as pixels"
+        _log.warning(
+            "data.path = %r: the values are %s, and lie %.3g of the task's standard deviations from its mean %s. If "
+            "that is another unit, save pixels of 0 to 255 as uint8, and values of sensors as float32",
+            str(path), found, distance, list(samples.mean),
+        )  # fmt: skip
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None) -> LabelledSamples:

@@ -8,6 +8,7 @@ Values are uint8, as images are, or float32; other numbers become float32.
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ class Data:
                 raise BadInput(f"{where}: {part}_x and {part}_y come together or not at all")
             if x is not None:
                 parts[part] = as_values(x, f"{where}: {part}_x"), np.asarray(y)
+                if not len(parts[part][0]):
+                    raise BadInput(f"{where}: the {part} part has no samples; add some, or leave the part out")
         if not parts:
             raise BadInput(f"{where} has neither train_x and train_y nor test_x and test_y")
         names = names or class_names_of([y for _, y in parts.values()], where, targets)
@@ -97,6 +100,12 @@ class Data:
         made.setdefault("train", (x[:0], y[:0]))
         if made["train"][0].shape[1:] != x.shape[1:]:
             raise BadInput(f"{where}: train_x has samples of {made['train'][0].shape[1:]}, test_x of {x.shape[1:]}")
+        if len(made["train"][0]) and made["train"][0].dtype != x.dtype:  # they would differ by a factor of 255
+            given = ", ".join(f"{part}_x is {np.asarray(getattr(self, f'{part}_x')).dtype}" for part in made)
+            raise BadInput(
+                f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
+                "give both in one type"
+            )
         if not mean or not std:
             found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
             mean, std = mean or found_mean, std or found_std
@@ -175,7 +184,10 @@ def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> 
     if y.dtype.kind in "iu" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
         labels: np.ndarray = y.astype(np.int64)
         if count and not 0 <= labels.min() <= labels.max() < classes:
-            raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}; there are 0 to {classes - 1}")
+            raise BadInput(
+                f"{where} has labels {labels.min()} to {labels.max()}; there are 0 to {classes - 1}, for "
+                f"{', '.join(class_names[:8])}{', ...' * (classes > 8)}"
+            )
         return labels
     if y.dtype.kind not in "UO":
         raise BadInput(
@@ -196,6 +208,11 @@ def class_names_of(labels: Sequence[np.ndarray], where: str, targets: Targets = 
     found = np.unique(np.concatenate([each.ravel() for each in labels]))
     if found.dtype.kind in "UO":
         texts = {str(each) for each in found}
+        if fractions := [text for text in sorted(texts) if _is_fraction(text)]:
+            raise BadInput(
+                f"{where}: label {fractions[0]!r} is a number and no name of a class; for numbers to predict take "
+                'model.loss = "squared", and for classes of such names say data.class_names'
+            )
         numeric = all(text.isdecimal() for text in texts)
         return tuple(sorted(texts, key=int) if numeric else sorted(texts))
     if not len(found) or found.dtype.kind not in "iuf" or found.min() < 0 or found.max() >= 1 << 16:
@@ -203,11 +220,23 @@ def class_names_of(labels: Sequence[np.ndarray], where: str, targets: Targets = 
     return tuple(str(number) for number in range(int(found.max()) + 1))
 
 
+def _is_fraction(text: str) -> bool:
+    try:
+        number = float(text)
+    except ValueError:
+        return False
+    return math.isfinite(number) and not number.is_integer()
+
+
 def _owners(devices: Any, made: Mapping[str, Any], where: str) -> np.ndarray:
     """Numbers from 0 in the order of the devices' names, int64 `[n]`."""
     devices = np.asarray(devices)
-    if "train" not in made or devices.shape != made["train"][1].shape[:1] or devices.dtype.kind not in "iuUO":
-        raise BadInput(f"{where}: train_device must have a number or a name for each sample of train_x")
+    count = len(made["train"][1]) if "train" in made else 0
+    if not count or devices.shape != (count,) or devices.dtype.kind not in "iuUO":
+        raise BadInput(
+            f"{where}: train_device is {devices.dtype} of shape {list(devices.shape)}; it must be a whole number or a "
+            f"name for each of the {count} samples of train_x"
+        )
     names = devices.astype(str) if devices.dtype.kind == "O" else devices
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 

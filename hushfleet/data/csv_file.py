@@ -56,7 +56,10 @@ def read_csv(
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
     for name in outputs or (LABEL,):
         if header.count(name) != 1:
-            raise BadInput(f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}")
+            raise BadInput(
+                f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}"
+                + "; columns are separated by commas" * (len(header) == 1 and any(sign in header[0] for sign in ";\t|"))
+            )
     columns = [place for place, name in enumerate(header) if name not in (LABEL, DEVICE, *outputs)]
     wanted = len(columns) if input_shape is None else math.prod(input_shape)
     if len(columns) != wanted or not columns:

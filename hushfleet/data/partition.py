@@ -93,7 +93,8 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
     """
     if owners is None:
         raise BadInput(
-            "data.partition = 'given': the data do not say which device has a sample (train_device, or device)"
+            "data.partition = 'given': the data do not say which device has a sample; add it (train_device in "
+            "an .npz, the column device in a CSV file), or take another partition, such as 'iid'"
         )
     counts = np.bincount(owners)
     if len(counts) != devices:

@@ -14,6 +14,13 @@ from hushfleet.data.arrays import Data
 from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import begin, go_on, run_path
 
+DIGITS = {
+    "name": "t",
+    "data": {"name": "digits", "devices": 2},
+    "model": {"name": "digits-cnn"},
+    "method": {"name": "fedavg"},
+}
+
 
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -31,6 +38,29 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(
 def test_a_folder_that_was_asked_for_is_taken_as_it_is(tmp_path: Path) -> None:
     assert run_path(tmp_path / "a", "mine") == tmp_path / "a"
     assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    task, out = parse_task(DIGITS), tmp_path / "a"
+    (out / "models").mkdir(parents=True)
+    for name in ("models/mine.onnx", "report.html", ".hidden"):
+        (out / name).write_text("mine")
+    with pytest.raises(BadInput, match=r"a is no run's folder and not empty: it has models, report.html\. A run takes"):
+        begin(task, out, data_dir=None)
+    assert sorted(each.name for each in out.rglob("*")) == [".hidden", "mine.onnx", "models", "report.html"]
+
+
+def test_a_start_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    task = parse_task(DIGITS)
+    simulation = begin(task, tmp_path, data_dir=None)
+    simulation.folder.task.rename(tmp_path / "task.json.part")  # killed before it had its name
+    begin(task, tmp_path, data_dir=None)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(BadInput, match="holds a run already"):
+        begin(task, tmp_path, data_dir=None)
+    simulation.folder.task.unlink()
+    with pytest.raises(BadInput, match=r"it has notes\.txt"):
+        begin(task, tmp_path, data_dir=None)
 
 
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -189,7 +190,7 @@ def page(
     :param answer: sentences that come first, the first of them in bold.
     :param tiles: large numbers, which may be a `Cell`, each with what it is.
     """
-    scripts = [Markup(get_plotlyjs()), Markup(template("page.js"))]
+    scripts = [Markup(plotly_script()), Markup(template("page.js"))]
     html = _templates().get_template("page.html")
     return html.render(
         title=title,
@@ -201,6 +202,11 @@ def page(
         scripts=scripts,
         allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
     )
+
+
+def plotly_script() -> str:
+    """Plotly's own code. Control characters in its texts, which HTML forbids, are written as escapes."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", get_plotlyjs())
 
 
 @cache

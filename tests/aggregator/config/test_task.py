@@ -418,6 +418,12 @@ def test_a_relative_path_starts_at_the_task_file(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HOME", str(tmp_path))
     file.write_text(HEAD + FOLDER + 'path = "~/mine"\n')
     assert load_task(file).data.path == tmp_path / "mine"
+    file.write_text(HEAD + FOLDER + 'path = "~nobody-of-this-name/mine"\n')
+    with pytest.raises(BadInput, match=r"path = '~nobody-of-this-name/mine': this machine knows no home folder"):
+        load_task(file)
+    file.write_text(HEAD.replace("digits-cnn", "~nobody-of-this-name/net.py:Net"))
+    with pytest.raises(BadInput, match=r"name = '~nobody-of-this-name/net.py:Net': this machine knows no home folder"):
+        load_task(file)
     file.write_text(HEAD + FOLDER)
     assert load_task(file).data.path is None
 

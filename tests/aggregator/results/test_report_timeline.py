@@ -8,12 +8,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from plotly.offline import get_plotlyjs
 
 from hushfleet.aggregator.observe.timeline import make_timeline
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, OUTCOMES, FleetRound, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report import render_report
-from hushfleet.aggregator.results.report.page import Plot, Section
+from hushfleet.aggregator.results.report.page import Plot, Section, plotly_script
 from hushfleet.aggregator.results.report.timeline import (
     MOST_BARS,
     MOST_ROWS,
@@ -288,7 +287,7 @@ def test_names_from_outside_are_words_and_no_markup() -> None:
     marks = [*timeline.marks, TimelineMark(start_s=1.0, end_s=2.0, what=evil, target=evil)]
     timeline = timeline.model_copy(update={"marks": marks, "devices": [evil, *timeline.devices[1:]]})
     html = render_report(with_timeline(timeline, dict.fromkeys(timeline.devices, evil)))
-    rest = html.replace(get_plotlyjs(), "")
+    rest = html.replace(plotly_script(), "")
     assert '<section id="timeline">' in rest
     assert "<script>alert" not in rest
     assert not re.search(r"://|url\(|@import|<img", rest)

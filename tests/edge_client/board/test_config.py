@@ -56,6 +56,15 @@ def test_absolute_paths_and_given_memory_stay(tmp_path: Path) -> None:
     assert config.limits.epsilon_server == math.inf
 
 
+def test_the_home_of_an_unknown_user_is_named(tmp_path: Path) -> None:
+    for old, key in (('"state"', "device.state_dir"), ('"images"', "data.path"), ('"certs/ca.pem"', "broker.ca_file")):
+        path = write(tmp_path, GOOD.replace(old, '"~nobody-of-this-name/x"'))
+        with pytest.raises(
+            BadInput, match=f"device.toml: {key} = '~nobody-of-this-name/x': this machine knows no home"
+        ):
+            load_config(path)
+
+
 def test_the_simulation_section(tmp_path: Path) -> None:
     text = GOOD + '[simulation]\nseed = 3\nindex = 1\nmetrics = "m.jsonl"\n'
     config = load_config(write(tmp_path, text))

@@ -44,6 +44,28 @@ def test_arrays_and_csv_of_the_same_values_are_the_same_samples(tmp_path, model)
         assert found.y.tolist() == [0, 1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("type_of_values", "mean", "std", "said"),
+    [
+        ("uint8", 0.5, 0.25, ""),
+        ("int64", 0.5, 0.25, "taken as they are, not as pixels"),
+        ("float64", 0.5, 0.25, "taken as they are, not as pixels"),
+        ("int64", 100.0, 50.0, ""),
+        ("uint8", 100.0, 50.0, "uint8, which is read as pixels and divided by 255"),
+    ],
+)
+def test_values_in_another_unit_than_the_tasks_are_told(tmp_path, model, caplog, type_of_values, mean, std, said):
+    """Nothing is cut or wrapped; but a task for pixels sees those of wider types 255 times too large."""
+    task = replace(model, input_shape=(1, 4, 4), mean=(mean,), std=(std,))
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 1, 4, 4))
+    np.savez(tmp_path / "d.npz", x=pixels.astype(type_of_values), y=[0] * 9)
+    found = samples("arrays", tmp_path / "d.npz", task)
+    scale = 255 if type_of_values == "uint8" else 1
+    np.testing.assert_allclose(found.x, (pixels / scale - mean) / std, rtol=1e-5, atol=1e-5)
+    told = [record.getMessage() for record in caplog.records]
+    assert [said in text for text in told] == [True] * bool(said), told
+
+
 def test_a_vector_is_an_image_of_one_pixel(tmp_path, model):
     np.savez(tmp_path / "d.npz", x=SERIES[:, :, 0], y=[0, 1, 1, 0])
     assert samples("arrays", tmp_path / "d.npz", replace(model, input_shape=(2, 1, 1))).x.shape == (4, 2, 1, 1)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from hushfleet.data.arrays import Data
+from hushfleet.data.csv_file import load_csv_set
+from hushfleet.data.partition import given_parts
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
 
@@ -51,3 +57,51 @@ def test_a_data_set_answers_from_its_training_part() -> None:
 def test_refuses_arrays_that_do_not_fit(images, labels, mean, std, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         Samples(images, labels, mean, std)
+
+
+def test_parts_of_two_types_are_refused() -> None:
+    """uint8 is divided by 255, and other numbers are not: both would be normalised by the training part's mean."""
+    pixels, labels = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4)), np.arange(20) % 2
+    mixed = Data(pixels.astype(np.uint8), labels, pixels, labels)
+    with pytest.raises(BadInput, match="the data: train_x is uint8, test_x is int64. uint8 is read as pixels"):
+        mixed.dataset("mine")
+    wide = Data(pixels, labels, pixels.astype(np.float64), labels).dataset("mine")
+    np.testing.assert_array_equal(wide.train.images, pixels.astype(np.float32))  # nothing is cut to bytes
+
+
+X = np.zeros((20, 3))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (Data(X[:0], []), "the train part has no samples; add some"),
+        (Data(X, np.arange(20) % 2, X[:0], []), "the test part has no samples; add some, or leave the part out"),
+        (Data(X, ["0.5", "1.5"] * 10), "label '0.5' is a number and no name of a class; for numbers to predict take"),
+        (Data(X, np.arange(20) % 5 + 1, class_names=list("abcde")), "labels 1 to 5; there are 0 to 4, for a, b, c, d, e"),
+        (
+            Data(X, np.arange(20) % 2, train_device=np.arange(20) / 2),
+            "train_device is float64 of shape [20]; it must be a whole number or a name for each of the 20 samples",
+        ),
+    ],
+)
+def test_mistakes_of_own_data_say_what_to_do(data: Data, said: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(said)):
+        data.dataset("mine")
+
+
+def test_labels_that_are_numbers_may_be_names() -> None:
+    assert Data(X, ["1.0", "nan"] * 10).dataset("mine").class_names == ("1.0", "nan")  # as some programs write 1
+    halves = ("0.5", "1.5")
+    assert Data(X, halves * 10, class_names=halves).dataset("mine").class_names == halves
+
+
+def test_a_csv_file_without_lines_or_commas_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,x,y\n")
+    with pytest.raises(BadInput, match="the train part has no samples"):
+        load_csv_set(tmp_path / "a.csv").dataset("mine")
+    (tmp_path / "b.csv").write_text("label;x;y\na;1;2\n")
+    with pytest.raises(BadInput, match="columns are separated by commas"):
+        load_csv_set(tmp_path / "b.csv")
+    with pytest.raises(BadInput, match="or take another partition, such as 'iid'"):
+        given_parts(None, devices=2, min_samples=2)

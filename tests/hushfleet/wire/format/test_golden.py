@@ -1,7 +1,8 @@
 """Golden bytes: what version 2 of the wire format looks like, so that no change of it goes unnoticed.
 
 A device in the field may run an older release than its aggregator. If one of these tests fails, either the
-change is a mistake, or the version byte must grow and docs/wire.md must say so.
+change is a mistake, or the version byte must grow and docs/wire.md must say so. `support.independent_reader`, which
+knows docs/wire.md alone, reads the same bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import BlobRef
+from hushfleet.methods.state import PublicState
 from hushfleet.secure import field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format import messages
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.difference import apply_difference, encode_difference
-from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Health, ReleaseOffer
+from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
     Ack,
     Ask,
@@ -38,11 +43,15 @@ from hushfleet.wire.format.messages import (
     Want,
 )
 from hushfleet.wire.format.update import UpdateHeader, decode_masked, decode_update, encode_masked, encode_update
+from support import independent_reader
 
 encode_message = partial(messages.encode_message, federation="demo")
 decode_message = partial(messages.decode_message, federation="demo")
 DEVICE = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
+CARRIED = CarriedRounds(
+    "demo-1f", ((1, 4), (6, 7)), "device", "one device's update", "gaussian", 1.25, 2, 1.0, 1, ("accuracy",)
+)
 MESSAGES: list[Message] = [
     ServerState(3, "ready", DEVICE.public_key),
     TaskNotice("demo-1f", DIGEST, 5000, 3),
@@ -57,7 +66,14 @@ MESSAGES: list[Message] = [
     NotEnrolled("pi-1", DEVICE.public_key, "ask the operator"),
     Ask(7, DIGEST[:16]),
     Known(3, DIGEST[:16], 7, True, "demo-1f", 2, "open", 1, DIGEST),
-]
+    EnrolRequest("pi-1", b"csr", DEVICE.public_key, DIGEST, DIGEST[:16], "pi-4", "0.3.0", ("demo-1f", 2)),
+    EnrolAnswer("pi-1", DIGEST[:16], "granted", b"pem", "", 600, (CARRIED,), ("demo-1f", 6)),
+    Health(
+        "pi-1", 7, "0.3.0", 60, 40, None, 55, False, "budget", None, 1_800_000_000, "good", "cp313-aarch64", "0.3.1", 1,
+        "cpu",
+    ),
+    ReleaseOffer("pi-1", "0.3.1", b"manifest", DIGEST, 5000, 2),
+]  # fmt: skip
 VALUES = np.array([0.0, 1.0, -1.0, 2.5, -40.0, 0.125, 3.0, -7.75], np.float32)
 COUNTS = [5, 3]
 
@@ -136,6 +152,39 @@ GOLDEN_MESSAGES: dict[str, str] = {
         "6e6401ab6c6173745f646967657374c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e"
         "1fd5c43dc698ab5c37c65414a7d9775491acc64b57bfc9e00b2348be124e36cd849524bc920f5e05cbae47ff0fa5c39b"
         "5078761c8ca4495433e2bd7e55dd39880e"
+    ),
+    "EnrolRequest": (
+        "4846020eac00000088a6646576696365a470692d31a3637372c403637372aa7075626c69635f6b6579c42003a107bff3"
+        "ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8a570726f6f66c420000102030405060708090a0b0c"
+        "0d0e0f101112131415161718191a1b1c1d1e1fa56e6f6e6365c410000102030405060708090a0b0c0d0e0fa5626f6172"
+        "64a470692d34a776657273696f6ea5302e332e30a5616674657292a764656d6f2d316602205854334e0dfd256991ed82"
+        "628882aaf03985e02d47ac2543d6323a8bbff3671b0103f8b36eed0cc2c85b88e90fa6a26ceacd869d8f854d3ee97eca"
+        "8224e00c"
+    ),
+    "EnrolAnswer": (
+        "4846020f1c01000088a6646576696365a470692d31a56e6f6e6365c410000102030405060708090a0b0c0d0e0fa77665"
+        "7264696374a76772616e746564ab6365727469666963617465c40370656da6726561736f6ea0a772657472795f73cd02"
+        "58a763617272696564918aa47461736ba764656d6f2d3166a6726f756e647392920104920607a4756e6974a664657669"
+        "6365a961646a6163656e6379b36f6e6520646576696365277320757064617465a96d656368616e69736da86761757373"
+        "69616eb06e6f6973655f6d756c7469706c696572cb3ff4000000000000ab6e6f6973655f73706c697402ab73616d706c"
+        "655f72617465cb3ff0000000000000a5737465707301a372617791a86163637572616379a575705f746f92a764656d6f"
+        "2d31660621e301709cd580738108702958177741a4661b1b463637331f5dd7fe7c7702383dda8c49060407c87666b0db"
+        "d46ac6420ec7137325736aa6fb6de44434e5be0c"
+    ),
+    "Health": (
+        "48460210e3000000de0010a6646576696365a470692d31a773657373696f6e07a776657273696f6ea5302e332e30a875"
+        "7074696d655f733cac6469736b5f70657263656e7428ae6d656d6f72795f70657263656e74c0ad74656d706572617475"
+        "72655f6337a97468726f74746c6564c2ac6c6173745f6465636c696e65a6627564676574aa6c6173745f6572726f72c0"
+        "af63657274696669636174655f656e64ce6b49d200a4736c6f74a4676f6f64a8706c6174666f726dad63703331332d61"
+        "617263683634a57472696564a5302e332e31a7617474656d707401ab616363656c657261746f72a3637075ce6f53f45c"
+        "606120a24a0d3372fdeae49e2b03bd88c70262796d1b37f8057ede240f0cca24f4091daf35f9997de9d8c8b9e00a3fb8"
+        "0719eec587bfdece496006"
+    ),
+    "ReleaseOffer": (
+        "484602116800000086a6646576696365a470692d31a776657273696f6ea5302e332e31a86d616e6966657374c4086d61"
+        "6e6966657374a6646967657374c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa4"
+        "73697a65cd1388a7617474656d707402a9e9df60a4bd57e6ebcb330cff9392bc1b3de7ac1f8c9b8fd9812e025b6159eb"
+        "f3fe5165c2fc967c83f1cb0769cae3d4e7ade34a4062c107fcbf4418db40fc07"
     ),
 }
 
@@ -241,6 +290,18 @@ GOLDEN_DIFFERENCE = (
 GOLDEN_RESULT = "0000c03f0000e03f000040c00000003f000020420000e0400000e0400000e040"
 
 
+# participations 3; of 20 parameters the places 0, 3 and 17 are personal
+GOLDEN_PUBLIC_STATE = "03000000789c9bc0e0000001f300d1"
+GOLDEN_PUBLIC_DIGEST = "a29e5f2d05b28842d23acc1110230054"
+
+GOLDEN_ROSTER = (
+    "83a76465766963657392a470692d31a470692d32a46b657973c44003a107bff3ce10be1d70dd18e74bc09967e4d6309b"
+    "a50d5f1ddc8664125531b879b5562e8fe654f94078b112e8a98ba7901f853ae695bed7e0e3910bad049664a97369676e"
+    "6174757265c440b435b66ab5cd1ad827f0eb33e9efe5183294b1bb551e8eec8a92a0d898415fefae9a38b709c1c6b992"
+    "6234e790d02a99b7f9052240a4ed889a5099ed4eaf9f0c"
+)
+
+
 SUM = SecurePlan(BlobRef(DIGEST, 50_000), 0.5, b"\xfe\x80")
 
 
@@ -251,11 +312,19 @@ def header(codec: str) -> UpdateHeader:
     )
 
 
+def read_independently(golden: bytes, message: Message) -> None:
+    kind, read = independent_reader.message(golden, "demo")
+    assert messages.KINDS[kind] is type(message)
+    assert from_plain(type(message), read.fields) == message
+    verify(DEVICE.public_key, read.signed, read.signature)
+
+
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_messages(message: Message) -> None:
     golden = bytes.fromhex(GOLDEN_MESSAGES[type(message).__name__])
     assert encode_message(message, DEVICE) == golden
     assert decode_message(golden, public_key=DEVICE.public_key) == message
+    read_independently(golden, message)
 
 
 def test_a_plan_with_the_fields_that_came_later() -> None:
@@ -264,6 +333,7 @@ def test_a_plan_with_the_fields_that_came_later() -> None:
     plan = RoundPlan("demo-1f", 2, 20, "open", DIGEST, 400, {}, 2, 600.0, {"clip_norm": 0.5}, differences, 3)
     assert encode_message(plan, DEVICE) == golden
     assert decode_message(golden, public_key=DEVICE.public_key) == plan
+    read_independently(golden, plan)
 
 
 def test_a_plan_that_asks_the_committee_of_a_secure_sum() -> None:
@@ -271,6 +341,7 @@ def test_a_plan_that_asks_the_committee_of_a_secure_sum() -> None:
     plan = RoundPlan("demo-1f", 2, 20, "unmask", DIGEST, 400, {}, 1, 600.0, epoch=3, secure=SUM)
     assert encode_message(plan, DEVICE) == golden
     assert decode_message(golden, public_key=DEVICE.public_key) == plan
+    read_independently(golden, plan)
 
 
 def test_masked_update() -> None:
@@ -279,6 +350,7 @@ def test_masked_update() -> None:
     decoded, data = decode_masked(golden, public_key=DEVICE.public_key)
     assert decoded == header("masked")
     assert field.from_bytes(data, 16).tolist() == values.tolist()
+    assert independent_reader.field_elements(independent_reader.update(golden).values, 16).tolist() == values.tolist()
 
 
 def test_answer_of_a_member() -> None:
@@ -288,6 +360,10 @@ def test_answer_of_a_member() -> None:
     decoded = decode_answer(golden, public_key=DEVICE.public_key)
     assert decoded.header == header
     assert decoded.values.tolist() == values.tolist()
+    read = independent_reader.answer(golden)
+    assert from_plain(AnswerHeader, read.fields) == header
+    assert independent_reader.field_elements(read.values, 24).tolist() == values.tolist()
+    verify(DEVICE.public_key, read.signed, read.signature)
 
 
 def test_difference() -> None:
@@ -296,6 +372,7 @@ def test_difference() -> None:
     result = apply_difference(bytes.fromhex(GOLDEN_DIFFERENCE), base, task="demo-1f", counts=COUNTS)
     assert result.astype("<f4").tobytes() == bytes.fromhex(GOLDEN_RESULT)
     assert result.tolist() == [1.5, 1.75, -3.0, 0.5, 40.0, 7.0, 7.0, 7.0]
+    assert independent_reader.difference(bytes.fromhex(GOLDEN_DIFFERENCE), base, COUNTS).tobytes() == result.tobytes()
     target = base + np.array([0.5, -0.25, 0.1, 0, 40, 0, 0, 0], np.float32)
     made = encode_difference(base, target, task="demo-1f", round=2, counts=COUNTS, steps=[0.25, 0.25])
     assert made.result.tobytes() == result.tobytes()
@@ -309,6 +386,26 @@ def test_chunk() -> None:
     assert (chunk.size, chunk.chunk_bytes, chunk.index, chunk.count, bytes(chunk.payload)) == (
         27, 10, 2, 3, b"shfleet"
     )  # fmt: skip
+    assert independent_reader.chunk(golden) == (chunk.digest, 27, 20, b"shfleet")
+
+
+def test_public_state() -> None:
+    """Only reading is pinned: another release of zlib may deflate the same mask to other bytes."""
+    golden = bytes.fromhex(GOLDEN_PUBLIC_STATE)
+    state = PublicState.from_bytes(golden, size=20)
+    assert (state.participations, np.flatnonzero(state.mask).tolist()) == (3, [0, 3, 17])
+    assert state.digest().hex() == GOLDEN_PUBLIC_DIGEST
+    participations, mask, digest = independent_reader.public_state(golden, 20)
+    assert (participations, np.flatnonzero(mask).tolist(), digest) == (3, [0, 3, 17], state.digest())
+
+
+def test_roster() -> None:
+    golden, operator = bytes.fromhex(GOLDEN_ROSTER), Identity.from_bytes(bytes(range(1, 33)))
+    keys = {"pi-1": DEVICE.public_key, "pi-2": operator.public_key}
+    assert Roster.of(keys).signed(operator).to_bytes() == golden
+    read, signed, signature = independent_reader.roster(golden)
+    assert read == keys
+    verify(operator.public_key, signed, signature)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +423,11 @@ def test_updates_without_an_entropy_coder(codec: str, golden: str, values: np.nd
     assert decoded.header == header(codec)
     assert decoded.values.tolist() == values.tolist()
     assert decoded.public == b"mask"
+    read = independent_reader.update(encoded.data)
+    assert from_plain(UpdateHeader, read.fields) == header(codec)
+    assert independent_reader.values(read, COUNTS).tobytes() == decoded.values.tobytes()
+    assert read.public_state == b"mask"
+    verify(DEVICE.public_key, read.signed, read.signature)
 
 
 def test_quantized_update() -> None:
@@ -334,6 +436,8 @@ def test_quantized_update() -> None:
     assert decoded.header == header("quantized")
     assert decoded.values.astype("<f4").tobytes() == bytes.fromhex(GOLDEN_DECODED)
     assert decoded.public == b"mask"
+    read = independent_reader.update(bytes.fromhex(GOLDEN_QUANTIZED))
+    assert independent_reader.values(read, COUNTS).tobytes() == decoded.values.tobytes()
     encoded = encode_update(header("quantized"), VALUES, counts=COUNTS, identity=DEVICE)
     assert encoded.sent.tobytes() == decoded.values.tobytes()
     assert (np.abs(decoded.values - VALUES) <= np.repeat([0.25, 0.125], COUNTS)).all()
