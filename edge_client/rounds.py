@@ -251,7 +251,8 @@ class RoundHandler:
                 self._answer(plan, task, roster)
                 return
         elif (held := plan.cohort[self._device]) != task.newcomer_digest and not self._store.has_been(plan.task, held):
-            self._refuse_carried(plan)  # where the round was opened for an earlier card, the state is that card's
+            if not self._store_check.may_train():  # it may be an earlier card's, until the aggregator knows this one
+                return
             self._store_check.stop(
                 f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this device "
                 "that this store has never been in"
@@ -308,7 +309,8 @@ class RoundHandler:
         spec, last = task.spec, self._store.last_round(plan.task)
         if last is not None and plan.round < last:
             raise Declined("error", f"this device has already committed round {last} of the task")
-        self._refuse_carried(plan)
+        if self._store.is_charged(plan.task, plan.round):
+            raise Declined("error", "an earlier card of this device may have sent an update for this round")
         if spec.memory_mib > self._memory_mib:
             raise Declined("memory", f"the task needs {spec.memory_mib} MiB, this device gives {self._memory_mib} MiB")
         if plan.rounds != spec.rounds or plan.global_bytes != 4 * spec.model.layout.size:
@@ -316,11 +318,6 @@ class RoundHandler:
         task.trainer.check_round(plan)
         if not task.constant_time:  # reading the data takes as long as there are records
             task.data.samples()
-
-    def _refuse_carried(self, plan: RoundPlan) -> None:
-        """Raises `Declined` where the round was charged before this store was the device's."""
-        if self._store.is_charged(plan.task, plan.round):
-            raise Declined("error", "an earlier card of this device may have sent an update for this round")
 
     def _global_params(self, plan: RoundPlan, task: TaskRuntime) -> np.ndarray | None:
         """float32 `[d]`; None while it is being fetched, or while it is not known whether this device may train."""

@@ -144,6 +144,11 @@ class Enrolment:
         """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
         return device in self._replaced
 
+    def has_come(self, device: str) -> bool:
+        """Whether the device has announced itself with its present key, in this run."""
+        key, _ = self._sessions.get(device, (None, 0))
+        return key is not None and key == self.key(device)
+
     def is_listed(self, device: str) -> bool:
         """Whether the device is in the register, also as a blocked one."""
         return device in self._known

@@ -148,8 +148,12 @@ def test_a_register_from_before_charges_is_upgraded(tmp_path: Path) -> None:
         assert register.device("board-1") is not None
 
 
-def test_a_new_card_in_a_round_of_the_old_one_sits_it_out_and_is_no_copy(tmp_path: Path) -> None:
-    """The plan names the state that the old card has; the new one has never been in it."""
+@pytest.mark.parametrize("how", ["told", "not told", "killed"])
+def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: str) -> None:
+    """The plan names the state that the old card has; the new one has never been in it.
+
+    An aggregator that is killed when it has just opened a round has told nobody of it, so nothing may have been spent.
+    """
     whole = Whole(tmp_path, LocalHub().link)
     try:
         prepared = prepared_glp()
@@ -165,20 +169,26 @@ def test_a_new_card_in_a_round_of_the_old_one_sits_it_out_and_is_no_copy(tmp_pat
         with DeviceRegister(tmp_path / task, durable=False) as register:
             state = tmp_path / "new-card"
             with DeviceStore(state / "store.sqlite", device="board-1", durable=False) as store:
-                store.note_enrolled(carried_rounds(register.charges("board-1")))
+                charges = register.charges("board-1")
+                assert [number for _, number, _ in charges] == [1, 2]
+                store.note_enrolled(carried_rounds(charges if how == "told" else charges[:1]))
                 key = store.identity.public_key
             register.forget("board-1")
             register.add([KnownDevice("board-1", key)])
         whole.now += 2.0
+        if how == "killed":
+            whole.end()
+            engine = whole.begin(prepared).engine
         new = whole.board("board-1", state)
-        whole.drive(lambda: new.agent.rounds.decline is not None or new.stopped is not None)
+        whole.drive(lambda: new.agent.rounds.decline or new.entry_status(task, 2) or new.stopped)
         assert (new.stopped, engine.plan.round) == (None, 2)
         whole.boards.append(other)
         assert whole.drive(lambda: engine.finished or new.stopped is not None)
         assert new.stopped is None
         assert [entry.round for entry in new.store.ledger.entries()] == [1, 2, 3]
         assert [other.entry_status(task, number) for number in (1, 2, 3)] == ["acked"] * 3
-        assert [new.entry_status(task, number) for number in (1, 2, 3)] == [None, None, "acked"]
+        took_part = None if how == "told" else "acked"
+        assert [new.entry_status(task, number) for number in (1, 2, 3)] == [None, took_part, "acked"]
     finally:
         whole.close()
 

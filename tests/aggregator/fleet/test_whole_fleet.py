@@ -49,7 +49,7 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
     assert not board.token_file.exists(), "the token is erased"
     assert board.tls.key_file.stat().st_mode & 0o777 == 0o600
     key = board.store.identity.public_key
-    with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.path) as register:
+    with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.aggregator) as register:
         row = registry.needed(FIRST)
         assert (row.state, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
         known = until(lambda: register.device(FIRST))
@@ -97,7 +97,7 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
     with FleetRegistry(fleet.path) as registry:
         registry.block(board.device, "stolen")
         apply(fleet, registry)
-        with DeviceRegister(fleet.path) as register:
+        with DeviceRegister(fleet.aggregator) as register:
             assert register.device(board.device).blocked == "by the fleet's operator: stolen"
         roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
         assert board.device not in roster.devices
