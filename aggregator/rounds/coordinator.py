@@ -323,8 +323,8 @@ class Coordinator:
         if self.enrolment.comes_anew(device):
             self._settle_births()
             self._apply_changes()
-        if not self.enrolment.has_come(device):
-            return  # what is known is of an earlier board, and this one would take itself for a copy
+        if self.enrolment.is_another(device):
+            return  # what is known is of the earlier board, and this one would take itself for a copy
         newest = max(self.enrolment.session(device), ask.session)
         before = self._asked.get(device)
         if ask.session == newest and (before is None or before.session < newest):
