@@ -25,7 +25,7 @@ from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.net.download import BlobSource
-from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
+from hushfleet.edge_client.net.rate_limits import Backoff, EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
@@ -52,6 +52,7 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 MAX_BACKLOG = 1024
+LISTEN_FIRST_S, LISTEN_LONGEST_S = 5.0, 900.0
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -93,6 +94,8 @@ class Agent:
         self._verifier = MessageVerifier(store, config.server_key, federation=self.topics.federation)
         self._enrolment = EnrolmentRetry(self.device, store.identity.public_key)
         self._server: ServerState | None = None
+        self._is_heard = False  # over the present connection
+        self._listen_again = Backoff(LISTEN_FIRST_S, LISTEN_LONGEST_S, now=clock())
         self._ready_epoch: int | None = None  # of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
         self._backlog: deque[LinkEvent] = deque()
@@ -146,15 +149,10 @@ class Agent:
 
     def start(self) -> None:
         """Opens the link; `step` does the rest."""
-        topics = self.topics
-        of_duties = [each for duty in self._duties for each in duty.filters]
-        for topic_filter in dict.fromkeys(
-            [topics.down(self.device), topics.server, topics.task, topics.round, *of_duties]
-        ):
-            self.link.subscribe(topic_filter)
+        self._listen()
         self.link.open()
         self._supervisor.ready()
-        _log.info("device %s, federation %s, session %d", self.device, topics.federation, self._session)
+        _log.info("device %s, federation %s, session %d", self.device, self.topics.federation, self._session)
 
     def step(self, longest_s: float) -> None:
         """Waits for one event, at most `longest_s` seconds, and does what can be done then."""
@@ -182,6 +180,15 @@ class Agent:
         self._announce("sleeping")
         self.link.close()
 
+    def _listen(self) -> None:
+        """Subscribes, also again: the broker then sends what it keeps."""
+        topics = self.topics
+        of_duties = [each for duty in self._duties for each in duty.filters]
+        for topic_filter in dict.fromkeys(
+            [topics.down(self.device), topics.server, topics.task, topics.round, *of_duties]
+        ):
+            self.link.subscribe(topic_filter)
+
     def _sleep_s(self, longest_s: float) -> float:
         now, quiet_until = self._clock(), self.rounds.quiet_until
         if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
@@ -201,7 +208,8 @@ class Agent:
     def _on_event(self, event: LinkEvent) -> None:
         if isinstance(event, LinkUp):
             _log.info("connected")
-            self._up = True
+            self._up, self._is_heard = True, False
+            self._listen_again.reset(self._clock(), wait=True)
             for duty in self._duties:
                 duty.connected()
             self.store_check.ask_again(self._clock())
@@ -261,7 +269,7 @@ class Agent:
         for topic in (self.topics.task, self.topics.round):
             if topic in early:
                 self._on_event(Delivery(topic, early[topic], True))
-        before, self._server = self._server, server
+        before, self._server, self._is_heard = self._server, server, True
         if server.state != "ready" or server == before:
             return
         if before is not None:
@@ -318,6 +326,12 @@ class Agent:
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
+        if not self._is_heard and now >= self._listen_again.due_at:
+            # A broker whose access list came to have this device after it had connected never sends by itself what it
+            # kept, and has dropped the device's state (measured with Mosquitto 2.0.11).
+            self._listen_again.tried(now)
+            self._listen()
+            self._announce(self._status)
         if self._enrolment.is_due(now):
             self._announce(self._status)
         if self.rounds.decline is not None and self.rounds.decline_due:

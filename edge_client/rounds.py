@@ -133,6 +133,7 @@ class RoundHandler:
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         if same is None:
             self._resent_chunks = 0
+            self._store_check.aggregator_is_back(self._clock())  # it may have come to know this device only now
         if same is None or plan.phase != "open":
             self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s
@@ -250,6 +251,8 @@ class RoundHandler:
                 self._answer(plan, task, roster)
                 return
         elif (held := plan.cohort[self._device]) != task.newcomer_digest and not self._store.has_been(plan.task, held):
+            if not self._store_check.may_train():  # it may be an earlier card's, until the aggregator knows this one
+                return
             self._store_check.stop(
                 f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this device "
                 "that this store has never been in"

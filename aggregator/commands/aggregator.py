@@ -117,7 +117,7 @@ def register(app: typer.Typer) -> None:
             and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder))
         ):
             raise nobody_is_known(folder)
-        with AggregatorStore(folder) as store, DeviceRegister(of_fleet.path if of_fleet else folder) as known:
+        with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
             policy = enrolment_of(
                 store, known, listed, closed=closed, may_be_empty=of_fleet is not None, console=console
             )

@@ -160,8 +160,11 @@ def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
     from hushfleet.aggregator.devices.register import DeviceRegister
+    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
     from hushfleet.aggregator.storage.store import AggregatorStore
 
+    if (run / FILE_NAME).exists():
+        run = FleetFolder(run).aggregator
     if not (may_create or DeviceRegister.exists(run)):
         hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
         raise BadInput(f"{run} has no list of devices: {hint}")

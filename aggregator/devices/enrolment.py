@@ -144,6 +144,11 @@ class Enrolment:
         """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
         return device in self._replaced
 
+    def is_another(self, device: str) -> bool:
+        """Whether the one that announced itself last in this run had another key than is accepted now."""
+        key, _ = self._sessions.get(device, (None, 0))
+        return key is not None and key != self.key(device)
+
     def is_listed(self, device: str) -> bool:
         """Whether the device is in the register, also as a blocked one."""
         return device in self._known

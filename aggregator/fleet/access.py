@@ -38,7 +38,7 @@ BY_FLEET = "by the fleet's operator: "
 
 def apply(folder: FleetFolder, registry: FleetRegistry) -> None:
     """Devices, roster and access list as the registry has them. Raises `StoreError`."""
-    with locked(folder), DeviceRegister(folder.path) as register:
+    with locked(folder), DeviceRegister(folder.aggregator) as register:
         _apply_devices(registry, register)
         _apply_roster(folder, register)
         if _write_broker_files(folder, registry):

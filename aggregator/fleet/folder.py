@@ -1,7 +1,8 @@
 """The folder of a fleet: what `hushfleet fleet init` makes, and all other commands are given.
 
 Who has `ca/ca.key` can admit any device; who has `operator.key` says who may be in a secure sum, and which software
-boards run. The aggregator needs neither: `aggregator/`, `devices.sqlite` and `roster` are all that it reads.
+boards run. The aggregator needs neither: it reads `aggregator/`, `task.toml`, `fleet.toml` and `roster`, and writes to
+`WRITTEN_BY_AGGREGATOR` alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hushfleet.wire.format.topics import Name, check_name
 FILE_NAME = "fleet.toml"
 SERVICE_NAME = "fleet"
 AGGREGATOR_NAME = "aggregator"
+WRITTEN_BY_AGGREGATOR = ("aggregator", "runs", "cache")
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
 Host = Annotated[
@@ -110,7 +112,8 @@ class FleetFolder:
         self.task = self.path / "task.toml"
         self.ca = self.path / "ca"  # `ca.pem`, which everybody may have, and `ca.key`
         self.broker = self.path / "broker"
-        self.aggregator = self.path / "aggregator"  # `cert.pem`, `cert.key`, and `identity.key`, which boards pin
+        # `cert.pem`, `cert.key`, `identity.key`, which boards pin, and the register, `devices.sqlite`
+        self.aggregator = self.path / "aggregator"
         # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page
         self.service = self.path / "service"
         self.operator_key = self.path / "operator.key"
@@ -122,6 +125,11 @@ class FleetFolder:
         if not file.exists():
             raise BadInput(f"{path} is not the folder of a fleet: there is no {FILE_NAME}; see: hushfleet fleet init")
         self.config: FleetConfig = read_written(FleetConfig, file)
+        if (self.path / "devices.sqlite").exists():
+            raise BadInput(
+                "the list of devices is in the aggregator's own folder now. While nothing of the fleet runs: "
+                f"mv {self.path / 'devices.sqlite'}* {self.aggregator}"
+            )
         if (self.path / "run").exists():
             raise BadInput(
                 f"each run of a fleet has a folder of its own now: mv {self.path / 'run'} {self.path / 'runs'}/NAME, "

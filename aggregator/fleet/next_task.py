@@ -1,7 +1,8 @@
 """A fleet's next task: its run has a folder of its own, and boards go on with the ledgers that they have.
 
 The name of the task in `task.toml` says which run the aggregator goes on with, so changing from one to another is one
-file that is written whole, and changing back is the same. What boards have spent is in `devices.sqlite`, for all runs.
+file that is written whole, and changing back is the same. What boards have spent is in `aggregator/devices.sqlite`, for
+all runs.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def serve(path: Path, stop: threading.Event) -> None:
     fleet = BrokerAddress.parse(
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.path) as register:
+    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         known = partial(key_of, registry, register)
         parts: list[Part] = [
             Listener(registry, known),

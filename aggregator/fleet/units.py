@@ -1,6 +1,8 @@
 """systemd's units for the four processes of a fleet. Each sees of the folder what it needs, and of the rest nothing.
 
-All run as one user, so the kernel's view of files is what keeps the authority's key from aggregator and broker.
+All run as one user, so the kernel's view of files is what keeps the authority's key from aggregator and broker. Nor may
+the aggregator write to the folder itself: who may can put a journal beside the registry that SQLite reads into it, or a
+folder of their own in the place of `ca`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.broker.config import find_mosquitto
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import WRITTEN_BY_AGGREGATOR, FleetFolder
 
 PREFIX = "hushfleet"
 
@@ -63,7 +65,11 @@ SystemCallErrorNumber=EPERM
 WantedBy=multi-user.target
 """
 _NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed"  # the aggregator may need a GPU
-_OF_BROKER = f"LimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDenyWriteExecute=yes\n{_NO_DEVICES}"
+# To systemd, one that is killed by the signal to read its files again, before it can take it, has ended well.
+_OF_BROKER = (
+    "Restart=always\nLimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDenyWriteExecute=yes\n" + _NO_DEVICES
+)
+_OF_STRANGERS = "MemoryMax=256M"  # it remembers nothing that boards need: it is started anew, and they ask again
 
 
 def write_units(folder: FleetFolder) -> list[Path]:
@@ -75,25 +81,25 @@ def write_units(folder: FleetFolder) -> list[Path]:
     keys = ["ca/ca.key", "operator.key", "release.key"]
     of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"])
     brokers = (
-        ("broker", "broker", "mosquitto"),
-        ("enrolment-broker", "broker for boards without a certificate", "enrolment"),
+        ("broker", "broker", "mosquitto", _OF_BROKER),
+        ("enrolment-broker", "broker for boards without a certificate", "enrolment", f"{_OF_BROKER}\n{_OF_STRANGERS}"),
     )
     units = {
         name: (
             f"Hushfleet's {whose}",
             network,
             f"{mosquitto} -c {_word(path / f'broker/{stem}.conf')}",
-            _OF_BROKER,
+            own_lines,
             of_broker,
         )
-        for name, whose, stem in brokers
+        for name, whose, stem, own_lines in brokers
     } | {
         "aggregator": (
             "Hushfleet's aggregator",
             f"{network} {broker}",
             f"{own} aggregator --fleet {here}",
             "",
-            _files(path, writes=[""], hidden=[*keys, "service", "broker", "fleet.sqlite"]),
+            _files(path, writes=WRITTEN_BY_AGGREGATOR, hidden=[*keys, "service", "broker", "fleet.sqlite", "wifi"]),
         ),
         "fleet": (
             "Hushfleet's fleet service",
@@ -103,6 +109,8 @@ def write_units(folder: FleetFolder) -> list[Path]:
             _files(path, writes=[""], hidden=["aggregator/cert.key"]),
         ),
     }
+    for each in WRITTEN_BY_AGGREGATOR:  # systemd starts no service that may write where nothing is
+        (path / each).mkdir(mode=0o700, exist_ok=True)
     written = []
     for name, (description, after, command, own_lines, files) in units.items():
         text = _UNIT.format(

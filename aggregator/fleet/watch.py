@@ -155,8 +155,8 @@ class FleetWatch:
         """
         now = time.time() if now is None else now
         self._read_log()
-        if self._register is None and DeviceRegister.exists(self._folder.path):
-            self._register = DeviceRegister(self._folder.path)
+        if self._register is None and DeviceRegister.exists(self._folder.aggregator):
+            self._register = DeviceRegister(self._folder.aggregator)
         known = [] if self._register is None else self._register.devices()
         spent = {} if self._register is None else self._spending.update(self._register)
         refused = [] if self._register is None else self._register.refused_births()

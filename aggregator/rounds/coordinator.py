@@ -265,6 +265,8 @@ class Coordinator:
             # its birth is retained: the broker sends it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
+        if changes.replaced and self.engine.look_at_states() and self._up:
+            self._rounds.announce()
         for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
             self._outbox.say(device, NotEnrolled(device, key, reason))
 
@@ -321,6 +323,8 @@ class Coordinator:
         if self.enrolment.comes_anew(device):
             self._settle_births()
             self._apply_changes()
+        if self.enrolment.is_another(device):
+            return  # what is known is of the earlier board, and this one would take itself for a copy
         newest = max(self.enrolment.session(device), ask.session)
         before = self._asked.get(device)
         if ask.session == newest and (before is None or before.session < newest):

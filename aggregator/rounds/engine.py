@@ -183,13 +183,28 @@ class RoundEngine:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
-        cohort = {}
-        for device in chosen:
-            row = self.store.device(device)
-            cohort[device] = row.public_digest if row and row.public_digest else self._newcomer_digest
+        cohort = {device: self._held(device) for device in chosen}
         self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
         self._plan = self._plan_of(number, cohort)
         self._begin(self._plan)
+
+    def _held(self, device: str) -> bytes:
+        """Digest of the public state that is held of it."""
+        row = self.store.device(device)
+        return row.public_digest if row and row.public_digest else self._newcomer_digest
+
+    def look_at_states(self) -> bool:
+        """Whether the open round's plan is another one now: a device has come with another key, and begins anew.
+
+        A plan that named the former board's state would make the next one take itself for a copy that was put back.
+        """
+        if self._plan is None:
+            return False
+        plan = self._plan
+        sent = {update.device for update in self.store.updates(plan.round)}
+        cohort = {device: digest if device in sent else self._held(device) for device, digest in plan.cohort.items()}
+        self._plan = replace(plan, cohort=cohort)
+        return cohort != plan.cohort
 
     def _open_secure(self, number: int, roster: Roster) -> None:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
@@ -371,6 +386,7 @@ class RoundEngine:
         if isinstance(collected, SecureSum) and row.phase == "unmask":
             self._unmasking.begin(collected, plan, excluded=self._excluded)
             return
+        self.look_at_states()
         for device in added:
             self.responses.accept(device)
         self.responses.answer(*(device for _, device, _, _ in self.store.declines(row.round)))

@@ -200,6 +200,8 @@ def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:
     field.join("dev-0", identity=flashed)
     assert "dev-0" not in field.coordinator.present, "a resumed round reads its update with the former key"
     assert "after the round" in field.answers("dev-0")[-1].reason
+    field.send("dev-0", Ask(1, bytes(16)), identity=flashed)
+    assert field.answers("dev-0") == [], "it would be told of the former board's update"
     field.crash()
     assert field.fleet.engine.accepted == 1
     assert isinstance(field.deliver("dev-1", field.fleet.update("dev-1").data), Ack)

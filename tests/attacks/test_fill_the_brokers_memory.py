@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import threading
+import time
 from pathlib import Path
 
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp
@@ -12,6 +22,17 @@ from support.desk import FEDERATION, QUICK, Board, event_of, make_folder, served
 
 TOPICS = Topics(FEDERATION)
 DEVICE = "greenhouse-01"
+LATER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+#include <unistd.h>
+time_t time(time_t *at) {
+    time_t now = ((time_t (*)(time_t *))dlsym(RTLD_NEXT, "time"))(0) + (access(FILE_NAME, F_OK) ? 0 : 3700);
+    if (at) *at = now;
+    return now;
+}
+"""
 
 
 def test_a_board_leaves_nothing_behind_but_its_own_state_and_health(tmp_path: Path) -> None:
@@ -69,3 +90,40 @@ def test_a_stranger_leaves_nothing_behind(tmp_path: Path) -> None:
         event_of(reader, LinkUp)
         assert reader.receive(1.0) is None
         reader.close()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a clock that jumps is made by a C compiler")
+def test_a_session_that_a_stranger_asks_to_keep_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that keeps sessions for ever takes 1 KiB for each that comes once."""
+    later, source, library = (tmp_path / name for name in ("later", "later.c", "later.so"))
+    source.write_text(LATER)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f'-DFILE_NAME="{later}"', "-o", str(library), str(source), "-ldl"], check=True
+    )
+    fleet = make_folder(tmp_path / "greenhouse", boards=0)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with started(fleet, brokers_of(fleet)):
+        assert not session_was_kept(fleet)
+
+        def is_forgotten() -> bool:
+            later.unlink(missing_ok=True)
+            assert session_was_kept(fleet)
+            later.touch()  # an hour has passed
+            time.sleep(1.0)  # the broker looks now and then, and each visit begins the hour anew
+            return not session_was_kept(fleet)
+
+        until(is_forgotten)
+
+
+def session_was_kept(fleet: FleetFolder) -> bool:
+    """Of a stranger that connects, asks for it to be kept, and goes."""
+    came, kept = threading.Event(), list[bool]()
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="stranger", clean_session=False)
+    client.tls_set(str(fleet.ca / "ca.pem"))
+    client.on_connect = lambda _client, _data, flags, *_: (kept.append(flags.session_present), came.set())
+    client.connect("127.0.0.1", fleet.config.broker.enrolment_port)
+    client.loop_start()
+    assert came.wait(60)
+    client.disconnect()
+    client.loop_stop()
+    return kept[0]

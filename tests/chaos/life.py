@@ -122,7 +122,7 @@ class Life:
                 stack.callback(board.cut_power)
                 board.__enter__()
             self._registry = stack.enter_context(FleetRegistry(self.folder.path))
-            self._register = stack.enter_context(DeviceRegister(self.folder.path))
+            self._register = stack.enter_context(DeviceRegister(self.folder.aggregator))
             self._until("every board is enrolled", self._all_enrolled)
             self._until("every round is closed", lambda: self._rounds("round_close") == ROUNDS)
             release = self.releases.good if self.plan.is_good else self.releases.bad

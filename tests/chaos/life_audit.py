@@ -34,7 +34,7 @@ def check_files(life: Life) -> list[str]:
 def _identities(life: Life) -> Iterator[str]:
     operator = load_or_create(life.folder.operator_key).public_key
     roster = Roster.from_bytes(life.folder.roster.read_bytes(), operator=operator)
-    with FleetRegistry(life.folder.path) as registry, DeviceRegister(life.folder.path) as register:
+    with FleetRegistry(life.folder.path) as registry, DeviceRegister(life.folder.aggregator) as register:
         for card in life.cards:
             row, known = registry.needed(card.device), register.device(card.device)
             is_out = card.device == life.devices[life.plan.blocked]
@@ -83,7 +83,7 @@ def _releases(life: Life) -> Iterator[str]:
 
 def _ledgers(life: Life) -> Iterator[str]:
     """What the aggregator has counted is in the boards' ledgers, each round once."""
-    with DeviceRegister(life.folder.path) as register:
+    with DeviceRegister(life.folder.aggregator) as register:
         for card in life.cards:
             with DeviceStore(card.config.store_path, device=card.device, inspect=True) as store:
                 entries = [(entry.task, entry.round) for entry in store.ledger.entries()]

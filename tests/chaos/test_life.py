@@ -30,12 +30,12 @@ def _certificates_change_sides(life: Life) -> None:
 
 
 def _charges_are_of_other_rounds(life: Life) -> None:
-    with DeviceRegister(life.folder.path) as register:
+    with DeviceRegister(life.folder.aggregator) as register:
         register.write("UPDATE charges SET round = round + 100")
 
 
 def _the_aggregator_forgets(life: Life) -> None:
-    with DeviceRegister(life.folder.path) as register:
+    with DeviceRegister(life.folder.aggregator) as register:
         register.forget(life.devices[0])
 
 

@@ -46,6 +46,38 @@ def test_silence_is_met_with_offers_that_grow_rarer(make_bench: MakeBench) -> No
     assert 8 <= len(bench.server.offers) <= 16  # after 5, 10, 20, 40, 60, 60, ... seconds
 
 
+def test_a_device_that_the_broker_came_to_know_late_listens_again(make_bench: MakeBench) -> None:
+    """What is retained never comes by itself, and the device's own state was dropped."""
+    bench = make_bench(announce=False)
+    bench.hub.denied.add(DEVICE)
+    bench.server.announce()
+    bench.steps()
+    bench.hub.denied.clear()
+    bench.clock.now += 4
+    bench.steps()
+    assert bench.server.births == []
+    bench.clock.now += 2
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    bench.clock.now += 1000
+    bench.steps()
+    assert [birth.state for birth in bench.server.births] == ["ready"], "it hears, and listens no further"
+
+
+def test_a_device_asks_at_once_when_a_round_opens(make_bench: MakeBench) -> None:
+    """Its key may have been unknown to the aggregator for an hour, in which its questions became rare."""
+    bench = make_bench()
+    bench.server.knows = False
+    for _ in range(3600):
+        bench.clock.now += 1
+        bench.steps(1)
+    asked = len(bench.server.asks)
+    assert asked < 15
+    bench.server.knows = True
+    bench.server.open_round(1)
+    bench.until(acked(bench, 1))
+    assert len(bench.server.asks) == asked + 1
+
+
 def test_a_fetch_goes_on_with_what_is_missing(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.serves = False

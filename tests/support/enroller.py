@@ -29,7 +29,7 @@ class Desk:
     def __init__(self, path: Path, *, boards: int = 3, **policy: Any) -> None:
         self.now = 1_800_000_000.0
         self.folder = make_folder(path / "fleet", boards=boards, **policy)
-        self.registry, self.register = FleetRegistry(self.folder.path), DeviceRegister(self.folder.path)
+        self.registry, self.register = FleetRegistry(self.folder.path), DeviceRegister(self.folder.aggregator)
         self.authority = Authority.load(self.folder.ca / "ca.pem", self.folder.ca / "ca.key")
         self.applied = 0
         self.enroller = Enroller(

@@ -58,11 +58,14 @@ class LocalHub:
 
     :param chaos: makes deliveries unreliable; None keeps every link's order and loses nothing.
     :param message_cap_bytes: links raise `TooLarge` for larger payloads.
+
+    `denied` are client ids that an access list keeps out: they connect and subscribe, and neither hear nor are heard.
     """
 
     def __init__(self, *, chaos: Chaos | None = None, message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES) -> None:
         self.message_cap_bytes = message_cap_bytes
         self.retained: dict[str, bytes] = {}
+        self.denied: set[str] = set()
         self._chaos = chaos
         self._random = random.Random(chaos.seed if chaos else 0)
         self._lock = threading.RLock()
@@ -120,7 +123,7 @@ class LocalHub:
     def _subscribe(self, link: LocalLink, topic_filter: str) -> None:
         self._table(topic_filter).setdefault(topic_filter, {})[link] = None
         for topic, payload in self.retained.items():
-            if matches(topic_filter, topic):
+            if matches(topic_filter, topic) and link.client_id not in self.denied:
                 link._take(Delivery(topic, payload, True))
 
     def _unsubscribe(self, link: LocalLink, topic_filter: str) -> None:
@@ -140,6 +143,8 @@ class LocalHub:
             if matches(topic_filter, topic):
                 receivers.update(links)
         for link in receivers:
+            if link.client_id in self.denied:
+                continue
             self._deliver(link, Delivery(topic, payload, False), reliable=retain)
 
     def _deliver(self, link: LocalLink, delivery: Delivery, *, reliable: bool) -> None:
@@ -201,7 +206,8 @@ class LocalLink:
             if not self._is_connected():
                 raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
             self.bytes_sent += publish_packet_bytes(topic, len(payload))
-            self._hub._publish(topic, bytes(payload), retain=retain)
+            if self.client_id not in self._hub.denied:
+                self._hub._publish(topic, bytes(payload), retain=retain)
 
     def receive(self, timeout_s: float) -> LinkEvent | None:
         try:

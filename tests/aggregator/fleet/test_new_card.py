@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import terms_of
 from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
 from hushfleet.privacy.mechanism import Charge
+from support.local_link import LocalHub
+from support.whole import Whole
 
 TASK = "small-00000000"
 
@@ -142,3 +146,66 @@ def test_a_register_from_before_charges_is_upgraded(tmp_path: Path) -> None:
     with DeviceRegister(tmp_path, durable=False) as register:
         assert register.charges("board-1") == []
         assert register.device("board-1") is not None
+
+
+@pytest.mark.parametrize("how", ["told", "not told", "killed"])
+def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: str) -> None:
+    """The plan names the state that the old card has; the new one has never been in it.
+
+    An aggregator that is killed when it has just opened a round has told nobody of it, so nothing may have been spent.
+    """
+    whole = Whole(tmp_path, LocalHub().link)
+    try:
+        prepared = prepared_glp()
+        whole.begin(prepared)
+        book = ChargeBook(whole.coordinator.enrolment.register, whole.coordinator.engine)
+        whole.coordinator._rounds._charges = book
+        old, other = whole.board("board-1"), whole.board("board-2")
+        engine, task = whole.coordinator.engine, prepared.spec.task
+        assert whole.drive(lambda: engine.closed_rounds == 1 and engine.plan is not None)
+        assert engine.plan.cohort["board-1"] != old.agent.tasks.runtime.newcomer_digest
+        whole.lose(old)
+        whole.boards.remove(other)  # it takes its time
+        with DeviceRegister(tmp_path / task, durable=False) as register:
+            state = tmp_path / "new-card"
+            with DeviceStore(state / "store.sqlite", device="board-1", durable=False) as store:
+                charges = register.charges("board-1")
+                assert [number for _, number, _ in charges] == [1, 2]
+                store.note_enrolled(carried_rounds(charges if how == "told" else charges[:1]))
+                key = store.identity.public_key
+            register.forget("board-1")
+            register.add([KnownDevice("board-1", key)])
+        whole.now += 2.0
+        if how == "killed":
+            whole.end()
+            engine = whole.begin(prepared).engine
+        new = whole.board("board-1", state)
+        whole.drive(lambda: new.agent.rounds.decline or new.entry_status(task, 2) or new.stopped)
+        assert (new.stopped, engine.plan.round) == (None, 2)
+        whole.boards.append(other)
+        assert whole.drive(lambda: engine.finished or new.stopped is not None)
+        assert new.stopped is None
+        assert [entry.round for entry in new.store.ledger.entries()] == [1, 2, 3]
+        assert [other.entry_status(task, number) for number in (1, 2, 3)] == ["acked"] * 3
+        took_part = None if how == "told" else "acked"
+        assert [new.entry_status(task, number) for number in (1, 2, 3)] == [None, took_part, "acked"]
+    finally:
+        whole.close()
+
+
+def prepared_glp() -> PreparedTask:
+    """Of a method with a public state."""
+    return prepare(
+        parse_task(
+            {
+                "name": "digits",
+                "model": {"name": "digits-cnn"},
+                "method": {"name": "fedglp-adp", "batch_size": 16},
+                "privacy": {"clip_norm": 0.5, "noise_multiplier": 2.0, "accounting": "strict", "delta": 1e-5},
+                "data": {"name": "digits", "devices": 2},
+                "round": {"rounds": 3, "min_devices": 2},
+                "wire": {"chunk_bytes": 1024},
+            }
+        ),
+        run_id="glp",
+    )

@@ -46,3 +46,20 @@ def test_systemd_finds_no_fault_in_the_units_and_little_exposure(tmp_path: Path)
         checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
         ours = [line for line in checked.stderr.splitlines() if file.name in line]
         assert ours == []
+
+
+def test_the_aggregator_writes_to_its_own_folders_alone(tmp_path: Path) -> None:
+    """Else it could put a journal beside the registry, or a folder of its own in the place of the authority's."""
+    folder = make_folder(tmp_path / "fleet")
+    texts = {file.stem: file.read_text() for file in write_units(folder)}
+    written = [line for line in texts["hushfleet-aggregator"].splitlines() if line.startswith("ReadWritePaths")]
+    assert written == [f"ReadWritePaths={folder.path / name}" for name in ("aggregator", "runs", "cache")]
+    assert all((folder.path / name).is_dir() for name in ("aggregator", "runs", "cache"))
+
+
+def test_a_broker_is_started_again_however_it_ended(tmp_path: Path) -> None:
+    """The signal to read its files again ends one that has just begun; to systemd that is a good end."""
+    texts = {file.stem: file.read_text() for file in write_units(make_folder(tmp_path / "fleet"))}
+    for name in ("hushfleet-broker", "hushfleet-enrolment-broker"):
+        assert [line for line in texts[name].splitlines() if line.startswith("Restart=")][-1] == "Restart=always"
+    assert "MemoryMax=256M" in texts["hushfleet-enrolment-broker"]

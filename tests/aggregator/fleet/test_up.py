@@ -109,7 +109,7 @@ def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spe
         assert spent.items() <= ledger.items(), "nothing that the lost card spent is forgotten"
         assert len(ledger) > len(spent), "and the new card takes part"
         assert len({task for task, _ in ledger}) == 2, "in the next task, too, with the same ledger"
-        with DeviceRegister(folder.path) as register:
+        with DeviceRegister(folder.aggregator) as register:
             noted = {(task, number) for task, number, _ in register.charges(FIRST)}
             assert ledger.keys() <= noted
     assert "Traceback" not in (tmp_path / "up.log").read_text() + (tmp_path / "new.log").read_text()

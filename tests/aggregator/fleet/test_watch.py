@@ -192,7 +192,7 @@ def test_a_run_that_is_begun_anew_is_read_from_its_start(desk: Desk) -> None:
 
 
 def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
-    with DeviceRegister(desk.folder.path) as register:
+    with DeviceRegister(desk.folder.aggregator) as register:
         register.add([KnownDevice("board-1", b"1" * 32), KnownDevice("by-hand", b"2" * 32)])
         register.block("board-1", "stolen")
         knocks = [RefusedBirth("board-2", b"3" * 32, 1, NOW), RefusedBirth("who", b"4" * 32, 5, NOW)]
@@ -213,7 +213,7 @@ def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
         file.write("[device.limits]\nepsilon_server = 8.0\ndelta = 1e-4\n")
     desk.folder = FleetFolder(desk.folder.path)
     charge = Charge("device", "add-or-remove", "gaussian", 2.0)
-    with DeviceRegister(desk.folder.path) as register:
+    with DeviceRegister(desk.folder.aggregator) as register:
         for task, round in (("t-0", 1), ("t-0", 2), ("t-1", 1)):
             register.note_charges(task, round, {"board-1": pack(charge)}, certain=True)
         register.note_charges("t-1", 1, {"board-2": pack(replace(charge, raw=("norms",)))}, certain=True)

@@ -15,14 +15,18 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.access import apply, reload_brokers
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.errors import BadInput, LinkLost
 from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.messages import ServerState, encode_message
+from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
+from hushfleet.wire.link.mqtt import MqttLink
 from support.desk import Board, event_of, make_folder, served, until
 
 FIRST, SECOND = "greenhouse-01", "greenhouse-02"
@@ -30,7 +34,7 @@ FIRST, SECOND = "greenhouse-01", "greenhouse-02"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetFolder]:
-    folder = make_folder(tmp_path_factory.mktemp("fleet") / "greenhouse", boards=8)
+    folder = make_folder(tmp_path_factory.mktemp("fleet") / "greenhouse", boards=9)
     with served(folder):
         yield folder
 
@@ -45,7 +49,7 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
     assert not board.token_file.exists(), "the token is erased"
     assert board.tls.key_file.stat().st_mode & 0o777 == 0o600
     key = board.store.identity.public_key
-    with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.path) as register:
+    with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.aggregator) as register:
         row = registry.needed(FIRST)
         assert (row.state, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
         known = until(lambda: register.device(FIRST))
@@ -93,7 +97,7 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
     with FleetRegistry(fleet.path) as registry:
         registry.block(board.device, "stolen")
         apply(fleet, registry)
-        with DeviceRegister(fleet.path) as register:
+        with DeviceRegister(fleet.aggregator) as register:
             assert register.device(board.device).blocked == "by the fleet's operator: stolen"
         roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
         assert board.device not in roster.devices
@@ -154,6 +158,47 @@ def test_a_signal_that_the_broker_forgets_is_sent_again(fleet: FleetFolder, tmp_
     refused = board.link()
     event_of(refused, LinkDown)
     refused.close()
+
+
+def test_a_board_that_came_before_the_broker_had_read_its_lists_is_heard(fleet: FleetFolder, tmp_path: Path) -> None:
+    """Mosquitto takes its subscriptions and drops all the rest, and sends by itself nothing of it later."""
+    board = Board(fleet, tmp_path, "greenhouse-09")
+    assert board.enrol()
+    key, access = load_or_create(fleet.aggregator / "identity.key"), fleet.broker / "access.acl"
+    announcer, stop, lists = aggregator_link(fleet), threading.Event(), access.read_text()
+    announcer.subscribe(board.topics.state(board.device))
+    event_of(announcer, LinkUp)
+    state = encode_message(ServerState(1, "ready", key.public_key), key, federation=board.topics.federation)
+    announcer.publish(board.topics.server, state, retain=True)
+    access.write_text(f"{lists}\nuser {board.device}\ntopic deny hushfleet/1/#\n")
+    probe = until(lambda: deaf_link(fleet, board))
+    probe.close()
+    agent = Agent(board.config, lambda will: MqttLink(board.config.broker_address, client_id=board.device), board.store)
+    thread = threading.Thread(target=agent.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: agent._up)
+        assert announcer.receive(1.0) is None, "not heard"
+        access.write_text(lists)
+        reload_brokers(fleet)
+        until(lambda: agent._server)
+        assert event_of(announcer, Delivery).topic == board.topics.state(board.device)
+    finally:
+        stop.set()
+        thread.join()
+        announcer.publish(board.topics.server, b"", retain=True)
+        announcer.close()
+
+
+def deaf_link(fleet: FleetFolder, board: Board) -> MqttLink | None:
+    """Once the broker has read that the board is denied."""
+    reload_brokers(fleet)
+    link = board.link(board.topics.server)
+    event_of(link, LinkUp)
+    if link.receive(0.5) is None:
+        return link
+    link.close()
+    return None
 
 
 @pytest.mark.parametrize(("change", "device"), [("forget", "greenhouse-07"), ("expect_new_card", "greenhouse-08")])
@@ -219,10 +264,7 @@ def names_of(pem: str) -> list[GeneralName]:
     return [*certificate.extensions.get_extension_for_class(SubjectAlternativeName).value]
 
 
-def aggregator_link(fleet: FleetFolder):
-    from hushfleet.wire.link.address import BrokerAddress
-    from hushfleet.wire.link.mqtt import MqttLink
-
+def aggregator_link(fleet: FleetFolder) -> MqttLink:
     mine = fleet.aggregator
     address = BrokerAddress.parse(
         fleet.local_broker, ca_file=fleet.ca / "ca.pem", cert_file=mine / "cert.pem", key_file=mine / "cert.key"
