@@ -50,10 +50,10 @@ chaos: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
 
 test-arm: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 1800 tests/arm/on_a_board.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 14400 tests/arm/on_a_board.py
 
 test-card: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 3600 tests/arm/on_a_card.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 14400 tests/arm/on_a_card.py
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'

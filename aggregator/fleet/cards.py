@@ -7,7 +7,7 @@ import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -23,6 +23,7 @@ from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by the unit of the client
 USUAL_BUILD_S = 90.0  # where wheels come from an index; from a folder less
 
 
@@ -144,6 +145,7 @@ def card_of(
     """With a new token. :param images: a folder with one for each board, named by its id. Raises `BadInput`."""
     text = device_toml(folder, board)
     data = tomllib.loads(text)["data"]
+    _check_seen(PurePosixPath(str(data.get("path", ""))))
     own = None if images is None else images / board.device
     if own is not None and not own.is_dir():
         raise BadInput(f"there is no folder {own} with images for {board.device}")
@@ -168,6 +170,14 @@ def card_of(
         user=user,
         ssh_keys=ssh_keys,
     )
+
+
+def _check_seen(path: PurePosixPath) -> None:
+    """Raises `BadInput` for data that the client's unit hides from it (ProtectHome=, PrivateTmp=)."""
+    hidden = [each for each in _HIDDEN if path.is_relative_to(each)]
+    if not path.is_absolute() or hidden:
+        reason = f"the client sees nothing in {hidden[0]}" if hidden else "it must begin with /"
+        raise BadInput(f"[device.data] path in fleet.toml is {str(path)!r}, and {reason}; /srv is a place for data")
 
 
 def read_ssh_key(path: Path) -> str:

@@ -17,7 +17,8 @@ class ArmBoard(EmulatedBoard):
     """:param home: for its root and its logs; :param card: the image file whose boot partition it has."""
 
     def __init__(self, home: Path, card: Path) -> None:
-        super().__init__(home, check_s=15.0, watchdog_s=120.0, memory_mib=1 << 20)
+        # An emulated start takes minutes where the machine is busy: as long as the unit allows.
+        super().__init__(home, check_s=30.0, watchdog_s=600.0, memory_mib=1 << 20)
         self.root = home / "root"
         subprocess.run(["cp", "-a", board_root(), self.root], check=True)  # device files, too
         boot = self.root / "boot/firmware"
@@ -54,8 +55,9 @@ class ArmBoard(EmulatedBoard):
 
     def client_command(self) -> list[str]:
         client = ("/opt/hushfleet/python", "-I", "/opt/hushfleet/current", "/etc/hushfleet/device.toml")
-        user = ("setpriv", "--reuid=hushfleet", "--regid=hushfleet", "--init-groups", "--no-new-privs")
-        return self.inside(*user, *client)
+        # Another user's process would outlive `namespace.py`, and train beside the next start.
+        user = ("setpriv", "--pdeathsig=KILL", "--reuid=hushfleet", "--regid=hushfleet", "--init-groups")
+        return self.inside(*user, "--no-new-privs", *client)
 
     def environment(self, **given: str) -> dict[str, str]:
         """`namespace.py` hands on what begins with BOARD_."""

@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> None:
     (unshared, tell_unshared), (mapped, tell_mapped) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "a user namespace cannot be made")
         os.write(tell_unshared, b"x")
         os.read(mapped, 1)
         os.setgid(0)
         os.setuid(0)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user takes it back
         _check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mounts cannot be made private")
         binfmt = b"/proc/sys/fs/binfmt_misc"
         _check(libc.mount(b"binfmt_misc", binfmt, b"binfmt_misc", 0, None), "binfmt_misc needs Linux 6.7 or newer")

@@ -117,6 +117,17 @@ def test_data_in_one_file_get_no_folder_of_that_name(tmp_path: Path, fleet: Flee
     assert (out / "greenhouse-07.img").stat().st_mode & 0o777 == 0o600, "a token is in it"
 
 
+@pytest.mark.parametrize("path", ["/home/pi/photos", "/tmp/photos", "photos"])
+def test_images_that_the_client_would_never_see_are_refused(tmp_path: Path, fleet: FleetFolder, path: str) -> None:
+    """Its unit hides homes and temporary files; the board would say that there is no such folder."""
+    file = fleet.path / "fleet.toml"
+    file.write_text(file.read_text().replace("/var/lib/hushfleet-images", path))
+    stock, out = make_image(tmp_path / "stock.img", mib=4), tmp_path / "cards"
+    with pytest.raises(BadInput, match=r"\[device.data\] path in fleet.toml"):
+        flash("--fleet", fleet.path, "--device", "greenhouse-07", "--image", stock, "--out", out)
+    assert not list(out.glob("*"))
+
+
 def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
     """The former token holds no longer, and nothing is on the card twice."""
     mount = tmp_path / "bootfs"
