@@ -133,7 +133,7 @@ class RoundHandler:
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         if same is None:
             self._resent_chunks = 0
-            self._store_check.aggregator_is_back(self._clock())  # it may have come to know this device only now
+            self._store_check.round_begins(self._clock())
         if same is None or plan.phase != "open":
             self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s

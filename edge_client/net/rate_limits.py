@@ -34,6 +34,10 @@ class Backoff:
         self._wait_s = self._first_s
         self.due_at = now + self._first_s if wait else now
 
+    def hasten(self, now: float) -> None:
+        """What hindered it may be over: due after the first wait at the latest."""
+        self.due_at = min(self.due_at, now + self._first_s)
+
     def tried(self, now: float) -> None:
         """It was asked for at `now`."""
         self.due_at = now + self._wait_s

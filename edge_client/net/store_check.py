@@ -65,6 +65,10 @@ class StoreCheck:
         """A question without an answer is asked again at once."""
         self._backoff.reset(now)
 
+    def round_begins(self, now: float) -> None:
+        """The aggregator may have come to know this device only now: a question that it left is asked soon."""
+        self._backoff.hasten(now)
+
     def question(self, now: float) -> Ask | None:
         """What to ask now, if anything is due."""
         if now < self.due_at:
