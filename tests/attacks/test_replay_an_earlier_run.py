@@ -14,6 +14,7 @@ from hushfleet.aggregator.broker.process import start_broker
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.net.verifier import MessageVerifier
+from hushfleet.errors import LinkLost
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ack,
@@ -26,7 +27,7 @@ from hushfleet.wire.format.messages import (
     decode_message,
     encode_message,
 )
-from hushfleet.wire.link.interface import Delivery, LinkUp, Will
+from hushfleet.wire.link.interface import Delivery, Link, LinkUp, Will
 from hushfleet.wire.link.mqtt import MqttLink
 from support.local_link import LocalHub
 from support.whole import Board, Connect, Whole
@@ -67,18 +68,27 @@ def record_a_run(whole: Whole, prepared: PreparedTask, *, wait_s: float) -> tupl
     return victim, list(whole.heard)
 
 
+def come(stranger: Link) -> None:
+    for _ in range(400):
+        if stranger.receive(0.05) == LinkUp():
+            break
+
+
 def replay(whole: Whole, recorded: list[Delivery], connect: Connect) -> None:
     """All small messages of the aggregator and of the board itself, each where it was."""
     stranger = connect("stranger", None)
     stranger.open()
-    for _ in range(400):
-        if stranger.receive(0.05) == LinkUp():
-            break
+    come(stranger)
     for delivery in recorded:
         topic = whole.topics.parse(delivery.topic)
         if topic.device in (None, "victim") and topic.kind not in ("blob", "chunk") and delivery.payload:
             retain = topic.kind in ("server", "task", "round", "state")
-            stranger.publish(delivery.topic, delivery.payload, retain=retain)
+            while True:
+                try:
+                    stranger.publish(delivery.topic, delivery.payload, retain=retain)
+                    break
+                except LinkLost:  # amqtt drops who connects while others subscribe
+                    come(stranger)
             whole.drive(steps=2)
     stranger.close()
 
