@@ -79,17 +79,17 @@ def replay(whole: Whole, recorded: list[Delivery], connect: Connect) -> None:
     stranger = connect("stranger", None)
     stranger.open()
     come(stranger)
-    for delivery in recorded:
-        topic = whole.topics.parse(delivery.topic)
-        if topic.device in (None, "victim") and topic.kind not in ("blob", "chunk") and delivery.payload:
-            retain = topic.kind in ("server", "task", "round", "state")
-            while True:
-                try:
+    while True:
+        try:
+            for delivery in recorded:
+                topic = whole.topics.parse(delivery.topic)
+                if topic.device in (None, "victim") and topic.kind not in ("blob", "chunk") and delivery.payload:
+                    retain = topic.kind in ("server", "task", "round", "state")
                     stranger.publish(delivery.topic, delivery.payload, retain=retain)
-                    break
-                except LinkLost:  # amqtt drops who connects while others subscribe
-                    come(stranger)
-            whole.drive(steps=2)
+                    whole.drive(steps=2)
+            break
+        except LinkLost:  # amqtt drops who connects while others subscribe, and what they have sent
+            come(stranger)
     stranger.close()
 
 

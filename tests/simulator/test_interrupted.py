@@ -68,7 +68,7 @@ class Case:
 
 CASES = {
     "in rounds": Case(SIMULATE, updates("run/aggregator/events.jsonl"), "run/report.html"),
-    "in a sweep": Case(f"{SIMULATE} --sweep 0,1", updates("run/sweep/*/*/events.jsonl"), "run/report.html"),
+    "in a sweep": Case(f"{SIMULATE} --sweep 0,1,2,3", updates("run/sweep/*/*/events.jsonl"), "run/report.html"),
     "in a demo": Case("demo paper --short --out run", updates("run/*/*/events.jsonl"), "run/paper/report.html"),
     "before a run": Case(SIMULATE, imports, None),
     "in an audit": Case("audit task.toml --trials 1000000", imports, None),
