@@ -29,13 +29,13 @@ STEPS = 4000  # of which most do nothing, where a real broker takes its time
 STEP_S = 0.02
 
 
-def prepared_digits(run_id: str) -> PreparedTask:
+def prepared_digits(run_id: str, *, method: str = "dp-fedavg") -> PreparedTask:
     return prepare(
         parse_task(
             {
                 "name": "digits",
                 "model": {"name": "digits-cnn"},
-                "method": {"name": "dp-fedavg", "batch_size": 16},
+                "method": {"name": method, "batch_size": 16},
                 "privacy": {"clip_norm": 1.0, "noise_multiplier": 2.0, "accounting": "strict", "delta": 1e-5},
                 "data": {"name": "digits", "devices": 2},
                 "round": {"rounds": 3, "min_devices": 2},

@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import terms_of
 from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
 from hushfleet.privacy.mechanism import Charge
 from support.local_link import LocalHub
-from support.whole import Whole
+from support.whole import Whole, prepared_digits
 
 TASK = "small-00000000"
 
@@ -156,7 +154,7 @@ def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: st
     """
     whole = Whole(tmp_path, LocalHub().link)
     try:
-        prepared = prepared_glp()
+        prepared = prepared_digits("glp", method="fedglp-adp")  # it has a public state
         whole.begin(prepared)
         book = ChargeBook(whole.coordinator.enrolment.register, whole.coordinator.engine)
         whole.coordinator._rounds._charges = book
@@ -191,21 +189,3 @@ def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: st
         assert [new.entry_status(task, number) for number in (1, 2, 3)] == [None, took_part, "acked"]
     finally:
         whole.close()
-
-
-def prepared_glp() -> PreparedTask:
-    """Of a method with a public state."""
-    return prepare(
-        parse_task(
-            {
-                "name": "digits",
-                "model": {"name": "digits-cnn"},
-                "method": {"name": "fedglp-adp", "batch_size": 16},
-                "privacy": {"clip_norm": 0.5, "noise_multiplier": 2.0, "accounting": "strict", "delta": 1e-5},
-                "data": {"name": "digits", "devices": 2},
-                "round": {"rounds": 3, "min_devices": 2},
-                "wire": {"chunk_bytes": 1024},
-            }
-        ),
-        run_id="glp",
-    )
