@@ -69,7 +69,8 @@ class LinearClipping:
             slopes, rows = (np.where(kept[:, None], each, np.float32(0)) for each in (slopes, rows))
         slopes *= clip_factors(norms, np.full_like(norms, bound)).astype(np.float32)[:, None]
         by_weight, by_bias = self.layout.unflatten(out).values()
-        by_weight[...] = np.einsum("bc,bf->cf", slopes, rows) * wanted[0]
+        # Of no records einsum may give NaN: where a stride is 0 it reads one value all the same (NumPy 2.4.6).
+        by_weight[...] = np.einsum("bc,bf->cf", slopes, rows) * wanted[0] if len(rows) else 0.0
         by_bias[...] = slopes.sum(0) * wanted[1]
         return losses, norms
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class ChaosFleet(LiveFleet):
             **options,
         )
         self._plan = plan
+        self.starts: Counter[str] = Counter()
         self.machines: dict[str, Machine] = {}
         if library is not None:
             folder = simulation.folder
@@ -93,5 +95,6 @@ class ChaosFleet(LiveFleet):
             self.kill(name)
 
     def _start(self, name: str, command: list[str], log: Path, **variables: str) -> None:
+        self.starts[name] += 1
         machine = self.machines.get(name)
         super()._start(name, command, log, **(machine.environment if machine else {}), **variables)

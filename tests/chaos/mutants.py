@@ -5,12 +5,14 @@ python mutants.py FAULT ARGUMENTS...
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from hushfleet.edge_client.__main__ import main as client
+from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -100,6 +102,20 @@ def does_not_sync() -> int:
         connection.execute("PRAGMA synchronous = OFF")
 
     DeviceStore._prepare_to_write = unsynced
+    return client(sys.argv[2:])
+
+
+def begins_anew() -> int:
+    """No fault: a client that loses all between the metrics of its first round and the commit, and goes on."""
+    write = MetricsFile.write
+
+    def write_and_begin_anew(self: MetricsFile, *arguments: Any, **more: Any) -> None:
+        first = not self.path.exists()
+        write(self, *arguments, **more)
+        if first:
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+
+    MetricsFile.write = write_and_begin_anew
     return client(sys.argv[2:])
 
 

@@ -144,6 +144,16 @@ def test_a_store_that_does_not_sync_is_found(pair: Simulation, library: Path | N
     assert any("its ledger did not have" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
+def test_a_round_is_measured_again_by_who_died_before_the_commit_alone(
+    pair: Simulation, library: Path | None, tmp_path: Path
+) -> None:
+    """Both devices lose a round that they had measured. To the audit that is right for the one that was killed."""
+    runner = TrialRunner(pair, library=library, client=mutant("begins-anew"))
+    kill = Trouble("kill", Moment("round_open", 1), 0.0, ("device-1",), 0.0)
+    outcome = runner.play(plan_of(6, kill, field_noise=False), tmp_path / "run")
+    assert outcome.wrong == ["device-0 was started once and measured the rounds ['1', '1', '2']"]
+
+
 def test_an_update_that_is_added_twice_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     kill = Trouble("kill", Moment("update", 1), 0.0, ("device-1",), 0.0)
     runner = TrialRunner(pair, library=library, aggregator=mutant("adds-twice"))

@@ -121,7 +121,7 @@ class TrialRunner:
         try:
             wrong += audit.check_tap(simulation, tap, devices=fleet.honest)
             wrong += audit.check_outboxes(simulation, fleet.honest)
-            wrong += audit.check_metrics(simulation, fleet.honest)
+            wrong += audit.check_metrics(simulation, {name: fleet.starts[name] for name in fleet.honest})
             if finished:
                 missing, unexplained = audit.missing_of(simulation, storm.may_decline)
                 wrong += unexplained + audit.check_stores(simulation, missing=missing)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
@@ -74,6 +75,24 @@ def test_sums_are_those_of_single_clipped_gradients(
     np.testing.assert_allclose(norms, np.linalg.norm(rows, axis=1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-5 * max(1.0, min(clip_norm, norms.max(initial=0))))
     assert not out[~inside].any()
+
+
+def test_no_records_sum_to_zeros_whatever_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy's einsum multiplies 0 by what lies behind an empty array whose strides are 0, as slopes of a batch of 0
+    have: NaN, where NaN lies there."""
+    behind = np.full(4, np.nan, np.float32)
+    einsum = np.einsum
+
+    def unlucky(subscripts: str, *operands: np.ndarray, **options: type) -> np.ndarray:
+        placed = (as_strided(behind, each.shape, each.strides) if not each.size else each for each in operands)
+        return einsum(subscripts, *placed, **options)
+
+    monkeypatch.setattr(np, "einsum", unlucky)
+    layout = layout_of(7, 1)
+    out = np.ones(layout.size, np.float32)
+    losses, norms = LinearClipping(layout)(*drawn(layout, 0, seed=0), clip_norm=1.0, out=out)
+    assert (losses.size, norms.size) == (0, 0)
+    assert not out.any()
 
 
 @given(st.integers(2, 10), st.integers(1, 40), st.floats(1e-6, 10), st.integers(0, 99))
