@@ -19,7 +19,7 @@ from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
-from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.local_data import NOTE_NAME, LocalData
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
@@ -87,7 +87,10 @@ class TaskRuntime:
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
-        self.data = LocalData(config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty)
+        note = None if simulation else config.store_path.with_name(NOTE_NAME)
+        self.data = LocalData(
+            config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty, note=note
+        )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
             gradient,
@@ -119,6 +122,7 @@ class TaskRuntime:
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
+            stand_in=True,
         )
         return_small_blocks()
 

@@ -74,7 +74,8 @@ def test_images_without_features_can_be_left_out_by_themselves(fails: str) -> No
     kept = Samples(np.concatenate([dark] * 4), np.arange(4), (0.0,), (1 / 255,))
     some = Samples(np.concatenate([dark, dark, dark, wrong, dark]), np.array([0, 1, 2, 9, 3]), (0.0,), (1 / 255,))
     graph = Graph()
-    flat = graph.node("Slice", graph.node("Flatten", "x", axis=1), *(graph.constant(np.array([n])) for n in (0, COUNT, 1)))
+    first = (graph.constant(np.array([n])) for n in (0, COUNT, 1))
+    flat = graph.node("Slice", graph.node("Flatten", "x", axis=1), *first)
     if fails == "Log":
         last = graph.node("Log", flat)
     else:
