@@ -237,7 +237,7 @@ def train_round(
 
     :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
     """
-    own_samples = LoadedSamples(samples, gradient, logits_of)
+    own_samples = LoadedSamples(samples, gradient, logits_of, by_record=method.by_record)
     context = method.begin(state, global_params, terms, own_samples)
     teacher = method.training.teacher(context, own_samples)
     at = {"gradient": gradient, "samples": samples, **how}

@@ -21,8 +21,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
+from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DataSection, DeviceConfig
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.errors import GraphRefused
+from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.model.objectives import Objective
+from hushfleet.models import get_model
+from hushfleet.models.export import export_graphs
+from hushfleet.training.batch import ClientBatch
+from hushfleet.training.own_samples import LoadedSamples
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
@@ -251,8 +259,6 @@ def test_nor_does_it_with_a_model_that_is_no_model(
 
 def test_with_records_a_graph_that_fails_on_one_leaves_out_that_one(package: Package) -> None:
     """Else one record would take the others' part of an update with it."""
-    from hushfleet.training.batch import ClientBatch
-
     model = package.spec.model
     gradient = GradientGraph(failing_on_labels_above_4(package), model.layout)
     sums, failed = [], []
@@ -348,12 +354,58 @@ def test_without_noise_training_that_fails_is_declined(
     assert [code for code, _ in told.declines] == ["error"]
 
 
+def failing_on_bright_images(package: Package) -> bytes:
+    """The task's own inference, and a table of five entries in which each image's largest value is looked up."""
+    model = onnx.load_from_string(package.blobs[package.spec.model.inference.digest])
+    graph = model.graph
+    (maker,) = [node for node in graph.node if "logits" in node.output]
+    maker.output[list(maker.output).index("logits")] = "logits.own"
+    graph.initializer.append(numpy_helper.from_array(np.zeros(5, np.float32), "table"))
+    graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 3]), "all.but.the.batch"))
+    graph.node.extend(
+        [
+            helper.make_node("Relu", ["x"], ["not.negative"]),
+            helper.make_node("ReduceMax", ["not.negative", "all.but.the.batch"], ["largest"], keepdims=0),
+            helper.make_node("Cast", ["largest"], ["place"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["table", "place"], ["looked.up"]),
+            helper.make_node("ReduceSum", ["looked.up"], ["looked.up.sum"], keepdims=0),
+            helper.make_node("Add", ["logits.own", "looked.up.sum"], ["logits"]),
+        ]
+    )
+    return bytes(model.SerializeToString())
+
+
+def test_with_records_one_without_a_teacher_is_left_out_alone(package: Package) -> None:
+    """pFedSD asks the graph of inference for logits of all samples, before any gradient is noised."""
+    graph, layout, params = failing_on_bright_images(package), package.spec.model.layout, package.initial
+    check_graph(graph, max_bytes=1 << 20)
+    x = np.concatenate((values(2), 10 * values(1), values(1)))
+    samples = Samples(x, labels(4).astype(np.int64), (0.0,), (1.0,))
+    inference = InferenceGraph(graph, layout)
+    objective = Objective("distillation", temperature=3.0)
+    exported = export_graphs(get_model(package.spec.model.name), objective=objective)
+    gradient = GradientGraph(exported.gradient, layout, objective=objective)
+    found = LoadedSamples(samples, gradient, inference, by_record=True).logits(params)
+    assert np.isnan(found).any(1).tolist() == [False, False, True, False]
+    np.testing.assert_allclose(found[[0, 1, 3]], inference(params, x[[0, 1, 3]]), rtol=1e-5)
+    with pytest.raises(GraphRefused):
+        LoadedSamples(samples, gradient, inference).logits(params)
+
+    sums = []
+    for kept in ([0, 1, 3], [0, 1, 2, 3]):
+        taught = {"teacher": found[kept], "distill": np.full(len(kept), 0.5, np.float32)}
+        out = np.empty(layout.size, np.float32)
+        batch = ClientBatch(gradient, x[kept], samples.labels[kept], (), taught, np.empty_like(out))
+        batch.clipped_sum(params, 0.5, out)
+        sums.append(out)
+    assert np.any(sums[0])
+    np.testing.assert_array_equal(*sums)
+
+
 def test_an_own_model_that_cannot_be_trained_stays_as_it_was(
     said: Callable[..., Said], package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ditto trains a second model without noise: nothing of it may show in what is sent."""
-    from hushfleet.errors import GraphRefused
-
     method = {"method": "ditto", "method_config": {"batch_size": 16}}
     data = npz(tmp_path / "a.npz", values(), labels())
     plain, calm = GradientGraph.__call__, said(data, **method)
