@@ -93,7 +93,7 @@ class LocalData:
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
-            self._stamp, skipped = stamp, list[str]()
+            self._samples, self._stamp, skipped = None, stamp, list[str]()
             self._samples = self._load_leniently(path, skipped) if self._may_be_empty else self._load(path)
             self._tell(path, skipped, used=len(self._samples))
             return_small_blocks()

@@ -162,6 +162,18 @@ def test_what_is_left_out_is_told_on_the_board(tmp_path, model, caplog):
     assert read_note(tmp_path) is None
 
 
+def test_data_that_have_become_unusable_are_refused_each_time(tmp_path, model):
+    """And not replaced by those that were read before."""
+    path = tmp_path / "d.npz"
+    np.savez(path, x=SERIES, y=[0, 1, 1, 0])
+    data = LocalData(DataSection("arrays", str(path)), model)
+    assert len(data.samples()) == 4
+    path.write_bytes(b"garbage")
+    for _ in range(2):
+        with pytest.raises(BadInput):
+            data.samples()
+
+
 def test_a_line_without_a_label_is_refused_and_makes_no_class(tmp_path):
     (tmp_path / "d.csv").write_text("label,a\nup,1\n ,2\n")
     with pytest.raises(BadInput, match="line 3: 'label' is empty"):
