@@ -143,6 +143,8 @@ class Trainer:
         self.make_optimizer = make_optimizer
         self.stand_in = stand_in
         self.make_secure_round = make_secure_round
+        self.failed: str | None = None
+        """What went wrong with the data in the round that was trained last, in words that must stay here."""
         self._checked: RoundPlan | None = None
         self._secure: tuple[RoundPlan, SecureRound] | None = None
         self.method = method_of(spec)
@@ -231,6 +233,7 @@ class Trainer:
 
         What fails without data, too, is nobody's secret, and is raised.
         """
+        self.failed = None
         try:
             trained = self.train(plan, global_params, on_batch=on_batch)
         except (GivenUp, StoreError, BadInput):  # of `BadInput`: where the task takes no device without data
@@ -238,10 +241,12 @@ class Trainer:
         except Exception as error:
             if not self.stand_in or not self._promised(plan, global_params):
                 raise
-            _log.error("round %d: training failed, and noise alone is sent: %s", plan.round, error, exc_info=error)
+            self.failed = f"round {plan.round}: training failed, and noise alone is sent: {error!r}"
+            _log.error("%s", self.failed, exc_info=error)
         else:
             if trained.failures:
-                _log.error("round %d: some of the data were left out: %s", plan.round, "; ".join(trained.failures))
+                self.failed = f"round {plan.round}: training left some of the data out: {'; '.join(trained.failures)}"
+                _log.error("%s", self.failed)
             return trained
         model = self.spec.model
         if self.method.by_record:  # the noise is in the training
@@ -297,7 +302,8 @@ class Trainer:
         except (PrivacyError, Malformed) as error:
             if isinstance(error, LedgerError) or not self._promised(plan, trained.context.global_params):
                 raise
-            _log.warning("round %d: noise alone is sent: %s", plan.round, error)
+            self.failed = f"round {plan.round}: noise alone is sent: {error}"
+            _log.warning("%s", self.failed)
         return self._commit(plan, trained.forgotten(), roster)
 
     def _commit(self, plan: RoundPlan, trained: Trained, roster: Roster | None) -> OutboxEntry:

@@ -18,19 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet import atomic_file
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
 from hushfleet.data.folder import ImageForm, load_folder, named, scan_folder
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.board.process import return_small_blocks
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 
 Stamp = tuple[int, int, int]
-NOTE_NAME = "left-out.txt"
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",
@@ -68,7 +67,7 @@ class LocalData:
     :param model: the shape and normalisation that the task wants.
     :param features: what makes features of images, where the task trains on those; once for each state of the data.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
-    :param note: the file that says in a line what was left out of the data; there is none while all of them are used.
+    :param note: says what was left out of the data.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class LocalData:
         *,
         features: FeatureGraph | None = None,
         may_be_empty: bool = False,
-        note: Path | None = None,
+        note: Note | None = None,
     ) -> None:
         self._section = section
         self._model = model
         self._features = features
         self._may_be_empty = may_be_empty
-        self._note = note
+        self._note = note or Note(None)
         self._stamp: Stamp | None = None
         self._samples: LabelledSamples | None = None
 
@@ -144,19 +143,7 @@ class LocalData:
             words += f"; left out: {named(skipped)}"
         if skipped or not used:
             _log.warning("%s", words)
-        if self._note is not None:
-            with suppress(OSError, StoreError):  # a full disk is told elsewhere
-                if skipped or not used:
-                    atomic_file.write_whole(self._note, words.encode(), durable=False)
-                else:
-                    self._note.unlink(missing_ok=True)
-
-
-def read_note(state_dir: Path) -> str | None:
-    """What the client in this state directory has left out of its data; None where it uses all of them."""
-    with suppress(OSError, ValueError):
-        return (state_dir / NOTE_NAME).read_text("utf-8")
-    return None
+        self._note.keep(words if skipped or not used else None)
 
 
 def _form(model: ModelSpec) -> ImageForm:
