@@ -4,8 +4,9 @@
 send. What is in progress is in the fields of `tasks` and `rounds`; what must survive is in the
 store. A lost link stops nothing but sending, and after `LinkUp` everything continues where it was.
 
-Nothing that is derived from the device's data leaves it except the update: the reasons of a `Decline` are
-constant texts or speak of budgets and memory, and metrics go to a local file, in simulations only.
+Nothing that is derived from the device's data leaves it except the update, but for what docs/privacy.md names ("What
+declines tell"): the reasons of a `Decline` are constant texts or speak of budgets and memory, and metrics go to a local
+file, in simulations only.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def decline_reason(error: Exception) -> DeclineReason:
             return error.reason
         case BudgetExceeded():  # speaks of epsilons, which do not depend on data
             return DeclineReason("budget", str(error))
-        case GraphRefused():
-            return DeclineReason("graph", str(error))
+        case GraphRefused():  # ONNX Runtime's words may have a label or a pixel in them
+            public = DeclineReason("graph", "the task's graph fails on this device")
         case StoreError():
             public = DeclineReason("disk", "the device's store cannot be read or written")
         case BadInput():

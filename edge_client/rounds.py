@@ -26,6 +26,7 @@ from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
+from hushfleet.edge_client.trainer import GivenUp
 from hushfleet.errors import BadInput, CopiedStore, Malformed, StoreError, WireError
 from hushfleet.methods.state import PublicState
 from hushfleet.secure.roster import Roster
@@ -40,11 +41,11 @@ _IN_PROGRESS = ("open", "unmask")
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Superseded(Exception):
+class Superseded(GivenUp):
     """Training was given up: its result could not be used any more."""
 
 
-class Stopped(Exception):
+class Stopped(GivenUp):
     """Training was given up because the client is asked to stop."""
 
 
@@ -89,7 +90,8 @@ class RoundHandler:
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
-        self.quiet_until: float | None = None  # a round is committed, and its end is announced then
+        self.quiet_until: float | None = None  # a round has ended here, and that is announced then
+        self._held: Exception | None = None  # why it has failed
         self._settled = True
         self._resent_chunks = 0  # in this round
 
@@ -204,7 +206,10 @@ class RoundHandler:
         if self.quiet_until is not None:
             if self._clock() < self.quiet_until:
                 return
+            failed = self._held
             self._end_quiet()
+            if failed is not None:
+                self.decline_round(decline_reason(failed))
         if plan is None or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._settled:
@@ -317,12 +322,29 @@ class RoundHandler:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         task.trainer.check_round(plan)
         if not task.constant_time:  # reading the data takes as long as there are records
+            self._read(task)
+
+    def _read(self, task: TaskRuntime) -> None:
+        """Before any training. Raises `BadInput` where the task takes no device without data, and this one has none."""
+        try:
             task.data.samples()
+        except (BadInput, StoreError):
+            raise
+        except Exception as error:  # training meets it again, and answers such that it does not tell
+            _log.error("the data cannot be read: %s", error)
 
     def _global_params(self, plan: RoundPlan, task: TaskRuntime) -> np.ndarray | None:
-        """float32 `[d]`; None while it is being fetched, or while it is not known whether this device may train."""
+        """float32 `[d]`; None while it is being fetched, or while it is not known whether this device may train.
+
+        Raises `Declined` for a model with which nothing that follows could be sent: how it fails may follow the data.
+        """
         model = self._model.need(plan, task.spec)
-        return np.frombuffer(model, "<f4") if model is not None and self._store_check.may_train() else None
+        if model is None or not self._store_check.may_train():
+            return None
+        params = np.frombuffer(model, "<f4")
+        if not np.isfinite(params).all():
+            raise Declined("no-privacy", "the round's model has values that are not finite")
+        return params
 
     def _train(
         self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray, roster: Roster | None
@@ -342,19 +364,20 @@ class RoundHandler:
                 entry = task.run_round(
                     plan, params, roster, on_batch=lambda done, total: pacer.step(), apart=pacer.apart
                 )
-            if nominal_s is not None:
-                self.quiet_until = announced_at(
-                    began=began,
-                    ended=self._clock(),
-                    nominal_s=nominal_s * self._pacer.slowdown,
-                    deadline=self.deadline,
-                    deadline_s=plan.deadline_s,
-                )
+            self._keep_quiet(plan, began, nominal_s)
+        except Stopped:
+            raise
         except Superseded as reason:
             _log.info("training for round %d was given up: %s", plan.round, reason)
             if self._clock() > self.deadline:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
             self._settled = True  # the newer plan is among the events that wait
+            return None
+        except Exception as error:
+            if nominal_s is None:
+                raise
+            self._held = error
+            self._keep_quiet(plan, began, nominal_s)
             return None
         finally:
             self._tidy(plan, task)
@@ -363,9 +386,20 @@ class RoundHandler:
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
         return entry
 
+    def _keep_quiet(self, plan: RoundPlan, began: float, nominal_s: float | None) -> None:
+        """:param nominal_s: None where it is no secret how long the training that has ended now took."""
+        if nominal_s is not None:
+            self.quiet_until = announced_at(
+                began=began,
+                ended=self._clock(),
+                nominal_s=nominal_s * self._pacer.slowdown,
+                deadline=self.deadline,
+                deadline_s=plan.deadline_s,
+            )
+
     def _end_quiet(self) -> None:
         if self.quiet_until is not None:
-            self.quiet_until = None
+            self.quiet_until, self._held = None, None
             self._announce("ready")
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:

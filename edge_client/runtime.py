@@ -21,6 +21,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -87,7 +88,10 @@ class TaskRuntime:
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
-        self.data = LocalData(config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty)
+        of_data, self._note = notes_in(None if simulation else config.store_path.parent)
+        self.data = LocalData(
+            config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty, note=of_data
+        )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
             gradient,
@@ -119,6 +123,7 @@ class TaskRuntime:
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
+            stand_in=True,
         )
         return_small_blocks()
 
@@ -159,7 +164,9 @@ class TaskRuntime:
         :param apart: inside of it a simulated device is measured, which is no work of a board.
         """
         self._began_training, self._apart = self._clock(), apart
-        return self.trainer.run_round(plan, params, roster, on_batch=on_batch)
+        entry = self.trainer.run_round(plan, params, roster, on_batch=on_batch)
+        self._note.keep(self.trainer.failed)
+        return entry
 
     def _write_metrics(self, trained: TrainedRound) -> None:
         if self._metrics is None:

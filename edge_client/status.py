@@ -13,6 +13,7 @@ from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.notes import read_notes
 from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.predict import own_accuracy
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -35,6 +36,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "running": is_in_use(store.path),
         "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
         "certificate": _certificate(config),
+        "data": read_notes(store.path.parent),
         "accelerator": chosen and {"used": chosen.used, "words": chosen.failed or chosen.reason},
         "model": model and model._asdict(),
         "stopped_because": store.stopped_because,
@@ -61,6 +63,7 @@ def told(report: dict[str, Any]) -> list[str]:
     lines = [f"device     {report['device']}   key {report['public_key']}", f"client     {_client(report)}"]
     if report["certificate"] is not None:
         lines.append(f"attention  {report['certificate']}")
+    lines += [f"attention  {words}; that stays here" for words in report["data"]]
     if report["stopped_because"] is not None:
         lines.append(f"stopped    {report['stopped_because']}")
     if (chosen := report["accelerator"]) is not None:

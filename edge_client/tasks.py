@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.declines import DeclineReason, decline_reason
+from hushfleet.edge_client.declines import DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -71,6 +71,8 @@ class TaskHandler:
         """The task cannot be run here; each of its rounds is declined."""
         if isinstance(error, (WireError, BadInput)):
             self.declined = DeclineReason("error", f"the task cannot be run here: {error}")
+        elif isinstance(error, GraphRefused) and not ran_out_of_memory(error):  # of the task and the limits alone
+            self.declined = DeclineReason("graph", str(error))
         else:
             self.declined = decline_reason(error)
         _log.error("task declined (%s): %s", *self.declined)

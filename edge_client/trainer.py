@@ -17,10 +17,11 @@ from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed
+from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError
+from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.methods import method_of
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
@@ -45,6 +46,10 @@ from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_upd
 _ORDER_STREAM = 0x4F524452
 
 _log = logging.getLogger("hushfleet.edge")
+
+
+class GivenUp(Exception):
+    """Training was given up on purpose, whatever the data are: what `on_batch` may raise."""
 
 
 class Randomness(Protocol):
@@ -106,6 +111,7 @@ class Trainer:
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: is shown each trained round before it is committed, for metrics that stay on the device.
     :param make_optimizer: of the local training.
+    :param stand_in: whether a round is answered as by a device without data where training fails on this one's.
     :param make_secure_round: of a round with a secure sum; a simulation of sums alone may leave the masks out.
     """
 
@@ -122,6 +128,7 @@ class Trainer:
         limits: LimitsSection,
         observer: Callable[[TrainedRound], None] | None = None,
         make_optimizer: MakeOptimizer = make_optimizer,
+        stand_in: bool = False,
         make_secure_round: Callable[..., SecureRound] = SecureRound,
     ) -> None:
         self.device = device
@@ -134,7 +141,10 @@ class Trainer:
         self.limits = limits
         self.observer = observer
         self.make_optimizer = make_optimizer
+        self.stand_in = stand_in
         self.make_secure_round = make_secure_round
+        self.failed: str | None = None
+        """What went wrong with the data in the round that was trained last, in words that must stay here."""
         self._checked: RoundPlan | None = None
         self._secure: tuple[RoundPlan, SecureRound] | None = None
         self.method = method_of(spec)
@@ -193,7 +203,7 @@ class Trainer:
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        return self.commit(plan, self.train(plan, global_params, on_batch=on_batch), roster)
+        return self.commit(plan, self._train_or_stand_in(plan, global_params, on_batch), roster)
 
     def answer(self, plan: RoundPlan, roster: Roster) -> AnswerEntry | None:
         """What this device answers as a committee member, once a round; None where it is none.
@@ -218,14 +228,52 @@ class Trainer:
             )
         return stored
 
+    def _train_or_stand_in(self, plan: RoundPlan, global_params: np.ndarray, on_batch: OnBatch | None) -> Trained:
+        """As `train`. Where that fails on the device's data, the round goes on as without data: a decline would tell.
+
+        What fails without data, too, is nobody's secret, and is raised.
+        """
+        self.failed = None
+        try:
+            trained = self.train(plan, global_params, on_batch=on_batch)
+        except (GivenUp, StoreError, BadInput):  # of `BadInput`: where the task takes no device without data
+            raise
+        except Exception as error:
+            if not self.stand_in or not self._promised(plan, global_params):
+                raise
+            self.failed = f"round {plan.round}: training failed, and noise alone is sent: {error!r}"
+            _log.error("%s", self.failed, exc_info=error)
+        else:
+            if trained.failures:
+                self.failed = f"round {plan.round}: training left some of the data out: {'; '.join(trained.failures)}"
+                _log.error("%s", self.failed)
+            return trained
+        model = self.spec.model
+        if self.method.by_record:  # the noise is in the training
+            blank = blank_samples(model, model.targets.blank(0, len(model.class_names)))
+            return self._trained_on(blank, plan, global_params, on_batch)
+        count = self.method.config.batch_size
+        blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
+        return self._trained_on(blank, plan, global_params, on_batch).forgotten()
+
+    def _promised(self, plan: RoundPlan, global_params: np.ndarray) -> bool:
+        """Whether noise hides what a round sends, and the model to begin with is one."""
+        charge = self.method.charge(self.terms_of(plan))
+        return charge.noise_multiplier > 0 and not charge.raw and bool(np.isfinite(global_params).all())
+
     def train(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> Trained:
         """The local training alone; nothing is stored and nothing may leave."""
+        return self._trained_on(self.samples, plan, global_params, on_batch)
+
+    def _trained_on(
+        self, samples: LabelledSamples, plan: RoundPlan, global_params: np.ndarray, on_batch: OnBatch | None
+    ) -> Trained:
         return train_round(
             self.method,
             self.state_for(plan),
             global_params,
             self.gradient,
-            self.samples,
+            samples,
             terms=self.terms_of(plan),
             logits_of=self.logits_of,
             inputs=Inputs(self.spec.model.dropout, self.spec.augment),
@@ -252,11 +300,10 @@ class Trainer:
         try:
             return self._commit(plan, trained, roster)
         except (PrivacyError, Malformed) as error:
-            charge = self.method.charge(self.terms_of(plan))
-            promised = charge.noise_multiplier > 0 and not charge.raw
-            if not promised or isinstance(error, LedgerError) or not np.isfinite(trained.context.global_params).all():
+            if isinstance(error, LedgerError) or not self._promised(plan, trained.context.global_params):
                 raise
-            _log.warning("round %d: noise alone is sent: %s", plan.round, error)
+            self.failed = f"round {plan.round}: noise alone is sent: {error}"
+            _log.warning("%s", self.failed)
         return self._commit(plan, trained.forgotten(), roster)
 
     def _commit(self, plan: RoundPlan, trained: Trained, roster: Roster | None) -> OutboxEntry:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.errors import GraphRefused
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
@@ -43,6 +44,7 @@ def nominal_seconds(
     """What training takes here with the task's batch size in each batch, by one batch of black images.
 
     With the unit `device` a task names a number of batches only by `local_steps`; without it, one is taken.
+    Raises `GraphRefused` where the graph fails even on these: that is the task's fault, and may be told.
     """
     config = dict(spec.method_config)
     if spec.privacy.unit == "record":
@@ -55,7 +57,7 @@ def nominal_seconds(
     count, model = method.config.batch_size, spec.model
     blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
     began = clock()
-    train_round(
+    trained = train_round(
         method,
         method.init_state(),
         params,
@@ -67,6 +69,8 @@ def nominal_seconds(
         rng=np.random.default_rng(),
         noise=SecureNoise(),
     )
+    if trained.failures:
+        raise GraphRefused(trained.failures[0])
     return (clock() - began) * batches
 
 

@@ -2,12 +2,17 @@
 
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
 round takes long, so they are read only if their number, size or newest date has changed.
+
+Where a task takes a device without samples, a sample that does not fit it counts as none, by itself, and data that
+cannot be read at all are no samples: a decline would tell, without a charge, what is in the data. What was left out is
+told on the board alone: in its log, and by `hushfleet-edge status`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,9 +21,10 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
-from hushfleet.data.folder import load_folder
+from hushfleet.data.folder import ImageForm, load_folder, named, scan_folder
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
@@ -61,6 +67,7 @@ class LocalData:
     :param model: the shape and normalisation that the task wants.
     :param features: what makes features of images, where the task trains on those; once for each state of the data.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
+    :param note: says what was left out of the data.
     """
 
     def __init__(
@@ -70,11 +77,13 @@ class LocalData:
         *,
         features: FeatureGraph | None = None,
         may_be_empty: bool = False,
+        note: Note | None = None,
     ) -> None:
         self._section = section
         self._model = model
         self._features = features
         self._may_be_empty = may_be_empty
+        self._note = note or Note(None)
         self._stamp: Stamp | None = None
         self._samples: LabelledSamples | None = None
 
@@ -83,51 +92,124 @@ class LocalData:
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
-            self._samples = inputs_of(self._load(path), self._features)
-            self._stamp = stamp
+            self._samples, self._stamp, skipped = None, stamp, list[str]()
+            self._samples = self._load_leniently(path, skipped) if self._may_be_empty else self._load(path)
+            self._tell(path, skipped, used=len(self._samples))
             return_small_blocks()
         return self._samples
 
-    def _load(self, path: Path) -> Samples:
+    def _load(self, path: Path) -> LabelledSamples:
+        model = self._model
         if self._section.kind == "arrays":
-            samples = load_arrays(path, self._model)
+            samples = load_arrays(path, model)
         elif self._section.kind == "csv":
-            samples = load_csv(path, self._model)
+            samples = load_csv(path, model)
         else:
-            model = self._model
-            samples = load_folder(
-                path,
-                input_shape=model.image_shape,
-                class_names=model.class_names,
-                mean=model.mean,
-                std=model.std,
-                may_be_empty=self._may_be_empty,
-            )
+            samples = load_folder(path, **_form(model))
         if not len(samples):
-            if self._may_be_empty:
-                _log.warning("data.path = %r holds no samples: this device takes part with noise alone", str(path))
-                return samples
             raise BadInput(f"data.path = {str(path)!r} holds no samples")
         _warn_of_another_unit(samples, path)
-        return samples
+        return inputs_of(samples, self._features)
+
+    def _load_leniently(self, path: Path, skipped: list[str]) -> LabelledSamples:
+        model = self._model
+        try:
+            if self._section.kind == "arrays":
+                samples = load_arrays(path, model, skipped=skipped)
+            elif self._section.kind == "csv":
+                samples = load_csv(path, model, skipped=skipped)
+            else:
+                samples, found = scan_folder(path, lenient=True, **_form(model))
+                skipped += found
+        except (BadInput, OSError) as error:
+            self._stamp = None  # next time it may be readable, though nothing has changed
+            skipped.append(str(error))
+            samples = Samples(
+                np.empty((0, *model.image_shape), np.uint8),
+                model.targets.blank(0, len(model.class_names)),
+                model.mean,
+                model.std,
+                model.targets,
+            )
+        if len(samples):
+            _warn_of_another_unit(samples, path)
+        return inputs_of(samples, self._features, skipped=skipped)
+
+    def _tell(self, path: Path, skipped: Sequence[str], *, used: int) -> None:
+        words = f"data.path = {str(path)!r}: {used} samples are used"
+        if not used:
+            words += ", and this device takes part with noise alone"
+        if skipped:
+            words += f"; left out: {named(skipped)}"
+        if skipped or not used:
+            _log.warning("%s", words)
+        self._note.keep(words if skipped or not used else None)
 
 
-def load_arrays(path: Path, model: ModelSpec) -> Samples:
+def _form(model: ModelSpec) -> ImageForm:
+    return {
+        "input_shape": model.image_shape,
+        "class_names": model.class_names,
+        "mean": model.mean,
+        "std": model.std,
+    }
+
+
+def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
     """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
-    names of classes, or what else the task has as targets. Raises `BadInput`."""
+    names of classes, or what else the task has as targets. Raises `BadInput`.
+
+    :param skipped: where samples that do not fit are told, and left out; None: the first of them is an error.
+    """
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         if missing := {x, y} - set(arrays):
             raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs {x!r} and {y!r}")
         values, labels = arrays[x], arrays[y]
+    if skipped is not None:
+        values, labels = _usable(values, labels, model, skipped)
     return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}")
 
 
-def load_csv(path: Path, model: ModelSpec) -> Samples:
-    """A line a sample, see `hushfleet.data.csv_file`. Raises `BadInput`."""
+def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
+    """A line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
-    values, labels, *_ = read_csv(path, input_shape=model.image_shape, outputs=outputs)
+    values, labels, *_ = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    if skipped is not None:
+        values, labels = _usable(values, labels, model, skipped)
     return _fitting(values, labels, model, str(path))
+
+
+def _usable(
+    values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Those samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left as they are."""
+    if not (values.ndim and labels.ndim and len(values) == len(labels)):
+        return values, labels
+    targets, numeric = model.targets, labels.dtype.kind in "iufb"
+    fits = np.ones(len(values), bool)
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            fits &= np.isfinite(values.astype(np.float32, copy=False)).reshape(len(values), -1).all(1)
+    if targets.are_classes and labels.ndim == 1:
+        if numeric:
+            fits &= (labels >= 0) & (labels < len(model.class_names)) & (labels == np.floor(labels))
+        else:
+            fits &= np.isin(labels.astype(str), model.class_names)
+    elif not targets.are_classes and numeric:
+        rows = labels.reshape(len(labels), -1)
+        with np.errstate(over="ignore"):
+            found = rows.astype(np.float32)
+        if targets.loss == "binary":
+            fits &= ((found == 0) | (found == 1)).all(1)
+        elif rows.shape[1] == len(model.class_names):
+            with np.errstate(over="ignore"):
+                fits &= np.isfinite(targets.learned(found)).all(1)
+    if fits.all():
+        return values, labels
+    (places,) = np.nonzero(~fits)
+    skipped += (f"sample {place}, with the label {labels[place]}" for place in places)
+    return values[fits], labels[fits]
 
 
 def _fitting(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str) -> Samples:
@@ -151,9 +233,9 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
         )  # fmt: skip
 
 
-def inputs_of(samples: Samples, features: FeatureGraph | None) -> LabelledSamples:
-    """What the network takes of these images: features of them, where the task has some."""
-    return samples if features is None else features.of(samples)
+def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
+    """What the network takes of these images: features of them, where the task has some; see `FeatureGraph.of`."""
+    return samples if features is None else features.of(samples, skipped=skipped)
 
 
 def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:

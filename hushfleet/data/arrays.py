@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -254,6 +255,6 @@ def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         told = error if not path.is_file() or zipfile.is_zipfile(path) else "it is none; numpy.savez writes one"
         raise BadInput(f"{path} cannot be read as an .npz file: {told}") from error

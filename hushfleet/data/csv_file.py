@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,23 @@ def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None,
 
 
 def read_csv(
-    path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()
+    path: Path,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+    outputs: Sequence[str] = (),
+    skipped: list[str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
     """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`; names of values.
 
     :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
+    :param skipped: where lines that cannot be used are told, and left out; None: the first of them is an error.
     :raises BadInput: names the file, the line and the column.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding="utf-8-sig", errors="strict" if skipped is None else "replace") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            rows = [(reader.line_num, row) for row in reader if row]
+            rows = list(_rows(reader, skipped))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
     for name in outputs or (LABEL,):
@@ -67,28 +72,56 @@ def read_csv(
         raise BadInput(f"{path} has {len(columns)} columns of values{shown}")
     names = tuple(header[place] for place in columns)
     columns += [header.index(name) for name in outputs]
-    values = np.empty((len(rows), len(columns)), np.float32)
-    for place, (line, row) in enumerate(rows):
-        if len(row) != len(header):
-            raise BadInput(f"{path}, line {line}: {len(row)} fields, and the header has {len(header)}")
-        for column, target in zip(columns, range(len(columns)), strict=True):
-            try:
-                with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-                    values[place, target] = float(row[column])
-            except ValueError as error:
-                raise BadInput(f"{path}, line {line}: {header[column]!r} = {row[column]!r} is no number") from error
-        wrong = np.flatnonzero(~np.isfinite(values[place]))
-        if len(wrong):
-            column = columns[wrong[0]]
-            raise BadInput(f"{path}, line {line}: {header[column]!r} = {row[column]!r}: must be finite")
-        for name in (LABEL, DEVICE):
-            if name in header and not row[header.index(name)].strip():
-                raise BadInput(f"{path}, line {line}: {name!r} is empty; give it one, or leave the line out")
+    values, kept = np.empty((len(rows), len(columns)), np.float32), list[list[str]]()
+    for line, row in rows:
+        try:
+            _read_row(row, header, columns, out=values[len(kept)])
+        except BadInput as error:
+            if skipped is None:
+                raise BadInput(f"{path}, line {line}: {error}") from error
+            skipped.append(f"line {line}: {error}")
+        else:
+            kept.append(row)
     texts = {
-        name: np.array([row[header.index(name)].strip() for _, row in rows], dtype=str)
+        name: np.array([row[header.index(name)].strip() for row in kept], dtype=str)
         for name in (LABEL, DEVICE)
         if name in header
     }
-    values, targets = values[:, :wanted], values[:, wanted:]
+    values, targets = values[: len(kept), :wanted], values[: len(kept), wanted:]
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
     return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE), names
+
+
+def _rows(reader: Any, skipped: list[str] | None) -> Iterator[tuple[int, list[str]]]:
+    """Each line that is not empty, with its number. Raises `csv.Error` unless lines may be `skipped`."""
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if skipped is None:
+                raise
+            skipped.append(f"line {reader.line_num}: {error}")
+        else:
+            if row:
+                yield reader.line_num, row
+
+
+def _read_row(row: Sequence[str], header: Sequence[str], columns: Sequence[int], *, out: np.ndarray) -> None:
+    """Its numbers, into `out`. Raises `BadInput` for a line that cannot be used."""
+    if len(row) != len(header):
+        raise BadInput(f"{len(row)} fields, and the header has {len(header)}")
+    for target, column in enumerate(columns):
+        try:
+            with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+                out[target] = float(row[column])
+        except ValueError as error:
+            raise BadInput(f"{header[column]!r} = {row[column]!r} is no number") from error
+    wrong = np.flatnonzero(~np.isfinite(out))
+    if len(wrong):
+        column = columns[wrong[0]]
+        raise BadInput(f"{header[column]!r} = {row[column]!r}: must be finite")
+    for name in (LABEL, DEVICE):
+        if name in header and not row[header.index(name)].strip():
+            raise BadInput(f"{name!r} is empty; give it one, or leave the line out")

@@ -27,8 +27,8 @@ from hushfleet.errors import BadInput
 if TYPE_CHECKING:
     from typing import Unpack
 
-MAX_NAMED_FILES = 5
-"""How many skipped files the warning names; it gives the count of all."""
+MAX_NAMED = 5
+"""How many skipped files a warning names; it gives the count of all."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,25 +62,27 @@ def load_folder_set(path: Path, **form: Unpack[ImageForm]) -> DataSet:
     return DataSet("folder", train, test, tuple(form["class_names"]))
 
 
-def load_folder(path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageForm]) -> Samples:
+def load_folder(path: Path, **form: Unpack[ImageForm]) -> Samples:
     """Reads a folder of images; logs one warning if files were skipped. See `scan_folder`."""
-    samples, skipped = scan_folder(path, may_be_empty=may_be_empty, **form)
+    samples, skipped = scan_folder(path, **form)
     if skipped:
-        more = len(skipped) - MAX_NAMED_FILES
-        named = "; ".join([*skipped[:MAX_NAMED_FILES], *([f"and {more} more"] if more > 0 else [])])
-        _log.warning("%d files in %s were skipped: %s", len(skipped), path, named)
+        _log.warning("%d files in %s were skipped: %s", len(skipped), path, named(skipped))
     return samples
 
 
-def scan_folder(
-    path: Path, *, may_be_empty: bool = False, **form: Unpack[ImageForm]
-) -> tuple[Samples, tuple[str, ...]]:
+def named(skipped: Sequence[str]) -> str:
+    """The first of them in one line, and how many more there are."""
+    more = len(skipped) - MAX_NAMED
+    return "; ".join([*skipped[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm]) -> tuple[Samples, tuple[str, ...]]:
     """The readable images by class folder, then by file name, and `class/file: reason` for each that was not read.
 
     :param path: holds one sub-folder for each class; hidden files and folders are ignored, classes may be
         missing, and image files that lie outside a class folder count as skipped.
-    :param may_be_empty: whether no readable image at all is as good as some.
-    :raises BadInput: no such folder, a sub-folder that is no class, or not one readable image.
+    :param lenient: images of no class of the task are skipped, and there may be no readable image at all.
+    :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or not one readable image.
     """
     input_shape, class_names = form["input_shape"], form["class_names"]
     channels = input_shape[0]
@@ -101,6 +103,9 @@ def scan_folder(
         if entry.name not in label_of:
             close = difflib.get_close_matches(entry.name, label_of, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
+            if lenient:
+                skipped.append(f"{entry.name}: no class of this task{hint}")
+                continue
             raise BadInput(
                 f"{path} has the sub-folder {entry.name!r}, which is no class of this task{hint}; "
                 f"the classes are {', '.join(class_names)}"
@@ -110,11 +115,11 @@ def scan_folder(
                 continue
             try:
                 images.append(read_image(file, input_shape=input_shape))
-            except BadInput as error:
-                skipped.append(f"{file.relative_to(path).as_posix()}: {error.__cause__!r}")
+            except (BadInput, MemoryError) as error:  # of memory it takes as much as the file says
+                skipped.append(f"{file.relative_to(path).as_posix()}: {error.__cause__ or error!r}")
             else:
                 labels.append(label_of[entry.name])
-    if not images and not may_be_empty:
+    if not images and not lenient:
         raise BadInput(
             f"{path} holds no readable image in a class folder ({len(skipped)} files skipped); "
             f"put images into {path}/<class>/, the classes are {', '.join(class_names)}"

@@ -73,20 +73,31 @@ class FeatureGraph:
         self._cache = cache
         self._loaded = loaded
 
-    def of(self, samples: Samples) -> FeatureSamples:
-        """The samples with features for images. Raises `GraphRefused` where ONNX Runtime fails."""
+    def of(self, samples: Samples, *, skipped: list[str] | None = None) -> FeatureSamples:
+        """The samples with features for images. Raises `GraphRefused` where ONNX Runtime fails.
+
+        :param skipped: where samples are told that have no features, and left out; None: the first of them is an error.
+        """
         shape = (len(samples), self._spec.count, 1, 1)
         path = None if self._cache is None else self._cache / f"{self._key(samples)}.f32"
         data = None if path is None else read_cached(path)
         if data is not None and len(data) == 4 * shape[0] * shape[1]:
             return FeatureSamples(np.frombuffer(data, np.float32).reshape(shape), samples.labels, samples.targets)
-        features = self._computed(samples, shape)
+        features = self._computed(samples, shape, skipped)
+        fits = np.isfinite(features).all(axis=(1, 2, 3))
+        if not fits.all():
+            if skipped is None:
+                raise GraphRefused("the graph makes features that are not finite numbers")
+            (places,) = np.nonzero(~fits)
+            skipped += (f"sample {place}: it has no finite features" for place in places)
+            return FeatureSamples(features[fits], samples.labels[fits], samples.targets)
         if path is not None:
             with contextlib.suppress(OSError):  # then they are computed again next time
                 write_cached(path, features.tobytes())
         return FeatureSamples(features, samples.labels, samples.targets)
 
-    def _computed(self, samples: Samples, shape: tuple[int, ...]) -> np.ndarray:
+    def _computed(self, samples: Samples, shape: tuple[int, ...], skipped: list[str] | None) -> np.ndarray:
+        """float32 of `shape`; NaN where ONNX Runtime fails and samples may be `skipped`."""
         features = np.empty(shape, np.float32)
         if not len(samples):
             return features
@@ -96,12 +107,15 @@ class FeatureGraph:
             for first in range(0, len(samples), FEATURES_BATCH):
                 part = slice(first, first + FEATURES_BATCH)
                 try:
-                    features[part, :, 0, 0] = session.run(["features"], {"x": samples.take(part).x})[0]
-                except Exception as error:  # the binding raises a class of its own for every kind of failure
-                    raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
+                    features[part] = _run(session, samples.take(part))
+                except GraphRefused:
+                    if skipped is None:
+                        raise
+                    for place in range(first, min(first + FEATURES_BATCH, len(samples))):  # the others are not at fault
+                        features[place] = np.nan
+                        with contextlib.suppress(GraphRefused):
+                            features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
                 work.done = min(first + FEATURES_BATCH, len(samples))
-        if not np.isfinite(features).all():
-            raise GraphRefused("the graph makes features that are not finite numbers")
         return features
 
     def _key(self, samples: Samples) -> str:
@@ -110,3 +124,12 @@ class FeatureGraph:
         digest.update(repr((onnxruntime.__version__, samples.images.shape, samples.mean, samples.std)).encode())
         digest.update(samples.images.tobytes())
         return digest.hexdigest()
+
+
+def _run(session: onnxruntime.InferenceSession, samples: Samples) -> np.ndarray:
+    """`[n, count, 1, 1]`. Raises `GraphRefused`."""
+    try:
+        found: np.ndarray = session.run(["features"], {"x": samples.x})[0]
+    except Exception as error:  # the binding raises a class of its own for every kind of failure
+        raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
+    return found[:, :, None, None]

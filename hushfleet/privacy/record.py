@@ -28,10 +28,13 @@ from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.noise import NoiseSource
 
+MOST_CLIP_NORM = 1e30
+"""A float32 sum of a hundred million records is finite with it, so that a noised sum is not by its noise alone."""
+
 
 @dataclass(frozen=True)
 class RecordMechanism:
-    """The noised gradients of one round of one device.
+    """The noised gradients of one round of one device. Raises `PrivacyError` for a clip norm above `MOST_CLIP_NORM`.
 
     :param clip_norm: C, bound of each record's gradient.
     :param noise_multiplier: sigma; the noise on a sum has standard deviation sigma C.
@@ -50,6 +53,13 @@ class RecordMechanism:
     gradients_per_batch: int
     batch_size: int
     noise_split: int = 0
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier > 0 and not self.clip_norm <= MOST_CLIP_NORM:
+            raise PrivacyError(
+                f"records are clipped to a norm of at most {MOST_CLIP_NORM:g}, got {self.clip_norm!r}: the sum of more "
+                "of them would be infinite, which shows how many there are"
+            )
 
     def charge(self) -> Charge:
         """What one round costs, against the server as against anybody else."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
+from hushfleet.errors import GraphRefused
 from hushfleet.privacy.clipping import can_clip
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism, clipped_sum
@@ -93,6 +94,7 @@ class ClientBatch(Batch):
 
     :param taught: what a distilling objective takes of a teacher.
     :param scratch: rows for single samples' gradients, kept from batch to batch since fresh pages take time.
+    :param failures: why the first record had no gradient that has none, with the unit `record`.
     """
 
     gradient: GradientFunction
@@ -102,6 +104,7 @@ class ClientBatch(Batch):
     taught: dict[str, Any]
     out: np.ndarray
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def sizes(self) -> Array:
@@ -116,7 +119,7 @@ class ClientBatch(Batch):
         if rows is None or len(rows) < len(self.y):
             rows = self.scratch["each"] = np.empty((len(self.y), len(params)), params.dtype)
         out = rows[: len(self.y)]
-        return np.array([loss for loss, _ in self._one_by_one(params, out)], np.float32), out
+        return np.array([self._one(params, i, out[i])[0] for i in range(len(out))], np.float32), out
 
     def clipped(self, params: Array, bound_of: BoundOf) -> tuple[float, Array]:
         at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
@@ -138,25 +141,30 @@ class ClientBatch(Batch):
         losses: list[float] = []
 
         def gradients() -> Iterator[Array]:
-            for loss, gradient in self._one_by_one(params):
+            for i in range(len(self.y)):
+                try:
+                    loss, gradient = self._one(params, i, self.out)
+                except GraphRefused as error:  # it counts as none: if all did, one record would take the others along
+                    if not self.failures:
+                        self.failures.append(str(error))
+                    continue
                 losses.append(loss)
                 yield entries.alone(gradient)
 
         clipped_sum(gradients(), clip_norm, out)
         return float(np.mean(losses)) if losses else 0.0
 
-    def _one_by_one(self, params: Array, out: Array | None = None) -> Iterator[tuple[float, Array]]:
-        """Each sample's loss and gradient, in rows of `out` or in memory that the next one overwrites."""
-        for i in range(len(self.y)):
-            one = slice(i, i + 1)
-            yield self.gradient(
-                params,
-                self.x[one],
-                self.y[one],
-                tuple(mask[one] for mask in self.masks),
-                out=self.out if out is None else out[i],
-                **{name: None if rows is None else rows[one] for name, rows in self.taught.items()},
-            )
+    def _one(self, params: Array, i: int, out: Array) -> tuple[float, Array]:
+        """One sample's loss and gradient, in `out`."""
+        one = slice(i, i + 1)
+        return self.gradient(
+            params,
+            self.x[one],
+            self.y[one],
+            tuple(mask[one] for mask in self.masks),
+            out=out,
+            **{name: None if rows is None else rows[one] for name, rows in self.taught.items()},
+        )
 
 
 @dataclass

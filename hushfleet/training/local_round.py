@@ -6,7 +6,7 @@ gradients and moves the vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +15,7 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.data.samples import LabelledSamples
+from hushfleet.errors import GraphRefused
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import TaskMethod, TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext, RoundTerms
@@ -39,6 +40,8 @@ class Trained(NamedTuple):
     :param own: float32 `[d]`, the device's own model; `end` itself, unless the method trains a second one.
     :param loss: mean training loss per sample.
     :param step: of a sum over records, float32 `[d]`: `OneClient.step`.
+    :param failures: with the unit `record`, why something was left out that nothing else may follow: the first record
+        without a gradient, the own model.
     """
 
     context: RoundContext
@@ -46,6 +49,7 @@ class Trained(NamedTuple):
     own: np.ndarray
     loss: float
     step: np.ndarray | None = None
+    failures: Sequence[str] = ()
 
     @property
     def update(self) -> np.ndarray:
@@ -147,6 +151,7 @@ class OneClient:
     loss_sum: float = 0.0
     seen: int = 0
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
 
     def optimizer(self) -> Optimizer:
         return self.make_optimizer(self.config.optimizer, self.config.learning_rate, self.config.momentum)
@@ -184,7 +189,7 @@ class OneClient:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)
         y = self.samples.targets.learned(self.samples.labels[indices])
         learned = taught(self.teacher, indices) if self.distills else {}
-        batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch)
+        batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch, self.failures)
         if self.record is None:
             return batch
         assert self.noise is not None
@@ -232,7 +237,7 @@ def train_round(
 
     :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
     """
-    own_samples = LoadedSamples(samples, gradient, logits_of)
+    own_samples = LoadedSamples(samples, gradient, logits_of, by_record=method.by_record)
     context = method.begin(state, global_params, terms, own_samples)
     teacher = method.training.teacher(context, own_samples)
     at = {"gradient": gradient, "samples": samples, **how}
@@ -241,7 +246,12 @@ def train_round(
     )
     own = end
     if method.parts.own_training is not None:
-        begin = global_params if state.own is None else state.own
-        own, *_ = train_locally(method, method.parts.own_training, context, begin, **at)
+        own = global_params if state.own is None else state.own
+        try:
+            own, *_ = train_locally(method, method.parts.own_training, context, own, **at)
+        except GraphRefused as error:
+            if not method.by_record:
+                raise
+            executor.failures.append(str(error))  # it stays as it was, and what is sent does not follow
     context = replace(method.measured(context, own, own_samples), remembered=remembered)
-    return Trained(context, end, own, executor.loss, executor.step)
+    return Trained(context, end, own, executor.loss, executor.step, executor.failures)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.errors import PrivacyError
+from hushfleet.errors import GraphRefused, PrivacyError
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate
 from hushfleet.training.batch import GradientFunction
 
@@ -41,10 +41,16 @@ class OwnSamples(Protocol):
 
 
 class LoadedSamples:
-    """The answers, from samples in memory."""
+    """The answers, from samples in memory.
 
-    def __init__(self, samples: LabelledSamples, gradient: GradientFunction, logits_of: LogitsOf) -> None:
+    :param by_record: a sample whose logits cannot be computed has NaN: then its gradient counts as none, by itself.
+    """
+
+    def __init__(
+        self, samples: LabelledSamples, gradient: GradientFunction, logits_of: LogitsOf, *, by_record: bool = False
+    ) -> None:
         self._samples, self._gradient, self._logits_of = samples, gradient, logits_of
+        self._by_record = by_record
 
     def squared_gradient(self, params: Array) -> Array:
         """Memory does not grow with the data."""
@@ -63,9 +69,24 @@ class LoadedSamples:
         return total
 
     def logits(self, params: Array) -> np.ndarray:
-        starts = range(0, len(self._samples), _LOGITS_BATCH)
-        found = [self._logits_of(params, self._samples.take(slice(i, i + _LOGITS_BATCH)).x) for i in starts]
-        return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+        found: list[np.ndarray | None] = []
+        for first in range(0, len(self._samples), _LOGITS_BATCH):
+            part = self._samples.take(slice(first, first + _LOGITS_BATCH))
+            try:
+                found.append(self._logits_of(params, part.x))
+            except GraphRefused:
+                if not self._by_record:
+                    raise
+                found += [self._logits_of_one(params, part.take(slice(i, i + 1))) for i in range(len(part))]
+        width = next((logits.shape[1] for logits in found if logits is not None), 0)
+        unknown = np.full((1, width), np.nan, np.float32)
+        return np.concatenate([unknown if logits is None else logits for logits in [*found, unknown[:0]]])
+
+    def _logits_of_one(self, params: Array, sample: LabelledSamples) -> np.ndarray | None:
+        try:
+            return self._logits_of(params, sample.x)
+        except GraphRefused:
+            return None
 
     def evaluate(self, params: Array) -> Evaluation:
         return evaluate(self._logits_of, params, self._samples)

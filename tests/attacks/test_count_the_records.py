@@ -16,7 +16,7 @@ from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.declines import DeclineReason
 from hushfleet.edge_client.fleet import health
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, StoreError
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.wire.format.messages import Health, decode_message
 from hushfleet.wire.link.interface import Delivery
@@ -184,6 +184,38 @@ def test_an_empty_folder_is_as_good_as_any_with_the_unit_record(tmp_path: Path, 
     assert samples.x.dtype == np.float32
     with pytest.raises(BadInput, match="no readable image"):
         LocalData(section, model).samples()
+
+
+def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the decline would tell when training had ended."""
+    bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
+    commit = bench.store.commit_round
+
+    def full(*_: Any) -> Any:
+        bench.clock.now += 0.3
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(bench.store, "commit_round", full)
+    bench.until(lambda: bool(bench.server.births))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    assert bench.agent.rounds.quiet_until == 1001.0, "a slot of a second, since this clock stands while it trains"
+    bench.steps(5)
+    assert bench.server.births[-1].state == "training"
+    assert bench.server.declines == []
+    bench.clock.now = bench.agent.rounds.quiet_until
+    bench.until(lambda: bool(bench.server.declines))
+    assert [decline.code for decline in bench.server.declines] == ["disk"]
+    assert bench.server.births[-1].state == "ready"
+    monkeypatch.setattr(bench.store, "commit_round", commit)
+    bench.server.open_round(2)
+    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    assert bench.store.ledger.rounds_charged() == 1
 
 
 def test_a_round_that_closes_ends_the_slot(

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.graphs.session import GradientGraph
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench, Package
@@ -74,6 +76,48 @@ def test_status_counts_what_was_spent(trained: Bench, device_toml: Path, capsys:
     assert "against whoever sees this device's updates" in text
     assert "digits-test: 1 rounds" in text
     assert "trust      local, in digits-test; this device allows local" in text
+
+
+def test_status_says_what_the_aggregator_is_not_told(
+    make_bench: MakeBench,
+    package: Package,
+    config: DeviceConfig,
+    device_toml: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a board in the field: its data, and training on them."""
+    privacy = PrivacySpec("record", "strict", 1.0, 1.1, 1e-5, sample_rate=0.5, batches=3)
+    limits = replace(config.limits, constant_time=False)
+    path = Path(config.data.path)
+    whole = path.read_bytes()
+    path.unlink()
+    bench = make_bench(package.with_spec(privacy=privacy), replace(config, simulation=None, limits=limits))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    main(["status", str(device_toml)])
+    assert "0 samples are used, and this device takes part with noise alone" in capsys.readouterr().out
+    path.write_bytes(whole)
+    plain = GradientGraph.__call__
+
+    def failing(*_: object, **__: object) -> None:
+        raise MemoryError("48 samples are too many")
+
+    monkeypatch.setattr(GradientGraph, "__call__", failing)
+    bench.server.open_round(2, cohort={DEVICE: bench.store.load_state("digits-test").public.digest()})
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    main(["status", str(device_toml)])
+    told = capsys.readouterr().out
+    assert (
+        "attention  round 2: training failed, and noise alone is sent: MemoryError('48 samples are too many')" in told
+    )
+    assert "0 samples" not in told
+    monkeypatch.setattr(GradientGraph, "__call__", plain)
+    bench.server.open_round(3, cohort={DEVICE: bench.store.load_state("digits-test").public.digest()})
+    bench.until(lambda: bench.entry_status(3) == "acked")
+    main(["status", str(device_toml)])
+    assert "attention" not in capsys.readouterr().out
+    assert bench.server.declines == []
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(trained: Bench, device_toml: Path) -> None:

@@ -12,6 +12,7 @@ from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.data.csv_file import load_csv_set
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.notes import notes_in, read_notes
 from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
 from hushfleet.model.targets import Targets
@@ -130,6 +131,48 @@ def test_targets_that_do_not_fit_are_refused_in_words(tmp_path, numbers, loss, y
     targets = numbers.targets if loss == "squared" else Targets(loss)
     with pytest.raises(BadInput, match=said):
         samples("arrays", tmp_path / "d.npz", replace(numbers, targets=targets))
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrong"),
+    [("squared", [np.nan, 2]), ("squared", [1e39, 2]), ("binary", [1, 0.5])],
+)
+def test_targets_that_do_not_fit_are_left_out_where_a_device_may_have_none(tmp_path, numbers, loss, wrong):
+    y = [[0, 1], wrong, [1, 1]]
+    np.savez(tmp_path / "d.npz", x=np.arange(6.0).reshape(3, 2), y=y)
+    task = replace(numbers, targets=numbers.targets if loss == "squared" else Targets(loss))
+    section = DataSection("arrays", str(tmp_path / "d.npz"))
+    found = LocalData(section, task, may_be_empty=True).samples()
+    assert found.labels.tolist() == [[0, 1], [1, 1]]
+
+
+def test_what_is_left_out_is_told_on_the_board(tmp_path, model, caplog):
+    path, (note, _) = tmp_path / "d.npz", notes_in(tmp_path)
+    np.savez(path, x=SERIES, y=["sit", "run", "walk", "sit"])
+    data = LocalData(DataSection("arrays", str(path)), model, may_be_empty=True, note=note)
+    assert len(data.samples()) == 3
+    told = f"data.path = {str(path)!r}: 3 samples are used; left out: sample 1, with the label run"
+    assert read_notes(tmp_path) == [told]
+    assert told in caplog.text
+    path.unlink()
+    assert len(data.samples()) == 0
+    assert "takes part with noise alone" in read_notes(tmp_path)[0]
+    assert "No such file" in read_notes(tmp_path)[0]
+    np.savez(path, x=SERIES, y=["sit", "walk", "walk", "sit"])
+    assert len(data.samples()) == 4
+    assert read_notes(tmp_path) == []
+
+
+def test_data_that_have_become_unusable_are_refused_each_time(tmp_path, model):
+    """And not replaced by those that were read before."""
+    path = tmp_path / "d.npz"
+    np.savez(path, x=SERIES, y=[0, 1, 1, 0])
+    data = LocalData(DataSection("arrays", str(path)), model)
+    assert len(data.samples()) == 4
+    path.write_bytes(b"garbage")
+    for _ in range(2):
+        with pytest.raises(BadInput):
+            data.samples()
 
 
 def test_a_line_without_a_label_is_refused_and_makes_no_class(tmp_path):

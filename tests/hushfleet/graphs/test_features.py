@@ -66,6 +66,31 @@ def test_features_that_are_no_numbers_are_refused() -> None:
         FeatureGraph(lambda: graph, spec_of(graph)).of(images(4))
 
 
+@pytest.mark.parametrize("fails", ["Log", "Gather"])
+def test_images_without_features_can_be_left_out_by_themselves(fails: str) -> None:
+    """One that a graph makes no finite numbers of, or fails on, together with whom it goes through it."""
+    dark, bright = np.full((1, *SHAPE), 2, np.uint8), np.full((1, *SHAPE), 200, np.uint8)
+    wrong = np.zeros((1, *SHAPE), np.uint8) if fails == "Log" else bright
+    kept = Samples(np.concatenate([dark] * 4), np.arange(4), (0.0,), (1 / 255,))
+    some = Samples(np.concatenate([dark, dark, dark, wrong, dark]), np.array([0, 1, 2, 9, 3]), (0.0,), (1 / 255,))
+    graph = Graph()
+    first = (graph.constant(np.array([n])) for n in (0, COUNT, 1))
+    flat = graph.node("Slice", graph.node("Flatten", "x", axis=1), *first)
+    if fails == "Log":
+        last = graph.node("Log", flat)
+    else:
+        last = graph.node("Gather", graph.constant(np.ones(9, np.float32)), graph.node("Cast", flat, to=7))
+    made = graph.to_bytes(last, SHAPE, COUNT)
+    skipped: list[str] = []
+    features = FeatureGraph(lambda: made, spec_of(made))
+    found = features.of(some, skipped=skipped)
+    np.testing.assert_array_equal(found.x, features.of(kept).x)
+    assert found.labels.tolist() == [0, 1, 2, 3]
+    assert skipped == ["sample 3: it has no finite features"]
+    with pytest.raises(GraphRefused):
+        features.of(some)
+
+
 def test_an_acceptable_graph_is_accepted() -> None:
     check_features(linear(), spec_of(linear()))
 
