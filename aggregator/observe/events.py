@@ -76,32 +76,10 @@ class EventLog:
         self.close()
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The events after byte `offset`, and the offset at which to go on: `read_lines` without other lines."""
-    lines, offset = read_lines(path, offset)
-    return [line for line in lines if isinstance(line.get("event"), str)], offset
-
-
-def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects on the whole lines after byte `offset`, and the offset at which to go on.
-
-    A file that is not there yet has none. A file shorter than `offset` was begun anew, so it is read
-    from its start. Lines that are no JSON object are skipped.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(offset if offset <= file.seek(0, os.SEEK_END) else 0)
-            start, data = file.tell(), file.read()
-    except FileNotFoundError:
-        return [], offset
-    whole = data[: data.rfind(b"\n") + 1]
-    return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None], start + len(whole)
-
-
 def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log, oldest first, without holding all of them in memory: the log of a long run is large.
 
-    As with `read_lines`, a file that is not there has none, and other lines are passed over.
+    A file that is not there has none, and other lines are passed over.
     """
     try:
         with Path(path).open("rb") as file:
@@ -121,9 +99,20 @@ class EventTail:
         self.offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New whole lines, oldest first; an empty list if there are none."""
-        lines, self.offset = read_lines(self.path, self.offset)
-        return lines
+        """The JSON objects on new whole lines, oldest first; an empty list if there are none.
+
+        A file that is not there yet has none. One that is shorter than before was begun anew, so it is read from its
+        start. Lines that are no JSON object are skipped.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset if self.offset <= file.seek(0, os.SEEK_END) else 0)
+                start, data = file.tell(), file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset = start + len(whole)
+        return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None]
 
 
 def to_json(value: Any) -> Any:
