@@ -12,7 +12,6 @@ the string `"inf"` and read back as the number; what is not a number becomes nul
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hushfleet.errors import StoreError
+from hushfleet.plain_json import from_json, to_json
 
 # Fields that hold names and sentences: a device may well be called "inf".
 TEXT_FIELDS = {"event", "device", "cohort", "task", "method", "engine", "broker", "state", "board", "code", "reason"}
@@ -115,27 +115,8 @@ class EventTail:
         return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None]
 
 
-def to_json(value: Any) -> Any:
-    """Standard JSON for numbers of Python and NumPy: infinities as `"inf"`, `"-inf"`; NaN as None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(name): to_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
-
-
 def _from_json(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if name in TEXT_FIELDS else _numbers(value) for name, value in event.items()}
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return float(value) if value in ("inf", "-inf") else value
+    return {name: value if name in TEXT_FIELDS else from_json(value) for name, value in event.items()}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
