@@ -27,7 +27,7 @@ from benchmarks.common import Figures, console, make_parser, table, write
 from benchmarks.device import write_images
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.simulator.boards import parse_mix
 from hushfleet.simulator.engines.clock.rounds import fleet_clock
 from hushfleet.simulator.engines.live.emulation import machine_speed
@@ -72,7 +72,7 @@ def compare(folder: Path, *, rounds: int, epochs: int, settings: Sequence[str]) 
     fleet = LiveFleet(simulation, emulate=True, boards=boards)
     with fleet.running():
         fleet.wait()
-    events = [event for event in read_events(simulation.folder.events)[0] if event["event"] == "round_close"]
+    events = [event for event in iterate_events(simulation.folder.events) if event["event"] == "round_close"]
     measured = [{"wall_s": event["wall_s"], "updates": event["participants"]} for event in events]
     return {
         "machine_speed": machine_speed(),

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -90,8 +90,11 @@ class Sample(NamedTuple):
     cpu_s: float
 
 
-def take_samples(usage: defaultdict[str, list[Sample]], pids: Mapping[str, int]) -> None:
-    """:param pids: name -> process id, at this moment."""
+def take_samples(usage: defaultdict[str, list[Sample]], fleet: LiveFleet, hosts: Iterable[str]) -> None:
+    """One of each process that runs: the broker, the aggregator and the hosts of devices."""
+    pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
+    if fleet.broker is not None:
+        pids["broker"] = fleet.broker.pid
     for name, pid in pids.items():
         with suppress(psutil.Error):  # it has ended
             process = psutil.Process(pid)
@@ -118,15 +121,16 @@ def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[flo
         for host in hosts:
             fleet.start_again(host)
         while not fleet.finished:
-            pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
-            if fleet.broker is not None:
-                pids["broker"] = fleet.broker.pid
-            take_samples(usage, pids)
+            take_samples(usage, fleet, hosts)
             fleet.check()
             time.sleep(SAMPLE_S)
         fleet.wait(END_WITHIN_S)
         fleet.check()
     return began_at, usage
+
+
+def finding(promise: str, found: int, of: int) -> Figures:
+    return {"promise": promise, "kept": found == of, "found": f"{found:,} of {of:,}"}
 
 
 def audit(simulation: Simulation) -> list[Figures]:
@@ -149,9 +153,6 @@ def audit(simulation: Simulation) -> list[Figures]:
         same_bytes += sum(e is not None and e.digest == digests.get((number, name)) for number, e in entries.items())
     codes = Counter(event["code"] for event in iterate_events(simulation.folder.events) if event["event"] == "update")
     updates = wanted * len(names)
-
-    def finding(promise: str, found: int, of: int) -> Figures:
-        return {"promise": promise, "kept": found == of, "found": f"{found:,} of {of:,}"}
 
     return [
         finding("every round was closed", len(closed), wanted),

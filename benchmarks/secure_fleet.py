@@ -21,7 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import Figures, console, cores, make_parser, table, write
-from benchmarks.fleet import DESCRIPTORS_A_DEVICE, END_WITHIN_S, SAMPLE_S, Sample, allow_descriptors, take_samples
+from benchmarks.fleet import (
+    DESCRIPTORS_A_DEVICE,
+    END_WITHIN_S,
+    SAMPLE_S,
+    Sample,
+    allow_descriptors,
+    finding,
+    take_samples,
+)
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
@@ -71,8 +79,7 @@ def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, 
                 if gone:
                     fleet.expected_down.add(LOST)
                     fleet.kill(LOST)
-            pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
-            take_samples(usage, pids | ({} if fleet.broker is None else {"broker": fleet.broker.pid}))
+            take_samples(usage, fleet, hosts)
             fleet.check()
             time.sleep(SAMPLE_S)
         seconds = time.time() - (opened_at or time.time())
@@ -127,9 +134,6 @@ def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
                 if each == name
             )
     wanted, least = simulation.task.round.rounds, int((1 - lost) * len(names))
-
-    def finding(promise: str, found: int, of: int) -> Figures:
-        return {"promise": promise, "kept": found == of, "found": f"{found:,} of {of:,}"}
 
     enough = sum(sum(number == row.round for number, _ in included) >= least for row in rounds)
     return [

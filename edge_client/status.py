@@ -5,7 +5,6 @@ Nothing of it leaves the board: how right its own model is follows from its own 
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from hushfleet.edge_client.predict import own_accuracy
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
+from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import TRUST, Trust
 
 
@@ -30,7 +30,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
     head = store.own_head()
     model = own_accuracy(store, config.data)
     waiting, chosen = read_waiting(store.path.parent), store.accelerator()
-    return {
+    report: dict[str, Any] = {
         "device": config.device.id,
         "public_key": store.identity.public_key.hex(),
         "running": is_in_use(store.path),
@@ -40,22 +40,23 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "accelerator": chosen and {"used": chosen.used, "words": chosen.failed or chosen.reason},
         "model": model and model._asdict(),
         "stopped_because": store.stopped_because,
-        "epsilon_server": _number(ledger.epsilon_server(delta=delta)),
-        "epsilon_limit": _number(config.limits.epsilon_server),
+        "epsilon_server": ledger.epsilon_server(delta=delta),
+        "epsilon_limit": config.limits.epsilon_server,
         "delta": delta,
         "unit": ledger.unit(),
         "trust": trust,
         "trust_words": of_task,
         "trust_allowed": TRUST[config.limits.accounting],
         "raw_values": list(ledger.raw_values()),
-        "epsilon_noised": _number(ledger.epsilon_noised(delta=delta)),
+        "epsilon_noised": ledger.epsilon_noised(delta=delta),
         "tasks": [
-            {"task": task, "rounds": count, "epsilon_server": _number(ledger.epsilon_server(delta=delta, task=task))}
+            {"task": task, "rounds": count, "epsilon_server": ledger.epsilon_server(delta=delta, task=task)}
             for task, count in rounds.items()
         ],
         "own_head": head and {"task": head.task, **to_plain(head.choice), "words": head.choice.words},
         "waiting": [{"task": task, "round": number} for task, number in store.waiting()],
     }
+    return {name: to_json(value) for name, value in report.items()}
 
 
 def told(report: dict[str, Any]) -> list[str]:
@@ -128,11 +129,6 @@ def _trust(store: DeviceStore) -> tuple[Trust | None, str]:
         f"{trust}, in {spec.task}: sums of {secure.min_devices} devices or more, with the noise of "
         f"{secure.honest_devices} honest ones"
     )
-
-
-def _number(value: float) -> float | str:
-    """Standard JSON has no infinity."""
-    return value if math.isfinite(value) else "inf"
 
 
 def _figure(value: float | str) -> str:

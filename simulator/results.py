@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.aggregator.observe.events import read_lines
+from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -100,9 +100,8 @@ def _measured(accuracy: float) -> float | None:
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:
     """A device's own metrics by round; of several lines of a round, later values count."""
-    lines, _ = read_lines(simulation.folder.device(device).metrics)
     rounds: Metrics = {}
-    for line in lines:
+    for line in EventTail(simulation.folder.device(device).metrics).read():
         if isinstance(line.get("round"), int):
             rounds.setdefault(line["round"], {}).update(line)
     return rounds

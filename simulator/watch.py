@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 from hushfleet.aggregator.observe.display import FleetDisplay
@@ -34,13 +33,11 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *how: object) -> None:
         self._stop.set()
         self._thread.join()
         self._read()
-        self._display.__exit__(kind, error, trace)
+        self._display.__exit__(*how)
 
     def _follow(self) -> None:
         while not self._stop.wait(_INTERVAL_S):

@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hushfleet.errors import HushfleetError
-
 if TYPE_CHECKING:
     from hushfleet.firmware_profiles.board import Board, Quantity
 
@@ -29,11 +27,7 @@ def register(app: typer.Typer) -> None:
         """
         from hushfleet.firmware_profiles.board import board_names, load_board
 
-        try:
-            chosen = [load_board(each) for each in ([name] if name else board_names())]
-        except HushfleetError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(error.exit_code) from error
+        chosen = [load_board(each) for each in ([name] if name else board_names())]
         if as_json:
             content = [dataclasses.asdict(board) for board in chosen]
             typer.echo(json.dumps(content[0] if name else content, indent=2, ensure_ascii=False))

@@ -24,13 +24,13 @@ def register(app: typer.Typer) -> None:
         """
         from rich.console import Console
 
-        from hushfleet.aggregator.observe.events import to_json
         from hushfleet.aggregator.results.report.comparison import (
             comparison_json,
             comparison_table,
             load_runs,
             write_comparison,
         )
+        from hushfleet.plain_json import to_json
 
         results = load_runs(runs)
         if out is not None:

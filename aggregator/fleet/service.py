@@ -86,7 +86,6 @@ class FleetService:
         self._bucket = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
         self._up = False
         self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
-        self._ignored = 0
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set."""
@@ -151,7 +150,6 @@ class FleetService:
                 self._stale |= isinstance(error, StoreError)  # what was granted may not be applied
                 log.warning("%s", error)
             except WireError as error:
-                self._ignored += 1
                 log.debug("a message on %.120r was ignored: %s", event.topic, error)
             except Exception:  # whatever strangers send must not end the service
                 log.exception("a message on %.120r could not be handled", event.topic)

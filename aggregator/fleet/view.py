@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hushfleet.aggregator.observe.events import to_json
 from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.plain_json import to_json
 
 Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
 """A board in the registry; `unlisted`: the aggregator knows it, the fleet does not."""

@@ -12,7 +12,6 @@ the string `"inf"` and read back as the number; what is not a number becomes nul
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hushfleet.errors import StoreError
+from hushfleet.plain_json import from_json, to_json
 
 # Fields that hold names and sentences: a device may well be called "inf".
 TEXT_FIELDS = {"event", "device", "cohort", "task", "method", "engine", "broker", "state", "board", "code", "reason"}
@@ -76,32 +76,10 @@ class EventLog:
         self.close()
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The events after byte `offset`, and the offset at which to go on: `read_lines` without other lines."""
-    lines, offset = read_lines(path, offset)
-    return [line for line in lines if isinstance(line.get("event"), str)], offset
-
-
-def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects on the whole lines after byte `offset`, and the offset at which to go on.
-
-    A file that is not there yet has none. A file shorter than `offset` was begun anew, so it is read
-    from its start. Lines that are no JSON object are skipped.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(offset if offset <= file.seek(0, os.SEEK_END) else 0)
-            start, data = file.tell(), file.read()
-    except FileNotFoundError:
-        return [], offset
-    whole = data[: data.rfind(b"\n") + 1]
-    return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None], start + len(whole)
-
-
 def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log, oldest first, without holding all of them in memory: the log of a long run is large.
 
-    As with `read_lines`, a file that is not there has none, and other lines are passed over.
+    A file that is not there has none, and other lines are passed over.
     """
     try:
         with Path(path).open("rb") as file:
@@ -121,32 +99,24 @@ class EventTail:
         self.offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New whole lines, oldest first; an empty list if there are none."""
-        lines, self.offset = read_lines(self.path, self.offset)
-        return lines
+        """The JSON objects on new whole lines, oldest first; an empty list if there are none.
 
-
-def to_json(value: Any) -> Any:
-    """Standard JSON for numbers of Python and NumPy: infinities as `"inf"`, `"-inf"`; NaN as None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(name): to_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
+        A file that is not there yet has none. One that is shorter than before was begun anew, so it is read from its
+        start. Lines that are no JSON object are skipped.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset if self.offset <= file.seek(0, os.SEEK_END) else 0)
+                start, data = file.tell(), file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset = start + len(whole)
+        return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None]
 
 
 def _from_json(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if name in TEXT_FIELDS else _numbers(value) for name, value in event.items()}
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return float(value) if value in ("inf", "-inf") else value
+    return {name: value if name in TEXT_FIELDS else from_json(value) for name, value in event.items()}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

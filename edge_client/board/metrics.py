@@ -18,8 +18,7 @@ from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_
 from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
-
-Number = float | str | None
+from hushfleet.plain_json import to_json
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,19 @@ class MetricsFile:
         self, trained: TrainedRound, spec: TaskSpec, logits_of: LogitsOf, *, epsilon_server: float, train_s: float
     ) -> None:
         """Appends one line: the device's own model after local training, before aggregation."""
-        line: dict[str, object] = {"round": trained.round, "loss": _number(trained.loss)}
+        line: dict[str, object] = {"round": trained.round, "loss": trained.loss}
         # of a linear model the head that the device chooses counts, not what a round trains
         tested = {} if spec.model.chooses_head else self._evaluate(trained, spec.model, logits_of)
         for name, result in tested.items():
-            line[f"accuracy_own_{name}"] = _number(result.accuracy)
-            line[f"loss_own_{name}"] = _number(result.loss)
+            line[f"accuracy_own_{name}"] = result.accuracy
+            line[f"loss_own_{name}"] = result.loss
         mask, layers = trained.state.public.mask, spec.model.layout.layers
         line["personal_share"] = [float(mask[layer.start : layer.stop].mean()) for layer in layers]
         line["clip_weights"] = _clip_weights(trained.release.clip_norms, spec.privacy.clip_norm)
-        line["epsilon_server"] = _number(epsilon_server)
+        line["epsilon_server"] = epsilon_server
         line["train_s"] = round(train_s, 3)
         with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line, allow_nan=False) + "\n")
+            out.write(json.dumps(to_json(line), allow_nan=False) + "\n")  # as the event log writes numbers
 
     def _evaluate(self, trained: TrainedRound, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
         results: dict[str, Evaluation] = {}
@@ -81,15 +80,8 @@ class MetricsFile:
         return inputs_of(load_arrays(path, model), self.features)
 
 
-def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[Number]:
+def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[float | None]:
     """Each layer's part of the squared clip norm, as Eq. (13) of FedGLP-ADP divides it."""
     if not math.isfinite(clip_norm):
         return [None] * len(clip_norms)
-    return [_number((float(norm) / clip_norm) ** 2) for norm in clip_norms]
-
-
-def _number(value: float) -> Number:
-    """Standard JSON has no infinity; the event log writes it as text, so this file does too."""
-    if math.isfinite(value):
-        return float(value)
-    return None if math.isnan(value) else "inf"
+    return [(float(norm) / clip_norm) ** 2 for norm in clip_norms]

@@ -15,7 +15,7 @@ from hushfleet.errors import BadInput
 
 SECTOR_BYTES = 512
 _FAT_TYPES = {0x01, 0x04, 0x06, 0x0B, 0x0C, 0x0E, 0xEF}
-_PROTECTIVE, _LINUX = 0xEE, 0x83
+_PROTECTIVE = 0xEE
 _FAT_GUIDS = {
     uuid.UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b"),  # EFI system partition
     uuid.UUID("ebd0a0a2-b9e5-4433-87c0-68b6b72699c7"),  # basic data

@@ -87,7 +87,6 @@ class ValueFacts:
 class GraphFacts:
     """What was found in an acceptable graph; `nodes` in an order in which they can run."""
 
-    opset: int
     initializer_bytes: int
     inputs: Mapping[str, ValueFacts]
     outputs: Mapping[str, ValueFacts]
@@ -123,10 +122,10 @@ def _model(data: memoryview, max_initializer_bytes: int) -> GraphFacts:
     _require(_is_standard(domain), "operator set", domain)
     _require(opset in OPSETS, "operator set version", opset)
     _require("graph" in model, "model", "one without a graph")
-    return _graph(_read(model["graph"][0], _GRAPH, "GraphProto"), opset, max_initializer_bytes)
+    return _graph(_read(model["graph"][0], _GRAPH, "GraphProto"), max_initializer_bytes)
 
 
-def _graph(graph: Message, opset: int, max_initializer_bytes: int) -> GraphFacts:
+def _graph(graph: Message, max_initializer_bytes: int) -> GraphFacts:
     nodes = graph.get("node", [])
     if len(nodes) > MAX_NODES:
         raise GraphRefused(f"the graph has {len(nodes)} nodes, above the cap of {MAX_NODES}")
@@ -145,7 +144,7 @@ def _graph(graph: Message, opset: int, max_initializer_bytes: int) -> GraphFacts
     outputs = _values(graph, "output")
     for name in outputs:
         _require(name in known, "graph output that nothing computes", name)
-    return GraphFacts(opset, constants.total_bytes, inputs, outputs, named, program)
+    return GraphFacts(constants.total_bytes, inputs, outputs, named, program)
 
 
 def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:

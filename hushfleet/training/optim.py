@@ -45,11 +45,10 @@ class SGD:
 class Adam:
     """Adam (Kingma and Ba, 2015, Algorithm 1) with PyTorch's defaults and placement of epsilon."""
 
-    def __init__(
-        self, learning_rate: float, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8
-    ) -> None:
+    beta_1, beta_2, epsilon = 0.9, 0.999, 1e-8
+
+    def __init__(self, learning_rate: float) -> None:
         self.learning_rate = learning_rate
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.steps = 0
         self.first: Array = None
         self.second: Array = None
@@ -73,12 +72,13 @@ class Adam:
             params[..., part] -= step_size * first / scale
 
 
-def adam_reach(learning_rate: float, steps: int, *, beta_1: float = 0.9, beta_2: float = 0.999) -> float:
+def adam_reach(learning_rate: float, steps: int) -> float:
     """The farthest that so many steps of Adam move a parameter, whatever its gradients.
 
     By Cauchy and Schwarz |m_t| is at most (1 - b1) / sqrt(1 - b2) sqrt(sum over j < t of (b1^2 / b2)^j) sqrt(v_t): step
     t is at most that, with both corrections, times the learning rate; 1 at first, and 7.3 in the end.
     """
+    beta_1, beta_2 = Adam.beta_1, Adam.beta_2
     ratio, total = beta_1**2 / beta_2, 0.0
     for t in range(1, min(steps, _SETTLED) + 1):
         total += math.sqrt((1 - ratio**t) / (1 - ratio) * (1 - beta_2**t)) / (1 - beta_1**t)
@@ -86,14 +86,12 @@ def adam_reach(learning_rate: float, steps: int, *, beta_1: float = 0.9, beta_2:
     return learning_rate * (1 - beta_1) / math.sqrt(1 - beta_2) * total
 
 
-def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
+def make_optimizer(
+    name: str, learning_rate: float, momentum: float = 0.0, *, sgd: type[SGD] = SGD, adam: type[Adam] = Adam
+) -> Optimizer:
     """:param momentum: of `sgd`; `adam` has its own (ValueError unless 0)."""
     if name == "sgd":
-        return SGD(learning_rate, momentum)
-    require_no_momentum(name, momentum)
-    return {"adam": Adam}[name](learning_rate)
-
-
-def require_no_momentum(name: str, momentum: float) -> None:
+        return sgd(learning_rate, momentum)
     if momentum:
         raise ValueError(f"momentum = {momentum!r}: must be 0 with {name}; only sgd takes it")
+    return {"adam": adam}[name](learning_rate)

@@ -8,13 +8,11 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnx
 import onnxruntime
 import torch
-from torch import Tensor
 
 from hushfleet.config.spec import BlobRef, FeatureSpec
 from hushfleet.errors import BadInput, GraphRefused
@@ -54,23 +52,10 @@ class FeatureExtractor:
         return FeatureSpec(self.image_shape, self.count, BlobRef.of(self.graph))
 
 
-class RawFeatures(Protocol):
-    """What is whitened: the same function in PyTorch and as ONNX nodes, and the images to whiten it by."""
+RawFeatures = Filters | Scattering
+"""What is whitened: the same function in PyTorch and as ONNX nodes, and the images to whiten it by."""
 
-    @property
-    def image_shape(self) -> Shape: ...
-
-    @property
-    def kept(self) -> int: ...
-
-    def public_images(self) -> np.ndarray: ...
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    def add(self, graph: Graph, x: str) -> str: ...
-
-
-_KINDS: dict[str, type[Filters] | type[Scattering]] = {"filters": Filters, "scattering": Scattering}
+_KINDS: dict[str, type[RawFeatures]] = {"filters": Filters, "scattering": Scattering}
 _BATCH = 100
 
 

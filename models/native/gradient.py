@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,12 +43,12 @@ class NativeGradient:
 
     takes_part = True
 
-    def __init__(self, model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> None:
+    def __init__(self, model: Model, *, objective: Objective = CROSS_ENTROPY) -> None:
         self.model = model
         self.objective = objective
         self.layout = model.layout
-        self._target, self._cache_dir = _target(find_compiler().defined), cache_dir
-        self._program = _Program(write_program(model, self._target, objective), cache_dir)
+        self._target = _target(find_compiler().defined)
+        self._program = _Program(write_program(model, self._target, objective))
 
     def __call__(
         self,
@@ -154,7 +153,7 @@ class NativeGradient:
 
     @cached_property
     def _singles(self) -> _Program:
-        return _Program(write_program(self.model, self._target, singles=True), self._cache_dir)
+        return _Program(write_program(self.model, self._target, singles=True))
 
     def _no_teacher(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((batch, self.model.classes), np.float32), np.zeros(batch, np.float32)
@@ -249,8 +248,8 @@ class NativeGradient:
 class _Program:
     """A compiled program and its scratch memory, which one thread uses at a time."""
 
-    def __init__(self, source: str, cache_dir: Path | None) -> None:
-        self._library = load_library(source, flags=FLAGS, cache_dir=cache_dir)
+    def __init__(self, source: str) -> None:
+        self._library = load_library(source, flags=FLAGS)
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._lock = threading.Lock()
         self._capacity = 0

@@ -6,13 +6,13 @@ NumPy computes Adam's step in a dozen passes over cache-sized blocks; here it is
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 
 import numpy as np
 
 from hushfleet.models.native.build import load_library
-from hushfleet.training.optim import SGD, Adam, Optimizer, require_no_momentum
+from hushfleet.training.optim import SGD, Adam, make_optimizer
 
 FLAGS = ("-ffp-contract=off",)
 
@@ -56,10 +56,8 @@ class NativeAdam(Adam):
     :raises HushfleetError: there is no compiler, or it refuses.
     """
 
-    def __init__(
-        self, learning_rate: float, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8
-    ) -> None:
-        super().__init__(learning_rate, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__(learning_rate)
         self._step = _library().adam_step
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
@@ -82,12 +80,8 @@ class NativeAdam(Adam):
         )
 
 
-def make_native_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
-    """As `hushfleet.training.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
-    if name == "sgd":
-        return NativeSGD(learning_rate, momentum)
-    require_no_momentum(name, momentum)
-    return {"adam": NativeAdam}[name](learning_rate)
+make_native_optimizer = partial(make_optimizer, sgd=NativeSGD, adam=NativeAdam)
+"""As `hushfleet.training.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
 
 
 def _addresses(params: np.ndarray, *others: np.ndarray) -> list[int]:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from arm.roots import cache_folder
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release import SignedManifest, pack, read_head
@@ -121,7 +121,7 @@ class ArmFleet:
 
     def rounds(self) -> int:
         file = self.folder.run / "events.jsonl"
-        return sum(event["event"] == "round_close" for event in read_events(file)[0]) if file.exists() else 0
+        return sum(event["event"] == "round_close" for event in iterate_events(file)) if file.exists() else 0
 
     def seen(self, device: str = FIRST) -> dict[str, Any]:
         """What `hushfleet fleet status --json` says of a board."""

@@ -26,7 +26,7 @@ from rich.table import Table
 from chaos.machine import build_library
 from chaos.trial import Outcome, TrialRunner
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import read_lines
+from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 
@@ -83,7 +83,7 @@ class Campaign:
 
     def done(self) -> list[Outcome]:
         """Of an earlier command in this folder, those of its seeds that are asked for and passed."""
-        lines = read_lines(self.folder / "outcomes.jsonl")[0]
+        lines = EventTail(self.folder / "outcomes.jsonl").read()
         outcomes = {line["seed"]: Outcome(**line) for line in lines}
         return [outcomes[seed] for seed in self.seeds if seed in outcomes and outcomes[seed].passed]
 

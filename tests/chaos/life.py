@@ -24,7 +24,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from hushfleet.aggregator.fleet.sightings import sightings
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import HushfleetError
 from support.desk import TASK, Board, make_folder
 from support.releases import build_release, crashes
@@ -173,7 +173,7 @@ class Life:
 
     def _rounds(self, event: str) -> int:
         file = self.folder.run / "events.jsonl"
-        return sum(each["event"] == event for each in read_events(file)[0]) if file.exists() else 0
+        return sum(each["event"] == event for each in iterate_events(file)) if file.exists() else 0
 
     # the storm
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.plan import Moment
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.simulator.run_folder import Simulation
 
 _COMMITTED = b": trained and committed"
@@ -46,7 +46,7 @@ class Progress:
         """Reads what is new."""
         if self._has_changed(self._folder.events):
             seen: Counter[tuple[str, str]] = Counter()
-            for event in read_events(self._folder.events)[0]:
+            for event in iterate_events(self._folder.events):
                 about = ""
                 name = event["event"]
                 if name == "presence":

@@ -27,7 +27,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.cifar import _decode, _unpickle
 from hushfleet.data.folder import read_image
@@ -392,7 +392,7 @@ TARGETS: dict[str, Target] = {
         Target("cifar-pickle", lambda data: _unpickle(data, Path("batch")), _batches, FILES),
         Target("cifar-image", lambda data: _decode(data, "image"), _images, FILES),
         Target("image", _of_file("image.png", lambda path: read_image(path, input_shape=(3, 8, 8))), _images, FILES),
-        Target("events", _of_file("events.jsonl", read_events), lambda: [EVENTS], ()),
+        Target("events", _of_file("events.jsonl", lambda path: EventTail(path).read()), lambda: [EVENTS], ()),
         Target("kept-cell", _of_file("cell.json", KeptCell.load), _cells, FILES),
         Target("release-head", SignedManifest.from_bytes, lambda: [_release()[0].to_bytes()], WIRE),
         Target("release-payload", _unpacked, lambda: [_release()[1]], WIRE),

@@ -16,7 +16,7 @@ from rich.console import Console
 from chaos.audit import check_stores, check_tap, models_of
 from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.engine import run_rounds
@@ -141,7 +141,7 @@ class Audit:
     ledger = staticmethod(ledger_of)
 
     def events(self, simulation: Simulation, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(simulation.folder.events)[0] if event["event"] == kind]
+        return [event for event in iterate_events(simulation.folder.events) if event["event"] == kind]
 
     def check(self, simulation: Simulation) -> None:
         assert check_stores(simulation) == []

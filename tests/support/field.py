@@ -13,7 +13,7 @@ import pytest
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
@@ -154,10 +154,10 @@ class Field:
         return plan
 
     def kinds(self) -> list[str]:
-        return [event["event"] for event in read_events(self.events.path)[0]]
+        return [event["event"] for event in iterate_events(self.events.path)]
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.events.path)[0] if event["event"] == kind]
+        return [event for event in iterate_events(self.events.path) if event["event"] == kind]
 
     def refusals(self) -> dict[str, dict[str, int]]:
         self.fleet.now += 1.1

@@ -21,7 +21,6 @@ from hushfleet.wire.link.interface import (
     LinkUp,
     Will,
     check_filter,
-    publish_packet_bytes,
 )
 
 
@@ -176,8 +175,6 @@ class LocalLink:
     def __init__(self, hub: LocalHub, client_id: str, will: Will | None) -> None:
         self.client_id = client_id
         self.will = will
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self._hub = hub
         self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self._filters: dict[str, None] = {}
@@ -205,7 +202,6 @@ class LocalLink:
         with self._hub._lock:
             if not self._is_connected():
                 raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
-            self.bytes_sent += publish_packet_bytes(topic, len(payload))
             if self.client_id not in self._hub.denied:
                 self._hub._publish(topic, bytes(payload), retain=retain)
 
@@ -227,5 +223,4 @@ class LocalLink:
         return self._hub._connected.get(self.client_id) is self
 
     def _take(self, delivery: Delivery) -> None:
-        self.bytes_received += publish_packet_bytes(delivery.topic, len(delivery.payload))
         self._events.put(delivery)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +60,11 @@ class Connection:
     """Used once: `serve` returns when the connection is over.
 
     :param mailbox: where orders come from and events go to.
-    :param on_received: called with every delivery's topic and payload length, for counting.
     """
 
-    def __init__(self, options: ConnectOptions, mailbox: Mailbox, on_received: Callable[[str, int], None]) -> None:
+    def __init__(self, options: ConnectOptions, mailbox: Mailbox) -> None:
         self._options = options
         self._mailbox = mailbox
-        self._on_received = on_received
         self._client = self._new_client()
         self._accepted_at: float | None = None
         self._refused = False
@@ -265,9 +262,7 @@ class Connection:
 
     def _on_message(self, _client: Any, _data: Any, message: paho.MQTTMessage) -> None:
         self._packets += 1
-        delivery = Delivery(message.topic, bytes(message.payload), message.retain)
-        self._on_received(delivery.topic, len(delivery.payload))
-        self._mailbox.put(delivery)
+        self._mailbox.put(Delivery(message.topic, bytes(message.payload), message.retain))
 
     def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
         self._reason = self._reason or f"the connection to {self._options.address} was lost ({code})"

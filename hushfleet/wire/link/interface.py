@@ -51,7 +51,7 @@ def check_filter(topic_filter: str) -> None:
 
 
 def publish_packet_bytes(topic: str, payload_bytes: int) -> int:
-    """Bytes of an MQTT 3.1.1 PUBLISH packet with QoS 1: what `bytes_sent` and `bytes_received` count."""
+    """Bytes of an MQTT 3.1.1 PUBLISH packet with QoS 1."""
     remaining = 2 + len(topic.encode()) + 2 + payload_bytes
     length_bytes = 1 + (remaining >= 1 << 7) + (remaining >= 1 << 14) + (remaining >= 1 << 21)
     return 1 + length_bytes + remaining
@@ -60,12 +60,8 @@ def publish_packet_bytes(topic: str, payload_bytes: int) -> int:
 class Link(Protocol):
     """One connection to a broker. Not thread-safe: one owner calls all of it.
 
-    `bytes_sent` and `bytes_received` count whole PUBLISH packets, since the link was made.
     No `Delivery` comes between a `LinkDown` and the next `LinkUp`.
     """
-
-    bytes_sent: int
-    bytes_received: int
 
     def open(self) -> None:
         """Start to connect; returns at once. `LinkUp` arrives by `receive`."""

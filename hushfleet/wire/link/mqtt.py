@@ -17,7 +17,7 @@ import threading
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
-from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter, publish_packet_bytes
+from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter
 from hushfleet.wire.link.mailbox import Mailbox, Publish
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,6 @@ class MqttLink:
             raise BadInput("a link needs a client id, and at least 1 for max_in_flight and keepalive_s")
         self.client_id = client_id
         self.message_cap_bytes = message_cap_bytes
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self._timing = timing or Timing()
         self._options = ConnectOptions(
             address=self.address,
@@ -88,7 +86,6 @@ class MqttLink:
         if not topic or "+" in topic or "#" in topic:
             raise BadInput(f"{topic!r} cannot be published to: it is empty or has a wildcard")
         self._mailbox.publish(Publish(topic, payload, retain), timeout_s=self._timing.publish_s)
-        self.bytes_sent += publish_packet_bytes(topic, len(payload))
 
     def receive(self, timeout_s: float) -> LinkEvent | None:
         return self._mailbox.receive(timeout_s)
@@ -121,7 +118,7 @@ class MqttLink:
     def _one_connection(self) -> tuple[str, float]:
         """The reason of its end, and the seconds that it lived."""
         try:
-            connection = Connection(self._options, self._mailbox, self._count_received)
+            connection = Connection(self._options, self._mailbox)
         except BadInput as error:  # a TLS file vanished since this link was made; it may come back
             return str(error), 0.0
         try:
@@ -150,6 +147,3 @@ class MqttLink:
         if min(self._short_lives) > 0:
             text += f", or the broker does not take messages of {min(self._short_lives)} bytes"
         return text
-
-    def _count_received(self, topic: str, payload_bytes: int) -> None:
-        self.bytes_received += publish_packet_bytes(topic, payload_bytes)

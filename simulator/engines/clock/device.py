@@ -51,7 +51,6 @@ class Broadcasts:
 class Attempt:
     """A device's work for one round; moments in virtual seconds.
 
-    :param began_at: when the device turns to it.
     :param deadline_at: when it gives up training.
     :param download: what brings the global model; None where the device holds it already.
     :param broadcasts: of what is downloaded.
@@ -68,7 +67,6 @@ class Attempt:
     """
 
     round: int
-    began_at: float
     deadline_at: float
     download: Download | None
     broadcasts: Broadcasts | None
@@ -191,7 +189,6 @@ class Device:
         self.number += 1
         self.attempt = Attempt(
             round=round,
-            began_at=began_at,
             deadline_at=deadline_at,
             download=download,
             broadcasts=broadcasts,

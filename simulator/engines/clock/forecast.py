@@ -11,10 +11,10 @@ from statistics import median
 from typing import Any
 
 from hushfleet.aggregator.config.sections import RoundSection
-from hushfleet.aggregator.observe.events import to_json
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
+from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.observe.round_events import run_fields
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -234,7 +234,7 @@ class _Resumed:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._known = len(read_events(log.path)[0])
+        self._known = sum(1 for _ in iterate_events(log.path))
 
     def write(self, event: str, **fields: Any) -> None:
         if self._known:

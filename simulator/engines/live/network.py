@@ -14,7 +14,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from hushfleet.errors import BadInput, HushfleetError
@@ -56,9 +55,7 @@ class EmulatedNetwork:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

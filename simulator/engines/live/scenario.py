@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hushfleet.aggregator.observe.events import EventLog, EventTail, read_events
+from hushfleet.aggregator.observe.events import EventLog, EventTail, iterate_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Action, Playback, Schedule, Window
@@ -135,7 +135,7 @@ class ScenarioPlayer:
     def _log_what_came_back(self) -> None:
         """What was down or cut off when the run was interrupted is not so now, unless the scenario keeps it down."""
         missing: dict[tuple[str, str], None] = {}
-        for event in read_events(self._log)[0]:
+        for event in iterate_events(self._log):
             action, target = event["action"], event["target"]
             if action in _UNDONE_BY:
                 missing[target, _UNDONE_BY[action]] = None

@@ -14,7 +14,7 @@ from torch import Tensor, zeros, zeros_like
 from torch.optim.adam import adam
 
 from hushfleet.methods.method import TrainingConfig
-from hushfleet.training.optim import SGD, Adam, Optimizer
+from hushfleet.training.optim import SGD, Adam, Optimizer, make_optimizer
 
 
 class CohortAdam(Adam):
@@ -52,6 +52,4 @@ class CohortSGD(SGD):
 
 
 def make_cohort_optimizer(config: TrainingConfig) -> Optimizer:
-    if config.optimizer == "sgd":
-        return CohortSGD(config.learning_rate, config.momentum)
-    return CohortAdam(config.learning_rate)
+    return make_optimizer(config.optimizer, config.learning_rate, config.momentum, sgd=CohortSGD, adam=CohortAdam)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.observe.events import to_json
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.models import get_model
+from hushfleet.plain_json import from_json, to_json
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.recipe import LAST_ROUNDS, Metric, Window
 
@@ -99,7 +99,7 @@ class KeptCell:
     def load(cls, path: Path) -> KeptCell:
         """Raises `BadInput`."""
         try:
-            plain = _from_json(json.loads(path.read_text("utf-8")))
+            plain = from_json(json.loads(path.read_text("utf-8")))
             if plain.pop("schema") != SCHEMA:
                 raise ValueError("it is of another schema")
             return cls(**plain)
@@ -180,11 +180,3 @@ def kept_cell(
 
 def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _from_json(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_from_json(each) for each in value]
-    return math.inf if value == "inf" else value

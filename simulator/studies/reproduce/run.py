@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.results.rerun import versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
@@ -125,7 +125,7 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
 
 def _computing_s(events: Path) -> float:
     """From the event log: seconds of all parts of an interrupted run, without the pauses between them."""
-    times = [(event["at"], event["event"]) for event in read_events(events)[0]]
+    times = [(event["at"], event["event"]) for event in iterate_events(events)]
     return sum(at - before for (before, _), (at, kind) in pairwise(times) if kind != "run")
 
 

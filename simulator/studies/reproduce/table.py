@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from hushfleet.plain_json import to_json
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import METRICS, WINDOWS, Axis, Recipe, RowGroup, TableColumn
@@ -88,10 +89,7 @@ class PaperTable:
                 "reading": block.reading.id if block.reading else None,
                 "metric": block.metric,
                 "substitutions": list(block.group.substitutions),
-                "cells": [
-                    {str(name): _plain(value) for name, value in line.items()}
-                    for line in block.places.drop(columns=["method", "at"]).to_dict("records")
-                ],
+                "cells": to_json(block.places.drop(columns=["method", "at"]).to_dict("records")),
                 "rankings": [asdict(ranking) for ranking in block.rankings],
             }
             for block in self.blocks
@@ -230,11 +228,3 @@ def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -
 
 def measured_as(recipe: Recipe, metric: str) -> str:
     return f"{METRICS[metric]}, {WINDOWS[recipe.window]}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "inf" if value > 0 else None
-    return value

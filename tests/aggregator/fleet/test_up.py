@@ -18,7 +18,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.edge_client.storage.store import DeviceStore
 from support.desk import TASK, Board, make_folder, until
 
@@ -56,7 +56,7 @@ def start_board(folder: FleetFolder, home: Path, device: str) -> Board:
 
 def rounds_closed(folder: FleetFolder) -> int:
     file = folder.run / "events.jsonl"
-    return sum(event["event"] == "round_close" for event in read_events(file)[0]) if file.exists() else 0
+    return sum(event["event"] == "round_close" for event in iterate_events(file)) if file.exists() else 0
 
 
 def children_of(process: subprocess.Popen[bytes], *words: str) -> list[int]:

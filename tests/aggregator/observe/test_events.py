@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog, EventTail, iterate_events, read_events, read_lines
+from hushfleet.aggregator.observe.events import EventLog, EventTail, iterate_events
 from hushfleet.errors import StoreError
 
 
@@ -19,12 +19,10 @@ def test_events_come_back_in_order_with_their_time_and_kind(tmp_path: Path) -> N
     with EventLog(path, clock=lambda: 12.34567) as log:
         log.write("round_open", round=1, cohort=["a", "b"])
         log.write("finished")
-    events, offset = read_events(path)
-    assert events == [
+    assert list(iterate_events(path)) == [
         {"at": 12.346, "event": "round_open", "round": 1, "cohort": ["a", "b"]},
         {"at": 12.346, "event": "finished"},
     ]
-    assert offset == path.stat().st_size
 
 
 def test_infinity_is_a_string_in_the_file_and_a_number_to_the_reader(tmp_path: Path) -> None:
@@ -36,7 +34,7 @@ def test_infinity_is_a_string_in_the_file_and_a_number_to_the_reader(tmp_path: P
     strict = [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in lines]
     assert strict[0]["epsilon_server"] == "inf"
     assert strict[1]["loss"] is None
-    first, second = read_events(path)[0]
+    first, second = list(iterate_events(path))
     assert first == seen
     assert first["device"] == "inf"
     assert first["epsilon_server"] == math.inf
@@ -49,7 +47,7 @@ def test_numpy_values_are_written_as_numbers(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         log.write("update", round=np.int64(3), shared=np.array([4, 5]), snr_db=np.float32(1.5))
-    event = read_events(path)[0][0]
+    (event,) = iterate_events(path)
     assert (event["round"], event["shared"], event["snr_db"]) == (3, [4, 5], 1.5)
 
 
@@ -71,14 +69,13 @@ def test_reopening_after_a_crash_does_not_write_into_the_cut_line(tmp_path: Path
     path.write_bytes(b'{"event":"run","at":1}\n{"event":"upda')
     with EventLog(path) as log:
         log.write("finished")
-    assert [event["event"] for event in read_events(path)[0]] == ["run", "finished"]
+    assert [event["event"] for event in iterate_events(path)] == ["run", "finished"]
 
 
 def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'nonsense\n[1]\n{"round":1}\n\xff\xfe\n' + b"[" * 100_000 + b'\n\n{"event":"run"}\n')
-    assert read_events(path)[0] == [{"event": "run"}]
-    assert read_lines(path)[0] == [{"round": 1}, {"event": "run"}]
+    assert EventTail(path).read() == [{"round": 1}, {"event": "run"}]
     assert list(iterate_events(path)) == [{"event": "run"}]
 
 
@@ -89,7 +86,7 @@ def test_events_one_by_one_are_those_of_the_whole_log_without_a_cut_line(tmp_pat
         for number in range(5):
             log.write("update", round=number, epsilon_server=math.inf, device="inf")
     path.write_bytes(path.read_bytes() + b'{"event":"finished"}')
-    assert list(iterate_events(path)) == read_events(path)[0]
+    assert list(iterate_events(path)) == EventTail(path).read()
     assert len(list(iterate_events(path))) == 5
 
 
@@ -114,7 +111,7 @@ def test_threads_never_mix_their_lines(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    events = read_events(path)[0]
+    events = list(iterate_events(path))
     assert len(events) == path.read_bytes().count(b"\n") == 200
     for n in range(4):
         assert [event["round"] for event in events if event["device"] == f"d{n}"] == list(range(50))

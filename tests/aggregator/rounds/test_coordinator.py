@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import StoreFull
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.identity import Identity
@@ -187,7 +187,7 @@ def test_every_change_of_a_devices_state_is_an_event_and_a_repeated_one_is_none(
         field.send("dev-0", field.birth("dev-0", state=state), "state")
         field.run()
     field.join("dev-1", state="sleeping")
-    told = [(e["device"], e["state"]) for e in read_events(field.events.path)[0] if e["event"] == "presence"]
+    told = [(e["device"], e["state"]) for e in iterate_events(field.events.path) if e["event"] == "presence"]
     states = ("ready", "training", "ready", "sleeping", "lost", "ready")
     assert told == [*(("dev-0", state) for state in states), ("dev-1", "sleeping")]
 
@@ -202,7 +202,7 @@ def test_an_offer_is_logged_once_a_round_and_only_of_the_open_one(make_field: Ma
         field.run()
     field.offer("dev-1", b"x" * 100, round=2)
     field.run()
-    told = [(e["device"], e["round"], e["bytes"]) for e in read_events(field.events.path)[0] if e["event"] == "offer"]
+    told = [(e["device"], e["round"], e["bytes"]) for e in iterate_events(field.events.path) if e["event"] == "offer"]
     assert told == [("dev-0", 1, 100)]
 
 
@@ -214,7 +214,7 @@ def test_a_broker_that_goes_and_comes_back_is_logged_once_each(make_field: MakeF
     field.run()
     field.coordinator.link.open()
     field.run()
-    assert [e["state"] for e in read_events(field.events.path)[0] if e["event"] == "link"] == ["down", "up"]
+    assert [e["state"] for e in iterate_events(field.events.path) if e["event"] == "link"] == ["down", "up"]
 
 
 def test_a_lost_link_loses_nothing(make_field: MakeField) -> None:

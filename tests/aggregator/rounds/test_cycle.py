@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from unittest.mock import Mock
 
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.messages import (
     Decline,
@@ -32,7 +32,7 @@ def test_a_round_whose_opening_was_killed_before_it_was_logged_is_logged_later(m
     lines = field.events.path.read_text().splitlines(keepends=True)
     field.events.path.write_text("".join(line for line in lines if '"round_open"' not in line))
     field.crash()
-    opened = [event for event in read_events(field.events.path)[0] if event["event"] == "round_open"]
+    opened = [event for event in iterate_events(field.events.path) if event["event"] == "round_open"]
     assert [(event["round"], event["cohort"]) for event in opened] == [(1, field.fleet.names)]
     field.crash()
     assert field.kinds().count("round_open") == 1
@@ -73,7 +73,7 @@ def test_a_round_whose_close_was_killed_before_it_was_logged_is_logged_later(mak
     (closing,) = [line for line in lines if '"round_close"' in line]
     field.events.path.write_text("".join(line for line in lines if line != closing))
     field.crash()
-    logged = [event for event in read_events(field.events.path)[0] if event["event"] == "round_close"]
+    logged = [event for event in iterate_events(field.events.path) if event["event"] == "round_close"]
     assert [event["round"] for event in logged] == [1]
     field.crash()
     assert field.kinds().count("round_close") == 1
@@ -87,7 +87,7 @@ def test_a_decline_counts_as_an_answer(make_field: MakeField) -> None:
     field.send("dev-2", Decline("tiny-0001", 1, "budget", "it would spend 9 of 8"))
     field.run()
     assert field.fleet.engine.closed_rounds == 1
-    (event,) = [e for e in read_events(field.events.path)[0] if e["event"] == "decline"]
+    (event,) = [e for e in iterate_events(field.events.path) if e["event"] == "decline"]
     assert (event["device"], event["code"], event["reason"]) == ("dev-2", "budget", "it would spend 9 of 8")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.aggregator.ingest.decoding import Refusal, decode
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -111,7 +111,7 @@ def test_another_key_for_a_known_device(make_field: MakeField) -> None:
     field.run()
     assert field.state() == before
     assert field.refusals() == {"dev-0": {"bad-signature": 4}}
-    (event,) = [e for e in read_events(field.events.path)[0] if e["event"] == "refused"]
+    (event,) = [e for e in iterate_events(field.events.path) if e["event"] == "refused"]
     assert (event["device"], event["code"], event["count"]) == ("dev-0", "bad-signature", 4)
 
 

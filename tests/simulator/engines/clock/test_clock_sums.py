@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -26,7 +26,7 @@ def test_a_clocked_run_has_the_models_of_a_fast_one(runs: Any, short_task: Any, 
     with Workers(1) as workers, EventLog(clocked.folder.events, clock=time) as events:
         run_clocked_rounds(clocked, workers, events, time, mix=mix)
     assert audit.models(clocked) == audit.models(fast)
-    at = {(e["event"], e["round"]): e["at"] for e in read_events(clocked.folder.events)[0] if "round" in e}
+    at = {(e["event"], e["round"]): e["at"] for e in iterate_events(clocked.folder.events) if "round" in e}
     for number in (1, 2):
         moments = [at[kind, number] for kind in ("round_open", "unmask", "answer", "round_close")]
         assert moments == sorted(moments)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.observe.timeline import read_timeline
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -65,7 +65,7 @@ def run(simulation: Simulation) -> float:
 
 
 def log(simulation: Simulation) -> list[dict[str, Any]]:
-    return read_events(simulation.folder.events)[0]
+    return list(iterate_events(simulation.folder.events))
 
 
 def models(simulation: Simulation) -> dict[str, bytes]:
@@ -190,7 +190,7 @@ def test_a_scenario_is_logged_so_that_the_timeline_shows_it(make: MakeSimulation
     }
     simulation = make(scenario=scenario, round={"rounds": 3, "min_updates": 1, "deadline_s": 300})
     run(simulation)
-    actions = [(each["action"], each["target"]) for each in read_events(simulation.folder.scenario)[0]]
+    actions = [(each["action"], each["target"]) for each in iterate_events(simulation.folder.scenario)]
     assert actions == [
         ("cut", "device-3"), ("mend", "device-3"), ("kill", "device-1"), ("start", "device-1"), ("kill", "broker"),
         ("start", "broker"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.observe.events import read_events
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
@@ -46,7 +46,7 @@ def test_eight_boards_through_an_outage_and_two_crashes(
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)
-    told = [(event["action"], event["target"]) for event in read_events(live.folder.scenario)[0]]
+    told = [(event["action"], event["target"]) for event in iterate_events(live.folder.scenario)]
     happened = {(how, name) for name in ("device-5", "broker", "aggregator") for how in ("kill", "start")}
     assert set(told) == happened
     assert len(told) == len(happened)

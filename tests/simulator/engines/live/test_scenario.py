@@ -11,7 +11,7 @@ import pytest
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, read_events
+from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.config.schema import from_plain
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
@@ -78,7 +78,7 @@ class Play:
 
     @property
     def written(self) -> list[dict[str, Any]]:
-        return read_events(self.simulation.folder.scenario)[0]
+        return list(iterate_events(self.simulation.folder.scenario))
 
     @property
     def not_played(self) -> list[tuple[str, str]]:
@@ -279,7 +279,7 @@ def test_a_stormy_live_run_ends_in_the_calm_runs_model(
 
     assert audit.models(live) == audit.models(calm), "to the last bit"
     audit.check(live)
-    scenes = read_events(live.folder.scenario)[0]
+    scenes = list(iterate_events(live.folder.scenario))
     told = [(event["action"], event["target"]) for event in scenes]
     assert sorted(told) == [
         ("cut", "device-1"),
