@@ -72,7 +72,7 @@ class TableRow(Axis):
     :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
     :param alone: each device trains alone, as `train_alone` does it: the task's method only says how.
     :param passes: gradients that the method takes for each sample and epoch, for the estimate of time.
-    :param metric: where it is not the group's, such as for a method without own models.
+    :param metric: where it is not the table's, such as for a method without own models; a group's goes before.
     """
 
     same_in_all_columns: bool = False
@@ -186,7 +186,7 @@ class Recipe(_Frozen):
         return self
 
     def metric_of(self, group: RowGroup, row: TableRow | None = None) -> Metric:
-        return (row.metric if row else None) or group.metric or self.metric
+        return group.metric or (row.metric if row else None) or self.metric
 
     def columns_of(self, group: RowGroup) -> list[TableColumn]:
         return [column for column in self.columns if not group.columns or column.id in group.columns]

@@ -136,8 +136,9 @@ class Report:
         else:
             yield from (f"- {title}: {measured_as(recipe, metric)}." for metric, title in metrics.items())
         for row in recipe.rows:
-            if row.metric and any(each.place.row == row.id for each in places):
-                yield f"- {row.title}: {METRICS[row.metric]}."
+            if row.metric and recipe.metric in metrics and any(each.place.row == row.id for each in places):
+                where = "" if len(metrics) == 1 else f"{metrics[recipe.metric]}, "
+                yield f"- {where}{row.title}: {METRICS[row.metric]}."
         for reading in recipe.readings:
             if reading.note and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
