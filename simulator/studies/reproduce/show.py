@@ -161,7 +161,8 @@ def _section(table: PaperTable, block: Block, anchor: str) -> page.Section:
     parts.append(page.Table(_HEAD, lines, names=_NAMES, folded=folded))
     rows = [row for row in recipe.rows if row.id in set(block.places.row)]
     notes = [f"{row.title}: {row.note}." for row in rows if row.note]
-    notes += [f"{row.title}: measured as {measured_as(recipe, row.metric)}." for row in rows if row.metric and not block.group.metric]
+    if not block.group.metric:
+        notes += [f"{row.title}: measured as {measured_as(recipe, row.metric)}." for row in rows if row.metric]
     notes += [f"{block.group.title}, {row}: {where}." for row, where in block.group.quoted.items()]
     notes += [f"Order of the methods, best first, at {order}" for order in _orders(block)]
     return page.Section(anchor, block.title, lead, [*parts, *([page.Prose(notes, css="note")] if notes else [])])
