@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 
 from hushfleet.errors import BadInput
@@ -83,6 +84,22 @@ def checked_folder(folder: Path, option: str = "--out") -> Path:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise BadInput(f"{option} {folder}: {existing} may not be written to; choose another place")
     return folder
+
+
+def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") -> None:
+    """Raises `BadInput` where the folder has files that a run has not left, since those of a run would come among them.
+
+    :param ours: names that a run may have left; hidden files are never in its way.
+    """
+    if not folder.exists():
+        return
+    others = sorted(each.name for each in folder.iterdir() if not each.name.startswith(".") and each.name not in ours)
+    if others:
+        shown = ", ".join(others[:5]) + f" and {len(others) - 5} more" * (len(others) > 5)
+        raise BadInput(
+            f"{folder} has files that are not of such a run: {shown}. A run takes a folder of its own; choose another "
+            f"{option}"
+        )
 
 
 def read_cached(path: Path) -> bytes | None:

@@ -30,7 +30,7 @@ from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import Engine, RunOptions, Runtime
 from hushfleet.simulator.run import run
-from hushfleet.simulator.run_folder import RunFolder, open_simulation, run_path
+from hushfleet.simulator.run_folder import RunFolder, open_simulation, run_path, save_data
 from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 from hushfleet.user_files import in_file
 
@@ -110,9 +110,8 @@ def simulate(
     asked = task(source, changed)
     files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
     if data is not None:
-        if not files.task.exists():
-            files.path.mkdir(parents=True, exist_ok=True)
-            own.save(files.data)
+        if not resume:
+            save_data(own, files)
         asked = task(asked, {"data.path": str(files.data)})
     clocked = bool(boards) and engine != "live"
     options = RunOptions(

@@ -7,6 +7,7 @@ at epsilon_server 2 each board gains.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +17,7 @@ import typer
 from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.simulator.cli import BrokerOption, Out, Resume
 from hushfleet.simulator.options import RunOptions
+from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +79,7 @@ def register(app: typer.Typer) -> None:
 
         console, folder = Console(), run_path(out, "demo")
         chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
+        _check_folder(folder, chosen, resume=resume)
         results = {
             each.title: _run(each, folder, name, broker, short, resume, console) for name, each in chosen.items()
         }
@@ -86,6 +89,18 @@ def register(app: typer.Typer) -> None:
         write_comparison("Two fleets", results, reports, folder / "report.html", seen=folder / "paper" / "invert.png")
         console.print(comparison_table(results, title="what a board gained, and what it gave away"))
         console.print(f"report  {folder / 'report.html'}", highlight=False)
+
+
+def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:
+    """Before any of them is run: raises `BadInput` where one could not begin, or files of others are in the folder."""
+    from hushfleet.simulator.run_folder import RunFolder, check_new
+
+    has_both = all(RunFolder(folder / name).result.exists() for name in HALVES)
+    refuse_others(folder, {*HALVES, "report.html"} if has_both else set(HALVES))
+    for name in halves:
+        run = RunFolder(checked_folder(folder / name))
+        if not (resume and run.task.exists()):
+            check_new(run)
 
 
 def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:

@@ -11,13 +11,14 @@ aggregator/              the aggregator's store, and events.jsonl: what happened
 devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
 features/                of images, by what they were made of, where the task trains on those
-data.npz                 own data of a Python program
+data.npz                 own data of a Python program; .data.sha256: their digest
 models/                  the global model and each device's own, as ONNX
 result.json, report.html
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -36,10 +37,11 @@ from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
-from hushfleet.user_files import checked_folder
+from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.data.arrays import Data
 
 
 class DeviceFolder:
@@ -73,6 +75,7 @@ class RunFolder:
         self.common_test = path / "common_test.npz"
         self.features = features_folder(path)
         self.data = path / "data.npz"
+        self.data_digest = path / ".data.sha256"
         self.models = path / "models"
         self.result = path / "result.json"
         self.report = path / "report.html"
@@ -146,9 +149,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     :param mix: generic boards by default.
     """
     folder = RunFolder(out)
-    if folder.task.exists():
-        raise BadInput(f"{out} holds a run already; go on with it by --resume, or choose another --out")
-    _refuse_others(folder)
+    check_new(folder)
     mix = mix or FleetMix.in_turn((), task.data.devices)
     simulation = _simulation(task, folder, data_dir, mix)
     schedule_of(task, [device.name for device in simulation.fleet.devices])  # refuses a scenario of other devices
@@ -173,23 +174,38 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     return simulation
 
 
-def _refuse_others(folder: RunFolder) -> None:
-    """Raises `BadInput` where there are files that no start of a run has left, since a run's would come among them."""
-    if not folder.path.exists():
-        return
-    found = {each.name for each in folder.path.iterdir() if not each.name.startswith(".")}
-    left = {folder.features.name, folder.data.name}  # of a start that was cut short before it had a task
+def check_new(folder: RunFolder) -> None:
+    """Raises `BadInput` where a run is in the folder already, or files that no start of a run has left."""
+    if folder.task.exists():
+        raise BadInput(f"{folder.path} holds a run already; go on with it by --resume, or choose another --out")
+    left = {folder.features.name}  # of a start that was cut short before it had a task
+    if folder.data.exists() and folder.data_digest.exists() and _sha256(folder.data) == folder.data_digest.read_text():
+        left.add(folder.data.name)
     if folder.package.exists():
         left |= {
             each.name for each in (folder.package, folder.graphs, folder.common_test, folder.boards, folder.digests)
         }
         left |= {folder.device("").path.name, f"{folder.task.name}.part"}
-    if others := sorted(found - left):
-        shown = ", ".join(others[:5]) + f" and {len(others) - 5} more" * (len(others) > 5)
-        raise BadInput(
-            f"{folder.path} is no run's folder and not empty: it has {shown}. A run takes a folder of its own; choose "
-            "another --out"
-        )
+    refuse_others(folder.path, left)
+
+
+def save_data(data: Data, folder: RunFolder) -> None:
+    """Writes a program's own data where its new run reads them. Raises `BadInput` as `check_new` does.
+
+    The digest tells them from a file of the user's, and is there before them, whenever the process dies.
+    """
+    check_new(folder)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    part = folder.data.with_name(".data.part.npz")
+    data.save(part)
+    folder.data.unlink(missing_ok=True)  # of a start that was cut short
+    folder.data_digest.write_text(_sha256(part))
+    part.replace(folder.data)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def go_on(out: Path, *, data_dir: Path | None) -> Simulation:

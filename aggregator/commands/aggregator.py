@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.config.task import load_task
         from hushfleet.aggregator.devices.charge_book import ChargeBook
         from hushfleet.aggregator.devices.devices_file import read_devices
-        from hushfleet.aggregator.devices.register import DeviceRegister
+        from hushfleet.aggregator.devices.register import FILES, DeviceRegister
         from hushfleet.aggregator.devices.roster_file import RosterFile
         from hushfleet.aggregator.fleet.folder import FleetFolder
         from hushfleet.aggregator.observe.progress import shown
@@ -80,7 +80,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
         from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
-        from hushfleet.user_files import checked_folder
+        from hushfleet.user_files import checked_folder, refuse_others
         from hushfleet.wire.format.topics import check_name
         from hushfleet.wire.link.address import BrokerAddress
         from hushfleet.wire.link.mqtt import MqttLink
@@ -106,8 +106,9 @@ def register(app: typer.Typer) -> None:
             broker, username=username, password_file=password_file,
             ca_file=ca_file, cert_file=cert_file, key_file=key_file,
         )  # fmt: skip
-        if not resume:
+        if of_fleet is None and not (resume and AggregatorStore.exists(folder)):
             refuse_used(folder)
+            refuse_others(folder, FILES)  # which `hushfleet devices add` makes, also before the first start
         console = Console()
         closed = enrolment is EnrolmentMode.closed
         listed = [] if devices is None else read_devices(devices)

@@ -15,6 +15,8 @@ from hushfleet.sqlite_file import Row, SqliteFile
 
 SCHEMA_VERSION = 2
 FILE_NAME = "devices.sqlite"
+FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
+"""With those that SQLite has beside it."""
 
 _SCHEMA = """
 CREATE TABLE devices (

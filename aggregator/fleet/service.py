@@ -23,6 +23,8 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 
 REQUESTS_A_SECOND = 50.0
 MAX_REQUESTS_BURST = 500
+RENEWALS_A_SECOND = 1.0  # of one board
+MAX_RENEWALS_BURST = 20
 WAIT_S = 0.1
 APPLY_AGAIN_S = 5.0
 
@@ -83,7 +85,9 @@ class FleetService:
         self.parts = list(parts)
         self._operator, self._strangers, self._fleet = operator, strangers, fleet
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
-        self._bucket = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
+        self._requests = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
+        # Of each board: who has no certificate is not heard at the fleet's broker, who has one on its own topic alone.
+        self._renewals: dict[str, TokenBucket] = {}
         self._up = False
         self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
 
@@ -158,19 +162,21 @@ class FleetService:
         topic = self.topics.parse(delivery.topic)
         if topic.kind != "enrol-up" or topic.device is None:
             raise Malformed(f"nothing is expected on {delivery.topic!r}")
-        answer = self._answered(topic.device, delivery.payload)
+        answer = self._answered(topic.device, delivery.payload, self._requests)
         self._strangers.publish(self.topics.answer(topic.device), self._encoded(answer))
 
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
         if topic.kind == "renew" and topic.device is not None:
-            self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload))
+            fresh = TokenBucket(RENEWALS_A_SECOND, MAX_RENEWALS_BURST, now=self._clock())
+            bucket = self._renewals.setdefault(topic.device, fresh)
+            self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload, bucket))
             return
         for part in self.parts:
             part.take(self, topic, delivery)
 
-    def _answered(self, device: str, payload: bytes) -> EnrolAnswer:
-        if not self._bucket.take(self._clock()):
+    def _answered(self, device: str, payload: bytes, bucket: TokenBucket) -> EnrolAnswer:
+        if not bucket.take(self._clock()):
             raise TooLarge("requests for certificates come too fast to be read")
         request = decode_message(payload, federation=self.topics.federation)
         if not isinstance(request, EnrolRequest):

@@ -265,7 +265,7 @@ class Coordinator:
             # its birth is retained: the broker sends it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
-        if changes.replaced and self.engine.look_at_states() and self._up:
+        if changes.replaced and self.engine.came_anew(changes.replaced) and self._up:
             self._rounds.announce()
         for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
             self._outbox.say(device, NotEnrolled(device, key, reason))

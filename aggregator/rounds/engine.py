@@ -82,6 +82,7 @@ class RoundEngine:
         self._sum: PlainSum | SecureSum | None = None
         self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
+        self._new_cards: set[str] = set()  # of the open round's cohort
         store.belong_to(self.spec.task, prepared.spec_ref.digest)
         self._progress = Progress(store, prepared)
         self.model = self._progress.model
@@ -193,7 +194,18 @@ class RoundEngine:
         row = self.store.device(device)
         return row.public_digest if row and row.public_digest else self._newcomer_digest
 
-    def look_at_states(self) -> bool:
+    def came_anew(self, devices: Collection[str]) -> bool:
+        """These have come with another key, as new cards do; whether the open round's plan is another one now.
+
+        They may take part in the round, unless they know that an earlier card may have, so it waits for them again.
+        """
+        if self.collects_updates:
+            new = set(devices).intersection(self.cohort)
+            self._new_cards |= new
+            self.responses.expect(*new)
+        return self._look_at_states()
+
+    def _look_at_states(self) -> bool:
         """Whether the open round's plan is another one now: a device has come with another key, and begins anew.
 
         A plan that named the former board's state would make the next one take itself for a copy that was put back.
@@ -275,7 +287,8 @@ class RoundEngine:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
         if self._plan is None or round != self._plan.round or not self.responses.expects(device):
             return False
-        self.store.put_decline(round, device, code=code, reason=reason)
+        if device not in self._new_cards:  # an earlier card may have spent what this one declines (`ChargeBook`)
+            self.store.put_decline(round, device, code=code, reason=reason)
         self.responses.answer(device)
         return True
 
@@ -307,12 +320,20 @@ class RoundEngine:
             return True  # too few devices were drawn
         now = self._monotonic() if now is None else now
         decision = self.responses.decide(now, ready=ready)
+        if decision == "wait" and self._is_of_new_cards:
+            decision = "close"
         if decision == "close" and isinstance(self._sum, SecureSum):
             decision = self._closing(self._sum, now)
         if decision == "extend":
             # another number than before, so that devices see that the plan has changed
             self._plan = replace(self._open_plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
+
+    @property
+    def _is_of_new_cards(self) -> bool:
+        """Whether nothing is in the round, nor can come: all of its cohort are new cards, which have said no."""
+        declined = {each for each in self._new_cards - self._excluded if not self.responses.expects(each)}
+        return bool(declined) and not self.accepted and len(declined) == len(self.cohort)
 
     def _closing(self, collected: SecureSum, now: float) -> Decision:
         """No update is waited for any more, or no answer: the set of devices is settled, or the sum is tried."""
@@ -386,7 +407,7 @@ class RoundEngine:
         if isinstance(collected, SecureSum) and row.phase == "unmask":
             self._unmasking.begin(collected, plan, excluded=self._excluded)
             return
-        self.look_at_states()
+        self._look_at_states()
         for device in added:
             self.responses.accept(device)
         self.responses.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
@@ -428,6 +449,7 @@ class RoundEngine:
                 raise
             log.warning("round %d is given up at once, since too few were drawn: %s", plan.round, error)
             self._sum = None
+        self._new_cards.clear()
         self.responses.begin(self.cohort, now=self._monotonic())
         self.responses.answer(*self._excluded)
 

@@ -114,6 +114,10 @@ class ClosingRule:
         """Whether this cohort member has neither been accepted nor given another final answer."""
         return device in self._waiting
 
+    def expect(self, *devices: str) -> None:
+        """They may answer after all."""
+        self._waiting.update(devices)
+
     def accept(self, device: str) -> None:
         self.accepted += 1
         self._waiting.discard(device)

@@ -59,8 +59,14 @@ def read_csv(
             rows = list(_rows(reader, skipped))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
+    first: dict[str, int] = {}
+    for number, name in enumerate(header, 1):
+        if (before := first.setdefault(name, number)) != number:
+            raise BadInput(
+                f"{path}: columns {before} and {number} are both named {name!r}; rename one, or leave it out"
+            )
     for name in outputs or (LABEL,):
-        if header.count(name) != 1:
+        if name not in first:
             raise BadInput(
                 f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}"
                 + "; columns are separated by commas" * (len(header) == 1 and any(sign in header[0] for sign in ";\t|"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from hushfleet.aggregator.fleet import service as service_module
 from hushfleet.aggregator.fleet.cards import choose_boards
@@ -50,7 +51,61 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
     now[0] += 1.0
     board = Asker(BOARD, desk.token(BOARD))
     frame = encode_message(board.request(), board.identity, federation=FEDERATION)
-    assert service._answered(BOARD, frame).verdict == "granted"
+    assert service._answered(BOARD, frame, service._requests).verdict == "granted"
+    desk.close()
+
+
+def test_a_flood_of_strangers_or_of_one_board_stops_no_renewal(tmp_path: Path) -> None:
+    """Who has a certificate comes in at the fleet's broker; what strangers spend is not what its renewal takes."""
+    desk, hub = Desk(tmp_path), LocalHub()
+    service = FleetService(
+        federation=FEDERATION,
+        operator=Identity.generate(),
+        strangers=hub.link("strangers"),
+        fleet=hub.link("fleet"),
+        enroller=desk.enroller,
+        apply=lambda: None,
+        was_changed=lambda: False,
+        clock=lambda: 0.0,  # no bucket fills again
+    )
+    service.start()
+    calm, wild = (
+        Asker(name, desk.token(name), seed=seed) for seed, name in enumerate(("greenhouse-01", "greenhouse-02"), 1)
+    )
+    stranger = Asker("greenhouse-03", "guess", seed=9)
+    answers = [hub.link(name) for name in ("calm", "out")]
+    answers[0].subscribe(service.topics.fleet(calm.device))
+    answers[1].subscribe(service.topics.answer(stranger.device))
+    for link in answers:
+        link.open()
+
+    def asks(asker: Asker, topic: str) -> None:
+        frame = encode_message(asker.request(), asker.identity, federation=FEDERATION)
+        answers[1].publish(topic, frame)
+
+    def answered(link: Any) -> int:
+        events = iter(lambda: link.receive(0.0), None)
+        return sum(isinstance(event, Delivery) for event in events)
+
+    for board in (calm, wild):
+        assert desk.ask(board).verdict == "granted"
+    for _ in range(service_module.MAX_REQUESTS_BURST + 10):
+        asks(stranger, service.topics.request(stranger.device))
+    for _ in range(service_module.MAX_RENEWALS_BURST + 10):
+        asks(wild, service.topics.renewal(wild.device))
+    asks(stranger, service.topics.request(calm.device))  # in the name of the board, too
+    asks(calm, service.topics.renewal(calm.device))
+    for _ in range(service_module.MAX_REQUESTS_BURST + 50):
+        service.step(0.0)
+    assert answered(answers[1]) == service_module.MAX_REQUESTS_BURST, "strangers have spent what they can"
+    assert answered(answers[0]) == 1
+    renewal = Delivery(service.topics.renewal(calm.device), b"", False)
+    for _ in range(service_module.MAX_RENEWALS_BURST):
+        service._on_event(renewal, "", service._on_request)  # at the strangers' broker this is nobody's topic
+    asks(calm, service.topics.renewal(calm.device))
+    for _ in range(4):
+        service.step(0.0)
+    assert answered(answers[0]) == 1
     desk.close()
 
 

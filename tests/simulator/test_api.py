@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hushfleet as hf
@@ -110,3 +111,15 @@ def test_import_is_light_and_every_name_is_there() -> None:
         "[getattr(hushfleet, name) for name in hushfleet.__all__]; assert 'typer' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["data.npz", "notes.txt"])
+def test_a_folder_with_a_users_files_stays_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "data": {"devices": 2}}
+    data = np.zeros((6, 2), np.float32), np.arange(6) % 3
+    with pytest.raises(BadInput, match=rf"files that are not of such a run: {name}\."):
+        hf.simulate(plain, data=data, out=tmp_path, quiet=True)
+    with pytest.raises(BadInput, match="there is no run to resume"):
+        hf.simulate(plain, data=data, out=tmp_path, resume=True, quiet=True)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]

@@ -12,7 +12,7 @@ import pytest
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.data.arrays import Data
 from hushfleet.errors import BadInput
-from hushfleet.simulator.run_folder import begin, go_on, run_path
+from hushfleet.simulator.run_folder import RunFolder, begin, go_on, run_path, save_data
 
 DIGITS = {
     "name": "t",
@@ -20,6 +20,8 @@ DIGITS = {
     "model": {"name": "digits-cnn"},
     "method": {"name": "fedavg"},
 }
+
+OWN = {"name": "arrays", "devices": 2}
 
 
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(
@@ -45,7 +47,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path)
     (out / "models").mkdir(parents=True)
     for name in ("models/mine.onnx", "report.html", ".hidden"):
         (out / name).write_text("mine")
-    with pytest.raises(BadInput, match=r"a is no run's folder and not empty: it has models, report.html\. A run takes"):
+    with pytest.raises(BadInput, match=r"a has files that are not of such a run: models, report\.html\. A run"):
         begin(task, out, data_dir=None)
     assert sorted(each.name for each in out.rglob("*")) == [".hidden", "mine.onnx", "models", "report.html"]
 
@@ -59,8 +61,49 @@ def test_a_start_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds a run already"):
         begin(task, tmp_path, data_dir=None)
     simulation.folder.task.unlink()
-    with pytest.raises(BadInput, match=r"it has notes\.txt"):
+    with pytest.raises(BadInput, match=r"a run: notes\.txt"):
         begin(task, tmp_path, data_dir=None)
+
+
+def test_a_programs_data_never_take_the_place_of_a_users_file(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    x, y = np.zeros((6, 2)), np.arange(6) % 3
+    mine, begun, again = Data(x + 1, y), Data(x, y), Data(x + 2, y)
+    folder.path.mkdir()
+    mine.save(folder.data)
+    before = folder.data.read_bytes()
+    task = parse_task({**DIGITS, "model": {"name": "linear"}, "data": OWN | {"path": str(folder.data)}})
+    for refused in (lambda: save_data(begun, folder), lambda: begin(task, folder.path, data_dir=None)):
+        with pytest.raises(BadInput, match=r"a has files that are not of such a run: data\.npz"):
+            refused()
+    assert [each.name for each in folder.path.iterdir()] == ["data.npz"]
+    assert folder.data.read_bytes() == before
+    folder.data.unlink()
+    save_data(begun, folder)
+    save_data(again, folder)  # the first start was killed
+    assert np.load(folder.data)["train_x"][0, 0] == 2
+    folder.data.write_bytes(before)  # in the place of ours
+    with pytest.raises(BadInput, match=r"a has files that are not of such a run: data\.npz"):
+        save_data(begun, folder)
+    assert folder.data.read_bytes() == before
+
+
+@pytest.mark.parametrize("last", ["write_text", "replace"])
+def test_a_start_that_dies_while_it_writes_the_data_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    folder, data = RunFolder(tmp_path / "a"), Data(np.zeros((6, 2)), np.arange(6) % 3)
+    save_data(data, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, last, killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_data(Data(np.ones((6, 2)), np.arange(6) % 3), folder)
+    save_data(data, folder)
+    assert not np.load(folder.data)["train_x"].any()
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hushfleet.aggregator.commands import aggregator as cli
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.register import FILES, DeviceRegister, KnownDevice
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
@@ -55,6 +55,39 @@ def test_a_used_folder_needs_resume(task_file: Path, tmp_path: Path) -> None:
     outcome = invoked(task_file, "--broker", "mqtt://localhost", "--out", tmp_path / "run")
     assert isinstance(outcome.exception, BadInput)
     assert "--resume" in str(outcome.exception)
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",)])
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
+    task_file: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    with DeviceRegister(folder) as register:
+        register.add([KnownDevice("dev-1")])
+        assert set(FILES) == {each.name for each in folder.iterdir()}, "of `hushfleet devices add`"
+        (folder / "report.html").write_text("mine")
+        outcome = invoked(task_file, "--broker", "mqtt://localhost", "--out", folder, *options)
+    assert isinstance(outcome.exception, BadInput)
+    assert "has files that are not of such a run: report.html. A run takes a folder of its own" in str(
+        outcome.exception
+    )
+    assert not AggregatorStore.exists(folder)
+    assert (folder / "report.html").read_text() == "mine"
+
+
+def test_a_run_goes_on_beside_files_that_came_later(
+    task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def goes_on(*_: object, **__: object) -> None:
+        raise typer.Exit(77)
+
+    monkeypatch.setattr(field_run, "run_rounds", goes_on)
+    words = (task_file, "--broker", "mqtt://localhost", "--out", tmp_path / "run", "--resume")
+    with DeviceRegister(tmp_path / "run") as register:
+        register.add([KnownDevice("dev-1")])
+    assert invoked(*words, "--identity", tmp_path / "key").exit_code == 77, "devices that were added before are no run"
+    (tmp_path / "run" / "notes.txt").touch()
+    assert invoked(*words, "--identity", tmp_path / "key").exit_code == 77
 
 
 @pytest.mark.parametrize(

@@ -189,3 +189,33 @@ def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: st
         assert [new.entry_status(task, number) for number in (1, 2, 3)] == [None, took_part, "acked"]
     finally:
         whole.close()
+
+
+def test_a_round_whose_cards_have_all_been_replaced_does_not_wait_out_its_deadline(tmp_path: Path) -> None:
+    """Boards that were told what the earlier cards may have sent in it say no, and the next round has them."""
+    whole = Whole(tmp_path, LocalHub().link)
+    try:
+        prepared = prepared_digits("all")
+        whole.begin(prepared)
+        engine, task = whole.coordinator.engine, prepared.spec.task
+        whole.coordinator._rounds._charges = ChargeBook(whole.coordinator.enrolment.register, engine)
+        old = [whole.board(name) for name in ("board-1", "board-2")]
+        assert whole.drive(lambda: engine.closed_rounds == 1 and engine.plan is not None)
+        deadline = engine.responses.deadline
+        for board in old:
+            whole.lose(board)
+        states = {board.name: tmp_path / f"new-{board.name}" for board in old}
+        with DeviceRegister(tmp_path / task, durable=False) as register:
+            for name, state in states.items():
+                with DeviceStore(state / "store.sqlite", device=name, durable=False) as store:
+                    store.note_enrolled(carried_rounds(register.charges(name)))
+                    register.forget(name)
+                    register.add([KnownDevice(name, store.identity.public_key)])
+        whole.now += 2.0
+        new = [whole.board(name, state) for name, state in states.items()]
+        assert whole.drive(lambda: engine.finished)
+        assert whole.now < deadline
+        assert [[entry.round for entry in board.store.ledger.entries()] for board in new] == [[1, 2, 3]] * 2
+        assert [[board.entry_status(task, number) for number in (2, 3)] for board in new] == [[None, "acked"]] * 2
+    finally:
+        whole.close()

@@ -96,6 +96,22 @@ def test_labels_that_are_numbers_may_be_names() -> None:
     assert Data(X, halves * 10, class_names=halves).dataset("mine").class_names == halves
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("label,x,y, x", "columns 2 and 4 are both named 'x'; rename one"),
+        ("label,x,y,label", "columns 1 and 4 are both named 'label'"),
+        ("device,label,x,device", "columns 1 and 4 are both named 'device'"),
+        ("label,x,,", "columns 3 and 4 are both named ''"),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, said: str) -> None:
+    """Which of the two the user means cannot be known."""
+    (tmp_path / "a.csv").write_text(f"{header}\n1,2,3,4\n1,2,3,4\n")
+    with pytest.raises(BadInput, match=re.escape(f"a.csv: {said}")):
+        load_csv_set(tmp_path / "a.csv")
+
+
 def test_a_csv_file_without_lines_or_commas_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,x,y\n")
     with pytest.raises(BadInput, match="the train part has no samples"):
