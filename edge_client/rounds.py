@@ -322,16 +322,22 @@ class RoundHandler:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         task.trainer.check_round(plan)
         if not task.constant_time:  # reading the data takes as long as there are records
-            self._read(task)
+            self._read(plan, task)
 
-    def _read(self, task: TaskRuntime) -> None:
+    def _read(self, plan: RoundPlan, task: TaskRuntime) -> None:
         """Before any training. Raises `BadInput` where the task takes no device without data, and this one has none."""
+        counted = not task.data.has_read  # once a life: each count is a write to the card
+        if counted and self._store.count_attempt("data", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
+            raise Declined("memory", f"reading the data ended the client abruptly {MAX_ATTEMPTS} times")
         try:
             task.data.samples()
         except (BadInput, StoreError):
             raise
         except Exception as error:  # training meets it again, and answers such that it does not tell
             _log.error("the data cannot be read: %s", error)
+        finally:
+            if counted:
+                self._store.end_attempt("data")
 
     def _global_params(self, plan: RoundPlan, task: TaskRuntime) -> np.ndarray | None:
         """float32 `[d]`; None while it is being fetched, or while it is not known whether this device may train.

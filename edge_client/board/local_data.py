@@ -87,6 +87,11 @@ class LocalData:
         self._stamp: Stamp | None = None
         self._samples: LabelledSamples | None = None
 
+    @property
+    def has_read(self) -> bool:
+        """Whether they are in memory, though perhaps not the newest."""
+        return self._samples is not None
+
     def samples(self) -> LabelledSamples:
         """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
         path = Path(self._section.path)
