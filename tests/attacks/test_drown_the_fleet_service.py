@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ from support.local_link import LocalHub
 BOARD = "greenhouse-01"
 
 
-def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
-    desk, hub, now, read = Desk(tmp_path), LocalHub(), [0.0], []
-    service = FleetService(
+def service_of(desk: Desk, hub: LocalHub, *, clock: Callable[[], float]) -> FleetService:
+    return FleetService(
         federation=FEDERATION,
         operator=Identity.generate(),
         strangers=hub.link("strangers"),
@@ -30,8 +30,13 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
         enroller=desk.enroller,
         apply=lambda: None,
         was_changed=lambda: False,
-        clock=lambda: now[0],
+        clock=clock,
     )
+
+
+def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
+    desk, hub, now, read = Desk(tmp_path), LocalHub(), [0.0], []
+    service = service_of(desk, hub, clock=lambda: now[0])
     answer = desk.enroller.answer
     desk.enroller.answer = lambda request: read.append(request) or answer(request)  # type: ignore[method-assign]
     stranger = Asker(BOARD, "guess", seed=9)
@@ -58,16 +63,7 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
 def test_a_flood_of_strangers_or_of_one_board_stops_no_renewal(tmp_path: Path) -> None:
     """Who has a certificate comes in at the fleet's broker; what strangers spend is not what its renewal takes."""
     desk, hub = Desk(tmp_path), LocalHub()
-    service = FleetService(
-        federation=FEDERATION,
-        operator=Identity.generate(),
-        strangers=hub.link("strangers"),
-        fleet=hub.link("fleet"),
-        enroller=desk.enroller,
-        apply=lambda: None,
-        was_changed=lambda: False,
-        clock=lambda: 0.0,  # no bucket fills again
-    )
+    service = service_of(desk, hub, clock=lambda: 0.0)  # no bucket fills again
     service.start()
     calm, wild = (
         Asker(name, desk.token(name), seed=seed) for seed, name in enumerate(("greenhouse-01", "greenhouse-02"), 1)

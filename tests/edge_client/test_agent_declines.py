@@ -157,28 +157,18 @@ def test_a_graph_that_kills_the_process_is_given_up(make_bench: MakeBench, packa
     assert "abruptly" in reason
 
 
-def test_a_round_that_kills_the_process_is_given_up(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize(("kind", "words"), [("round", "training"), ("data", "reading the data")])
+def test_what_kills_the_process_is_given_up(make_bench: MakeBench, kind: str, words: str) -> None:
+    """As where it takes more memory than there is: the client must not die for ever, but may try in the next round."""
     bench = make_bench()
     for _ in range(3):
-        bench.store.count_attempt("round", "digits-test/1")
+        bench.store.count_attempt(kind, "digits-test/1")
     code, reason = the_decline(bench)
     assert code == "memory"
-    assert "abruptly 3 times" in reason
+    assert f"{words} ended the client abruptly 3 times" in reason
     bench.server.open_round(2)
     bench.until(lambda: bench.entry_status(2) == "acked")
-
-
-def test_data_that_kill_the_process_while_they_are_read_are_given_up(make_bench: MakeBench) -> None:
-    """As where they take more memory than there is: the client must not die for ever, but may try in the next round."""
-    bench = make_bench()
-    for _ in range(3):
-        bench.store.count_attempt("data", "digits-test/1")
-    code, reason = the_decline(bench)
-    assert code == "memory"
-    assert "reading the data ended the client abruptly 3 times" in reason
-    bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
-    assert bench.store.count_attempt("data", "digits-test/2") == 1, "a reading that ended is not counted"
+    assert bench.store.count_attempt(kind, "digits-test/2") == 1, "what has ended is not counted"
 
 
 def test_an_unknown_method(make_bench: MakeBench, package: Package) -> None:
