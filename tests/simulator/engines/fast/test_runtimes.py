@@ -55,6 +55,8 @@ def test_who_dies_while_a_run_is_begun_leaves_no_half_of_a_file(
 
 def test_the_quickest_runtime_is_at_hand() -> None:
     assert quickest("digits-cnn") == ("onnx" if unavailable("native", "digits-cnn") else "native")
+    assert quickest("resnet8-gn") == "torch"
+    assert quickest("linear") == "onnx"
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
