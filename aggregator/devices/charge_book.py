@@ -54,7 +54,8 @@ class ChargeBook:
         if round == self._round and round != self._resumed:
             declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
             once = {device for device, times in self._told.items() if times == 1}
-            self._register.drop_charges(task, round, declined & once - spent.keys())
+            new = store.new_cards(round)  # an earlier card may have spent what the new one declines
+            self._register.drop_charges(task, round, declined & once - spent.keys() - new)
 
 
 def _charge(row: ChargeRow) -> Charge:

@@ -259,9 +259,8 @@ class Enrolment:
             if unsaved:
                 keys = {device: birth.public_key for device, birth in unsaved.items()}
                 self.register.pin(keys, may_add=not self.closed)
-                self._store.add_devices(
-                    (device, birth.public_key, birth.board, birth.session) for device, birth in unsaved.items()
-                )
+                rows = ((device, birth.public_key, birth.board, birth.session) for device, birth in unsaved.items())
+                self._store.add_devices(rows, replaced=replaced)
         except StoreError:
             self._unheard.update(birth.device for birth in births)
             self._load()

@@ -82,7 +82,6 @@ class RoundEngine:
         self._sum: PlainSum | SecureSum | None = None
         self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
-        self._new_cards: set[str] = set()  # of the open round's cohort
         store.belong_to(self.spec.task, prepared.spec_ref.digest)
         self._progress = Progress(store, prepared)
         self.model = self._progress.model
@@ -200,9 +199,7 @@ class RoundEngine:
         They may take part in the round, unless they know that an earlier card may have, so it waits for them again.
         """
         if self.collects_updates:
-            new = set(devices).intersection(self.cohort)
-            self._new_cards |= new
-            self.responses.expect(*new)
+            self.responses.came_anew(*devices)
         return self._look_at_states()
 
     def _look_at_states(self) -> bool:
@@ -287,9 +284,8 @@ class RoundEngine:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
         if self._plan is None or round != self._plan.round or not self.responses.expects(device):
             return False
-        if device not in self._new_cards:  # an earlier card may have spent what this one declines (`ChargeBook`)
-            self.store.put_decline(round, device, code=code, reason=reason)
-        self.responses.answer(device)
+        self.store.put_decline(round, device, code=code, reason=reason)
+        self.responses.decline(device)
         return True
 
     def lost(self, device: str) -> None:
@@ -320,20 +316,12 @@ class RoundEngine:
             return True  # too few devices were drawn
         now = self._monotonic() if now is None else now
         decision = self.responses.decide(now, ready=ready)
-        if decision == "wait" and self._is_of_new_cards:
-            decision = "close"
         if decision == "close" and isinstance(self._sum, SecureSum):
             decision = self._closing(self._sum, now)
         if decision == "extend":
             # another number than before, so that devices see that the plan has changed
             self._plan = replace(self._open_plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
-
-    @property
-    def _is_of_new_cards(self) -> bool:
-        """Whether nothing is in the round, nor can come: all of its cohort are new cards, which have said no."""
-        declined = {each for each in self._new_cards - self._excluded if not self.responses.expects(each)}
-        return bool(declined) and not self.accepted and len(declined) == len(self.cohort)
 
     def _closing(self, collected: SecureSum, now: float) -> Decision:
         """No update is waited for any more, or no answer: the set of devices is settled, or the sum is tried."""
@@ -408,9 +396,10 @@ class RoundEngine:
             self._unmasking.begin(collected, plan, excluded=self._excluded)
             return
         self._look_at_states()
+        self.responses.came_anew(*self.store.new_cards(row.round))
         for device in added:
             self.responses.accept(device)
-        self.responses.answer(*(device for _, device, _, _ in self.store.declines(row.round)))
+        self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _plan_of(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
         """:param cohort: of a plain sum; a secure one's plan names nobody."""
@@ -449,7 +438,6 @@ class RoundEngine:
                 raise
             log.warning("round %d is given up at once, since too few were drawn: %s", plan.round, error)
             self._sum = None
-        self._new_cards.clear()
         self.responses.begin(self.cohort, now=self._monotonic())
         self.responses.answer(*self._excluded)
 

@@ -58,7 +58,10 @@ class ClosingRule:
     def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
         self._rules = rules
         self._least_ready = least_ready
+        self._cohort: frozenset[str] = frozenset()
         self._waiting: set[str] = set()
+        self._new_cards: set[str] = set()
+        self._declined: set[str] = set()
         self._gone: dict[str, float] = {}
         self._least = self._quorum = 0
         self._most_extensions = math.inf
@@ -78,7 +81,8 @@ class ClosingRule:
         self._begin(members, least, len(members), MOST_EXTENSIONS, now)
 
     def _begin(self, names: Collection[str], least: int, quorum: int, most_extensions: float, now: float) -> None:
-        self._waiting = set(names)
+        self._cohort, self._waiting = frozenset(names), set(names)
+        self._new_cards, self._declined = set(), set()
         self.accepted = self.extensions = 0
         self.deadline = now + self._rules.deadline_s
         self._least, self._quorum, self._most_extensions = least, quorum, most_extensions
@@ -114,13 +118,21 @@ class ClosingRule:
         """Whether this cohort member has neither been accepted nor given another final answer."""
         return device in self._waiting
 
-    def expect(self, *devices: str) -> None:
-        """They may answer after all."""
-        self._waiting.update(devices)
+    def came_anew(self, *devices: str) -> None:
+        """In the place of those of the cohort other cards have come, which may answer, whatever the former ones did."""
+        new = self._cohort.intersection(devices)
+        self._new_cards |= new
+        self._declined -= new
+        self._waiting |= new
 
     def accept(self, device: str) -> None:
         self.accepted += 1
         self._waiting.discard(device)
+
+    def decline(self, *devices: str) -> None:
+        """They said that no update will come."""
+        self._declined.update(devices)
+        self.answer(*devices)
 
     def answer(self, *devices: str) -> None:
         """They gave a final answer that is no update."""
@@ -143,15 +155,20 @@ class ClosingRule:
         :param ready: how many devices are present for a next round.
 
         A round with too few updates is given up only at a deadline, and only if waiting is pointless: all of the
-        cohort has answered, or after one extension all that are present have, and others are ready.
+        cohort has answered, or after one extension all that are present have, and others are ready. One without updates
+        whose cohort are new cards that have all declined is given up at once: they may take part in the next one.
         """
         enough, silent = self.accepted >= self._least, self._is_silent(now)
-        if self.accepted >= self._quorum or (enough and silent):
+        if self.accepted >= self._quorum or (enough and silent) or self._is_of_new_cards:
             return "close"
         if now < self.deadline:
             return "wait"
         given_up = silent and self.extensions > 0 and ready >= self._least_ready
         return "close" if enough or given_up or not self.wait_longer(now) else "extend"
+
+    @property
+    def _is_of_new_cards(self) -> bool:
+        return not self.accepted and bool(self._cohort) and self._cohort <= self._new_cards & self._declined
 
     def _is_silent(self, now: float) -> bool:
         """Whether nobody who may still answer is left: all others have answered or are lost for good."""

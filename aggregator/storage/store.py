@@ -9,7 +9,7 @@ The per-device public states (bit masks) live here, not in memory: memory stays 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE_NAME = "aggregator.sqlite"
 
 _SCHEMA = """
@@ -43,6 +43,7 @@ CREATE TABLE declines (
     round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (round, device)
 ) WITHOUT ROWID;
+CREATE TABLE new_cards (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
 CREATE TABLE refusals (
     device TEXT NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (device, code)
 ) WITHOUT ROWID;
@@ -63,6 +64,10 @@ _UPGRADES = {
         "CREATE TABLE answers (round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, "
         "bytes INTEGER NOT NULL, data BLOB, PRIMARY KEY (round, device))",
     ),
+    3: (
+        "CREATE TABLE new_cards (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) "
+        "WITHOUT ROWID",
+    ),
 }
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
@@ -74,6 +79,7 @@ INSERT INTO devices (id, public_key, board, last_session) VALUES (?, ?, ?, ?) ON
     public_state = CASE WHEN public_key = excluded.public_key THEN public_state END,
     board = excluded.board, public_key = excluded.public_key
 """
+_OPEN_ROUND = "SELECT round FROM rounds WHERE round = (SELECT MAX(round) FROM rounds) AND phase != 'closed'"
 _SELECT_UPDATE = (
     "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance "
     "FROM updates WHERE round = ?"
@@ -215,14 +221,20 @@ class AggregatorStore(SqliteFile):
         """One of `add_devices`."""
         self.write(_ADD_DEVICE, (device, public_key, board, session))
 
-    def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]]) -> None:
+    def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]], *, replaced: Collection[str] = ()) -> None:
         """Ids, keys, boards and sessions, in one transaction.
 
         Of a device that is there with this key only board and session are brought up to date. With another key it is
         another device: what was held of the former one is dropped.
+
+        :param replaced: those with another key. The open round notes them as new cards, and what their former ones
+            declined in it is dropped, too.
         """
         with self.transaction():
             self.write_all(_ADD_DEVICE, rows)
+            for device in replaced:
+                self.write(f"INSERT OR IGNORE INTO new_cards SELECT round, ? FROM ({_OPEN_ROUND})", (device,))
+                self.write(f"DELETE FROM declines WHERE device = ? AND round = ({_OPEN_ROUND})", (device,))
 
     def public_state(self, device: str) -> bytes | None:
         """`PublicState.to_bytes()` of what is held of the device; None for a newcomer."""
@@ -364,6 +376,10 @@ class AggregatorStore(SqliteFile):
     def declines(self, round: int | None = None) -> list[Row]:
         """(round, device, code, reason), of one round or of all."""
         return self.rows("SELECT * FROM declines WHERE ?1 IS NULL OR round = ?1 ORDER BY round, device", (round,))
+
+    def new_cards(self, round: int) -> set[str]:
+        """Devices that came with another key while the round was open."""
+        return {device for (device,) in self.rows("SELECT device FROM new_cards WHERE round = ?", (round,))}
 
     def count_refusal(self, device: str, code: str, *, count: int = 1) -> None:
         self.write(

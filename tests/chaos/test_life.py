@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from chaos.life import Life, Releases
-from chaos.life_audit import check_files, check_life
+from chaos.life_audit import _ledgers, check_files, check_life
 from chaos.life_plan import KINDS, PARTS, STEPS, draw_life
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.enrolment import carried_rounds
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.schema import pack
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.privacy.mechanism import Charge
+from support.desk import make_folder
 
 
 def _the_token_holds(life: Life) -> None:
@@ -66,6 +73,23 @@ def test_a_fleet_lives_through_a_storm(seed: int, library: Path | None, tmp_path
     for plant, found in FAULTS:
         plant(life)
         assert any(found in each for each in check_files(life)), f"the audit does not find: {found}"
+
+
+@pytest.mark.parametrize(("code", "found"), [("disk", False), ("busy", True)])
+def test_what_a_full_disk_has_cut_short_may_stay_counted(code: str, found: bool, tmp_path: Path) -> None:
+    """Of a decline that says that nothing was committed it is taken back, so what is left then is a fault."""
+    folder, name = make_folder(tmp_path / "fleet", boards=1), "greenhouse-01"
+    (card,) = cards = [SimpleNamespace(device=name, config=SimpleNamespace(store_path=tmp_path / "store.sqlite"))]
+    with AggregatorStore(folder.run) as run:
+        run.put("task", b"small")
+        run.put_decline(1, name, code=code, reason="")
+    charge = Charge("device", "one device's update", "gaussian", 2.0)
+    with DeviceStore(card.config.store_path, device=name) as store:
+        store.note_enrolled(carried_rounds([("small", 2, pack(charge))]))
+    with DeviceRegister(folder.aggregator) as register:
+        for number in (1, 2):
+            register.note_charges("small", number, {name: pack(charge)}, certain=False)
+    assert bool(list(_ledgers(SimpleNamespace(folder=folder, cards=cards)))) == found  # type: ignore[arg-type]
 
 
 def test_the_long_form_strikes_every_part_at_every_step() -> None:

@@ -43,11 +43,21 @@ def task_file(tmp_path: Path) -> Path:
     return path
 
 
+AT_THE_ROUNDS = 77
+
+
 def invoked(*arguments: object) -> Any:
+    """Ends where the rounds would begin, for ever without a broker: what should be refused before would hang there."""
+
+    def begin(*_: object, **__: object) -> None:
+        raise typer.Exit(AT_THE_ROUNDS)
+
     app = typer.Typer()
     cli.register(app)
     app.callback()(lambda: None)
-    return CliRunner().invoke(app, ["aggregator", *(str(argument) for argument in arguments)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(field_run, "run_rounds", begin)
+        return CliRunner().invoke(app, ["aggregator", *(str(argument) for argument in arguments)])
 
 
 def test_a_used_folder_needs_resume(task_file: Path, tmp_path: Path) -> None:
@@ -66,7 +76,8 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
         register.add([KnownDevice("dev-1")])
         assert set(FILES) == {each.name for each in folder.iterdir()}, "of `hushfleet devices add`"
         (folder / "report.html").write_text("mine")
-        outcome = invoked(task_file, "--broker", "mqtt://localhost", "--out", folder, *options)
+        words = (task_file, "--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")
+        outcome = invoked(*words, *options)
     assert isinstance(outcome.exception, BadInput)
     assert "has files that are not of such a run: report.html. A run takes a folder of its own" in str(
         outcome.exception
@@ -75,19 +86,14 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
     assert (folder / "report.html").read_text() == "mine"
 
 
-def test_a_run_goes_on_beside_files_that_came_later(
-    task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def goes_on(*_: object, **__: object) -> None:
-        raise typer.Exit(77)
-
-    monkeypatch.setattr(field_run, "run_rounds", goes_on)
+def test_a_run_goes_on_beside_files_that_came_later(task_file: Path, tmp_path: Path) -> None:
     words = (task_file, "--broker", "mqtt://localhost", "--out", tmp_path / "run", "--resume")
+    words = (*words, "--identity", tmp_path / "key")
     with DeviceRegister(tmp_path / "run") as register:
         register.add([KnownDevice("dev-1")])
-    assert invoked(*words, "--identity", tmp_path / "key").exit_code == 77, "devices that were added before are no run"
+    assert invoked(*words).exit_code == AT_THE_ROUNDS, "devices that were added before are no run"
     (tmp_path / "run" / "notes.txt").touch()
-    assert invoked(*words, "--identity", tmp_path / "key").exit_code == 77
+    assert invoked(*words).exit_code == AT_THE_ROUNDS
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def replace_cards(field: Field, *names: str) -> None:
     assert set(field.coordinator.present) >= set(names)
 
 
+def restart(field: Field) -> None:
+    field.crash()
+    keep_book(field)
+    field.run()
+
+
 def declines(field: Field, *names: str, code: str = "error") -> None:
     for name in names:
         field.send(name, Decline("tiny-0001", field.plan.round, code, "an earlier card may have sent an update"))  # type: ignore[arg-type]
@@ -102,14 +108,43 @@ def test_a_new_card_that_is_blocked_may_come_back(field: Field) -> None:
     assert isinstance(field.deliver("dev-2", field.fleet.update("dev-2").data), Ack)
 
 
-def test_after_a_restart_such_a_round_ends_at_its_deadline(field: Field) -> None:
-    """Who has come anew is not stored: the round waits longer than it must, and loses nothing."""
+def test_it_is_the_same_after_a_restart(field: Field) -> None:
+    """Who has come anew, and who of them has said no, is stored: nobody need say it again."""
     replace_cards(field, *field.fleet.names)
     declines(field, "dev-0", "dev-1")
-    field.crash()
-    keep_book(field)
-    declines(field, *field.fleet.names)
-    assert field.plan.round == 1
-    field.run(field.plan.deadline_s + 1.0)
+    restart(field)
+    assert field.plan.round == 1, "the third may train"
+    declines(field, "dev-2", code="no-privacy")
+    assert (field.plan.round, field.plan.phase) == (2, "open")
+    assert all(spent(field, name) == [1, 2] for name in field.fleet.names)
+    assert isinstance(field.deliver("dev-0", field.fleet.update("dev-0").data), Ack)
+    declines(field, "dev-1", "dev-2")
+    restart(field)
+    assert field.plan.round == 2, "new cards of the round before are none of this one"
+
+
+def test_what_the_earlier_card_declined_is_no_answer_of_the_new_one(field: Field) -> None:
+    declines(field, "dev-0", code="busy")
+    replace_cards(field, "dev-0")
+    restart(field)
+    for name in ("dev-1", "dev-2"):
+        assert isinstance(field.deliver(name, field.fleet.update(name).data), Ack)
+    assert field.plan.round == 1, "it is waited for"
+    assert isinstance(field.deliver("dev-0", field.fleet.update("dev-0").data), Ack)
     assert field.plan.round == 2
-    assert all(1 in spent(field, name) for name in field.fleet.names)
+    assert field.fleet.store.declines(1) == []
+
+
+def test_cards_that_were_replaced_between_two_rounds_are_not_new_in_the_next_one(make_field: MakeField) -> None:
+    field = make_field(method="fedavg", multiplier=0.0, min_updates=2, rounds=5, min_devices=3)
+    keep_book(field)
+    field.join_all()
+    field.join("dev-2", state="sleeping")
+    for name in field.fleet.names:
+        field.deliver(name, field.fleet.update(name).data)
+    assert field.fleet.engine.plan is None
+    replace_cards(field, *field.fleet.names)
+    assert field.plan.round == 2
+    restart(field)
+    declines(field, *field.fleet.names, code="busy")
+    assert field.plan.round == 2

@@ -171,11 +171,13 @@ def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
         database.execute("ALTER TABLE privacy DROP COLUMN raw")
         database.execute("ALTER TABLE rounds DROP COLUMN secure")
         database.execute("DROP TABLE answers")
+        database.execute("DROP TABLE new_cards")
         database.execute("PRAGMA user_version = 1")
         database.commit()
     for _ in range(2):
         with AggregatorStore(tmp_path) as store:
             assert store.charges()[0] == charge("dev-0", 1)
+            assert store.new_cards(1) == set()
     with AggregatorStore(tmp_path) as store:
         store.put_charge(replace(charge("dev-0", 2), raw="loss"))
         assert [row.raw for row in store.charges()] == ["", "loss"]
