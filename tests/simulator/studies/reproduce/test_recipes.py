@@ -109,6 +109,17 @@ def test_multipliers_are_those_that_the_printed_budgets_stand_for() -> None:
     assert fedsim == pytest.approx(2.432, abs=0.015)
 
 
+def test_readings_of_a_method_are_rows_of_a_table() -> None:
+    judged = [recipe for recipe in RECIPES if recipe.judged_as]
+    assert judged
+    for recipe in judged:
+        name, row = recipe.judged_as.split("/")
+        (table,) = (each for each in load_recipes(recipe.paper) if each.name == name)
+        assert row in {each.id for each in table.rows}
+        for axis in ("groups", "columns", "readings"):
+            assert {each.id for each in getattr(recipe, axis)} <= {each.id for each in getattr(table, axis)}
+
+
 def test_tables_share_the_cells_that_are_the_same_run() -> None:
     def digest(table: str, row: str, column: str, reading: str) -> str:
         recipe = find_recipe("fedglp-adp", table=table)
