@@ -6,7 +6,7 @@ the first two are left out. In prose, braces stand for a number:
 - `{A}`: our accuracy in percent, as the table takes it, mean over seeds
 - `{field: A}`: another number of the cell, see `FIELDS`
 - `{paper: A}`, `{paper: A - B}`: what the paper prints, whether or not the cell is finished
-- `{A - B}`: the difference of the two, over the seeds that both have
+- `{A - B}`: the difference of the two, over the seeds that both have; with `spread` its standard deviation
 - `{A > B}`: both numbers over those seeds, if that is so; likewise `<`
 """
 
@@ -17,6 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import sub
 from statistics import fmean, stdev
 from typing import get_args
 
@@ -158,7 +159,10 @@ class Evidence:
             if not match["sign"]:
                 return form.format(taken(place))
             beside = self.at(match["other"], within=within)
-            one, other = taken(place.shared_with(beside)), taken(beside.shared_with(place))
+            both = place.shared_with(beside), beside.shared_with(place)
+            if field == "spread" and match["sign"] == "-":
+                return form.format(stdev(map(sub, *(each.accuracies() for each in both))))
+            one, other = map(taken, both)
             if match["sign"] == "-":
                 return form.format(one - other)
             if not (one < other if match["sign"] == "<" else one > other):

@@ -18,6 +18,7 @@ RULE = f"""
   lead within {LEAD[0]:g} point, or within a third if that is more. A lead is that over the seeds which both have.
   Of two methods in the wrong order, the one that the paper prints above answers for it.
 - **order only**: not that, but it stands above and below the finished methods of its column as the paper prints.
+  Where few are finished that says little: a private model at chance is below one without noise in any paper.
 - **not**: neither.
 - **open**: no cell is finished. Where network or data are not the paper's, only the order counts, and a method that
   stands alone in its column is open too.

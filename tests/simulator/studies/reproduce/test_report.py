@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +65,8 @@ def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> N
         (tmp_path / "cells" / name).mkdir(parents=True)
     for name in [*(f"{own}/seed{seed}.json" for seed in range(3)), f"{other}/seed0.json"]:
         shutil.copy(CELLS / name, tmp_path / "cells" / name)
+    apart = [one - other for one, other in zip(hush, accuracies("pfedsd"), strict=True)]
+    assert evidence.filled(f"{{spread: {own} - {other}}}") == f"{stdev(apart):.1f}"
     few, first = Evidence(Kept(tmp_path), ["equal-privacy"]), accuracies("pfedsd")[0]
     assert round(hush[0], 1) != round(fmean(hush), 1)
     assert few.filled(f"{{{own} - {other}}}") == f"{hush[0] - first:.1f}"
