@@ -8,6 +8,7 @@ the first two are left out. In prose, braces stand for a number:
 - `{paper: A}`, `{paper: A - B}`: what the paper prints, whether or not the cell is finished
 - `{A - B}`: the difference of the two, over the seeds that both have; with `spread` its standard deviation
 - `{A > B}`: both numbers over those seeds, if that is so; likewise `<`
+- `{if: A > B}`: nothing, if that is so
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ class Evidence:
         """
 
         def number(match: re.Match[str]) -> str:
-            field = match["field"] or "ours"
+            field, silent = match["field"] or "ours", match["field"] == "if"
+            if silent and match["sign"] in ("<", ">"):
+                field = "ours"
             if field not in FIELDS:
                 raise BadInput(f"{match[0]}: there is no {field}; there are {', '.join(FIELDS)}")
             form, taken = FIELDS[field]
@@ -167,7 +170,7 @@ class Evidence:
                 return form.format(one - other)
             if not (one < other if match["sign"] == "<" else one > other):
                 raise Unsupported(f"{match[0]} does not hold: {form.format(one)} and {form.format(other)}")
-            return f"{form.format(one)} against {form.format(other)}"
+            return "" if silent else f"{form.format(one)} against {form.format(other)}"
 
         filled = REFERENCE.sub(number, prose)
         if "{" in filled:

@@ -72,6 +72,9 @@ def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> N
     assert few.filled(f"{{{own} - {other}}}") == f"{hush[0] - first:.1f}"
     assert few.filled(f"{{{own} > {other}}}") == f"{hush[0]:.1f} against {first:.1f}"
     assert few.filled(f"{{{other} < {own}}}") == f"{first:.1f} against {hush[0]:.1f}"
+    assert few.filled(f"It is behind.{{if: {other} < {own}}}") == "It is behind."
+    with pytest.raises(Unsupported, match="does not hold"):
+        few.filled(f"It is ahead.{{if: {other} > {own}}}")
     within = next(recipe for recipe in evidence.recipes["equal-privacy"])
     assert evidence.filled("{own-local/hush/eps-8}", within=within) == f"{fmean(hush):.1f}"
     # what a paper prints is known without a cell
@@ -85,7 +88,7 @@ def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> N
         evidence.filled(f"{{{base}/hush/eps-8 < {base}/pfedsd/eps-8}}")
     with pytest.raises(Unsupported, match="is open"):
         Evidence(Kept(tmp_path / "none"), ["equal-privacy"]).filled(f"{{{base}/hush/eps-8}}")
-    for wrong in (f"{{{base}/hush/eps-9}}", f"{{luck: {base}/hush/eps-8}}", f"{{{base}/hush/eps-8 + 1}}"):
+    for wrong in (f"{{{base}/hush/eps-9}}", f"{{luck: {own}}}", f"{{{own} + 1}}", f"{{if: {own}}}"):
         with pytest.raises(BadInput):
             evidence.filled(wrong)
 
