@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -118,6 +119,41 @@ def test_readings_of_a_method_are_rows_of_a_table() -> None:
         assert row in {each.id for each in table.rows}
         for axis in ("groups", "columns", "readings"):
             assert {each.id for each in getattr(recipe, axis)} <= {each.id for each in getattr(table, axis)}
+
+
+def test_sigma_of_apdp_fl_is_half_a_multiplier() -> None:
+    """Algorithm 2, line 10: noise of 2 C sigma on a sum that a record moves by C."""
+    for recipe in load_recipes("apdp-fl"):
+        for cell in [] if recipe.open else cells_of(recipe, seeds=1, quick=False, methods=["apdp-fl"]):
+            assert cell.task().privacy.noise_multiplier == 2 * float(cell.column_id.removeprefix("sigma-"))
+
+
+def test_noise_that_is_divided_among_all_clients_follows_budget_and_cohort() -> None:
+    """`all-clients` of DP-FedSim names multipliers: those of `client-sampling`, divided among 100 and not the cohort."""
+    checked = 0
+    for recipe in load_recipes("dp-fedsim"):
+        if recipe.open:
+            continue
+        only = {"datasets": ["fashion-mnist"], "methods": [recipe.rows[-1].id]}
+        one, other = (
+            {cell.place: cell for cell in cells_of(recipe, seeds=1, quick=False, readings=[reading], **only)}
+            for reading in ("client-sampling", "all-clients")
+        )
+        for place, cell in other.items():
+            if not cell.open:
+                multiplier = one[place].task().privacy_spec(train_samples=60_000).noise_multiplier
+                share = (cell.task().round.cohort_size or 100) / 100
+                assert cell.task().privacy.noise_multiplier == pytest.approx(multiplier * share**0.5, rel=0.001), place
+                checked += 1
+    assert checked > 6
+
+
+@pytest.mark.parametrize("recipe", RUNNABLE, ids=lambda recipe: f"{recipe.paper}-{recipe.name}")
+def test_what_quick_says_of_rounds_is_so(recipe: Recipe) -> None:
+    assert recipe.quick is not None
+    fewer, whole = re.findall(r"(\w+) rounds? instead of (\d+)", recipe.quick.label)[0]
+    assert recipe.quick.set["round.rounds"] == int(fewer)
+    assert recipe.task["round"]["rounds"] == int(whole)
 
 
 def test_tables_share_the_cells_that_are_the_same_run() -> None:
