@@ -129,7 +129,7 @@ def test_sigma_of_apdp_fl_is_half_a_multiplier() -> None:
 
 
 def test_noise_that_is_divided_among_all_clients_follows_budget_and_cohort() -> None:
-    """`all-clients` of DP-FedSim names multipliers: those of `client-sampling`, divided among 100 and not the cohort."""
+    """`all-clients` of DP-FedSim names multipliers: those of `client-sampling`, divided among 100, not the cohort."""
     checked = 0
     for recipe in load_recipes("dp-fedsim"):
         if recipe.open:
