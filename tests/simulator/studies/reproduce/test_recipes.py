@@ -148,6 +148,14 @@ def test_noise_that_is_divided_among_all_clients_follows_budget_and_cohort() -> 
     assert checked > 6
 
 
+def test_masks_of_each_epoch_are_in_every_table_that_has_the_reading() -> None:
+    recipes = [recipe for recipe in load_recipes("dp-fedsim") if not recipe.open]
+    cells = [cell for recipe in recipes for cell in cells_of(recipe, seeds=1, quick=False, readings=["epoch-masks"])]
+    own = [cell for cell in cells if cell.plain["method"]["name"] == "dp-fedsim" and not cell.open]
+    assert {cell.recipe.name for cell in own} == {recipe.name for recipe in recipes}
+    assert {cell.plain["method"].get("masks") for cell in own} == {"epoch"}
+
+
 @pytest.mark.parametrize("recipe", RUNNABLE, ids=lambda recipe: f"{recipe.paper}-{recipe.name}")
 def test_what_quick_says_of_rounds_is_so(recipe: Recipe) -> None:
     assert recipe.quick is not None
