@@ -19,13 +19,12 @@ Reading: the update is what all Q steps change; theta^{t,1} in line 16 would lea
 Reading: accuracies and losses are those of the personal model, as Section 4.3 says; line 20 has the noised one.
 Deviation: they are taken on the device's training samples. A device has no others: in a simulation its test set is for
 what is printed, and steers nothing.
-Under `as-published` these two numbers leave each device in the clear, as in the paper: the ledger charges infinity,
-and keeps the cost of the noise on the update beside it. They also decide C^t, so readers of the plan learn from them
-too.
-Deviation: under `strict` they are clipped (the loss to `loss_bound`) and noised, within the charge: a share of
-`report_share` of 1/sigma^2 is theirs, and the update's noise grows by it. The means over the cohort then still are
-Algorithm 2's state and reward. A state from noised norms alone would cost nothing, but would not know whether the
-models get better, which is what the agent is for.
+Under `as-published` these two numbers leave each device in the clear, as in the paper, but for a loss above
+`loss_bound`, which counts as that: the ledger charges infinity, and keeps the cost of the update's noise beside it.
+They also decide C^t, so readers of the plan learn from them too.
+Deviation: under `strict` they are noised as well, within the charge: a share of `report_share` of 1/sigma^2 is theirs,
+and the update's noise grows by it. The means over the cohort then still are Algorithm 2's state and reward. A state of
+noised norms alone would cost nothing, but would not know whether the models get better, which is what the agent is for.
 Deviation: with the privacy unit `record`, and without a finite clip norm, C stays as it is: a report would need a
 charge of a kind of its own.
 """

@@ -12,12 +12,13 @@ import copy
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -86,12 +87,12 @@ class Estimator:
 
     def __init__(self, finished: Iterable[KeptCell], *, trial: Callable[[str, int], float] | None = None) -> None:
         self._trial = trial or measured_rate
-        self._finished = defaultdict[tuple[str, str, str], list[_Finished]](list)
+        self._finished = defaultdict[_Kind, list[_Finished]](list)
         for one in finished:
             if one.processor == processor() and one.seconds > 1:
                 with suppress(BadInput):  # of another version
                     task = parse_task(copy.deepcopy(one.task), where=one.cell)
-                    self._finished[_kind(task)].append(_Finished(one, task))
+                    self._finished[_kind(task, alone=one.rounds == 0)].append(_Finished(one, task))
 
     def seconds(self, cell: Cell) -> float | None:
         """None for a cell that cannot be run."""
@@ -99,9 +100,9 @@ class Estimator:
             return None
         task = cell.task()
         work = expected_work(cell)
-        known = self._finished.get(_kind(task), [])
-        if timed := [self._wrong(each) for each in known if each.one.rate is not None]:
-            return median(timed) * self._sum(task, *work)
+        known = self._finished.get(_kind(task, alone=cell.row.alone), [])
+        if timed := _most_alike(cell.plain, [each for each in known if each.one.rate is not None]):
+            return median(map(self._wrong, timed)) * self._sum(task, *work)
         if known:  # the least: what else the machine did at the time can only have added
             return min(map(self._wrong, known)) * self._sum(task, *work)
         return self._sum(task, *work, passes=cell.row.passes)
@@ -125,8 +126,23 @@ class Estimator:
         return gradients / (rate or self.rate(task)) + size * (updates * _UPDATE_S + noised)
 
 
-def _kind(task: Task) -> tuple[str, str, str]:
-    return task.model.name, task.method.name, task.privacy.unit
+_Kind = tuple[str, str, str, bool]
+
+
+def _kind(task: Task, *, alone: bool) -> _Kind:
+    return task.model.name, task.method.name, task.privacy.unit, alone
+
+
+def _most_alike(plain: dict[str, Any], known: Sequence[_Finished]) -> list[_Finished]:
+    """A setting may leave out what takes most of the time, such as PerFreezeClip's clipping of each sample."""
+    own = plain["method"]
+
+    def differing(each: _Finished) -> int:
+        its = each.one.task["method"]
+        return sum(own.get(key) != its.get(key) for key in own.keys() | its.keys())
+
+    least = min(map(differing, known), default=0)
+    return [each for each in known if differing(each) == least]
 
 
 @cache

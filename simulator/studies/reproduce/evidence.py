@@ -5,8 +5,10 @@ the first two are left out. In prose, braces stand for a number:
 
 - `{A}`: our accuracy in percent, as the table takes it, mean over seeds
 - `{field: A}`: another number of the cell, see `FIELDS`
-- `{A - B}`: the difference of the two, over the seeds that both have
+- `{paper: A}`, `{paper: A - B}`: what the paper prints, whether or not the cell is finished
+- `{A - B}`: the difference of the two, over the seeds that both have; with `spread` its standard deviation
 - `{A > B}`: both numbers over those seeds, if that is so; likewise `<`
+- `{if: A > B}`: nothing, if that is so
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import sub
 from statistics import fmean, stdev
 from typing import get_args
 
@@ -64,21 +67,21 @@ class Finished:
         return Finished(*zip(*both, strict=True))
 
     @property
-    def paper(self) -> float:
-        column = self.cell.column or self.cell.recipe.columns_of(self.cell.group)[0]
-        value = self.cell.recipe.paper_value(self.cell.group, self.cell.row.id, column.id)
-        if value is None:
-            raise BadInput(f"the paper prints no number for {self.cell.key}")
-        return value
-
-    @property
     def noise(self) -> float:
-        """Norm of the noise in a round's mean, in clip norms, which bound what each device adds; of the unit device."""
+        """Norm of the noise in a round's mean, in clip norms; of the unit device, where the ledger knows a bound."""
         task = self.cell.task()
-        if task.privacy.unit != "device":
+        if task.privacy.unit != "device" or math.isinf(self.kept[0].epsilon_server):
             return math.nan
         size = get_model(task.model.name).layout.size
         return self.kept[0].noise_multiplier * math.sqrt(size) / (task.round.cohort_size or task.data.devices)
+
+
+def _printed(cell: Cell) -> float:
+    column = cell.column or cell.recipe.columns_of(cell.group)[0]
+    value = cell.recipe.paper_value(cell.group, cell.row.id, column.id)
+    if value is None:
+        raise BadInput(f"the paper prints no number for {cell.key}")
+    return value
 
 
 def _mean_of(metric: Metric) -> Callable[[Finished], float]:
@@ -87,8 +90,8 @@ def _mean_of(metric: Metric) -> Callable[[Finished], float]:
 
 FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     "ours": ("{:.1f}", lambda place: fmean(place.accuracies())),
-    "paper": ("{:.1f}", lambda place: place.paper),
-    "difference": ("{:+.1f}", lambda place: fmean(place.accuracies()) - place.paper),
+    "paper": ("{:.1f}", lambda place: _printed(place.cell)),
+    "difference": ("{:+.1f}", lambda place: fmean(place.accuracies()) - _printed(place.cell)),
     "spread": ("{:.1f}", lambda place: stdev(place.accuracies())),
     "seeds": ("{:.0f}", lambda place: len(place.kept)),
     "last": ("{:.1f}", lambda place: fmean(place.accuracies(window="last"))),
@@ -109,10 +112,10 @@ class Evidence:
         self.kept = kept
         self.recipes = {paper: load_recipes(paper) for paper in papers}
         found = defaultdict[str, list[tuple[Cell, KeptCell]]](list)
-        self._addresses = set[str]()
+        self._cells = dict[str, Cell]()
         for recipe in (each for those in self.recipes.values() for each in those if not each.open):
             for cell in cells_of(recipe, seeds=SEEDS, quick=False):
-                self._addresses.add(address := _address(cell))
+                self._cells.setdefault(address := _address(cell), cell)
                 if one := kept.of(cell):
                     found[address].append((cell, one))
         self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
@@ -123,13 +126,21 @@ class Evidence:
 
     def at(self, address: str, *, within: Recipe | None = None) -> Finished:
         """Raises `Unsupported` for a cell that is not finished, `BadInput` for one that no recipe has."""
+        whole = self._whole(address, within)
+        if whole not in self._finished:
+            raise Unsupported(f"{whole} is open")
+        return self._finished[whole]
+
+    def printed(self, address: str, *, within: Recipe | None = None) -> float:
+        """What the paper prints, in percent; the cell need not be finished. Raises `BadInput`."""
+        return _printed(self._cells[self._whole(address, within)])
+
+    def _whole(self, address: str, within: Recipe | None) -> str:
         if within and address.count("/") < 4:
             address = f"{within.paper}/{within.name}/{address}"
-        if address not in self._addresses:
+        if address not in self._cells:
             raise BadInput(f"no recipe has a cell {address}")
-        if address not in self._finished:
-            raise Unsupported(f"{address} is open")
-        return self._finished[address]
+        return address
 
     def filled(self, prose: str, *, within: Recipe | None = None) -> str:
         """Prose with its numbers.
@@ -138,20 +149,28 @@ class Evidence:
         """
 
         def number(match: re.Match[str]) -> str:
-            field = match["field"] or "ours"
+            field, silent = match["field"] or "ours", match["field"] == "if"
+            if silent and match["sign"] in ("<", ">"):
+                field = "ours"
             if field not in FIELDS:
                 raise BadInput(f"{match[0]}: there is no {field}; there are {', '.join(FIELDS)}")
             form, taken = FIELDS[field]
+            if field == "paper" and match["sign"] in (None, "-"):
+                printed = [self.printed(each, within=within) for each in (match["one"], match["other"]) if each]
+                return form.format(printed[0] - sum(printed[1:]))
             place = self.at(match["one"], within=within)
             if not match["sign"]:
                 return form.format(taken(place))
             beside = self.at(match["other"], within=within)
-            one, other = taken(place.shared_with(beside)), taken(beside.shared_with(place))
+            both = place.shared_with(beside), beside.shared_with(place)
+            if field == "spread" and match["sign"] == "-":
+                return form.format(stdev(map(sub, *(each.accuracies() for each in both))))
+            one, other = map(taken, both)
             if match["sign"] == "-":
                 return form.format(one - other)
             if not (one < other if match["sign"] == "<" else one > other):
                 raise Unsupported(f"{match[0]} does not hold: {form.format(one)} and {form.format(other)}")
-            return f"{form.format(one)} against {form.format(other)}"
+            return "" if silent else f"{form.format(one)} against {form.format(other)}"
 
         filled = REFERENCE.sub(number, prose)
         if "{" in filled:

@@ -139,6 +139,8 @@ class Recipe(_Frozen):
     :param claim: what the paper says about it, in one sentence.
     :param readings_text: what the paper leaves open, and what is taken here.
     :param findings: what its cells say, for the page of results; numbers are references (`evidence.py`).
+    :param judged_as: `table/row`: each row here is that one, run in another way, and has its verdict among the other
+        rows of that table.
     :param first: cells in the order in which they are run, as `group/row/column` with `*`; the others follow.
     """
 
@@ -159,6 +161,7 @@ class Recipe(_Frozen):
     columns: Annotated[tuple[TableColumn, ...], Field(alias="column")] = ()
     readings: Annotated[tuple[Axis, ...], Field(alias="reading")] = ()
     specials: Annotated[tuple[Special, ...], Field(alias="special")] = ()
+    judged_as: Annotated[str, Field(pattern=r"^([a-z0-9-]+/[a-z0-9.-]+)?$")] = ""
     first: tuple[str, ...] = ()
     quick: Quick | None = None
 

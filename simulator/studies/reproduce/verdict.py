@@ -16,17 +16,23 @@ RULE = f"""
 - **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
   that is more, and its lead over each finished method of the same column that the paper prints below it is the printed
   lead within {LEAD[0]:g} point, or within a third if that is more. A lead is that over the seeds which both have.
+  Of two methods in the wrong order, the one that the paper prints above answers for it.
 - **order only**: not that, but it stands above and below the finished methods of its column as the paper prints.
+  Where few are finished that says little: a private model at chance is below one without noise in any paper.
 - **not**: neither.
 - **open**: no cell is finished. Where network or data are not the paper's, only the order counts, and a method that
   stands alone in its column is open too.
+
+A table of readings runs one method of another table in several ways, each a row: such a row is judged as that method,
+among the other methods of that table.
 """
 
 
 def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict | None:
     """Of one line of `Block.places`; None where it is open.
 
-    :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none.
+    :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none. Of lines with
+        the same printed number none leads.
     :param only_order: numbers cannot be compared; without another method in the column it is open then.
     """
     if math.isnan(place.paper) or math.isnan(place.ours):
@@ -44,8 +50,8 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict |
     leads_as_printed = all(abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads if paper > 0)
     if near and leads_as_printed and not only_order:
         return "reproduced"
-    in_order = all(paper * ours > 0 for paper, ours in leads)
-    return "order only" if others and in_order else "not"
+    apart = [(paper, ours) for paper, ours in leads if paper != 0]
+    return "order only" if apart and all(paper * ours > 0 for paper, ours in apart) else "not"
 
 
 def _lead(place: Any, other: Any) -> float:

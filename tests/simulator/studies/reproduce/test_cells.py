@@ -400,6 +400,15 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
     # one that knows how quick the machine was then, half as quick as now, says more than one that does not
     rated = Estimator([finished, replace(finished, rate=50.0)], trial=lambda model, batch: 100.0)
     assert rated.seconds(cell) == pytest.approx(by_trial * 2.0 / ((480 + 60 / 2.5) / 50 + update_s))
+    # one whose method is set as here says more than one that is set otherwise, and one that was alone says nothing
+    other = dict(finished.task) | {"method": {"name": "dp-fedavg", "learning_rate": 0.003, "local_epochs": 2}}
+    unlike = replace(finished, task=other, seconds=20.0, rate=100.0)
+    alone = replace(finished, rounds=0, seconds=40.0, rate=100.0)
+    alike = replace(finished, rate=100.0)
+    alike_only = Estimator([alike], trial=lambda model, batch: 100.0).seconds(cell)
+    assert Estimator([unlike, alike, alone], trial=lambda model, batch: 100.0).seconds(cell) == alike_only
+    assert Estimator([unlike, alone], trial=lambda model, batch: 100.0).seconds(cell) > 3 * alike_only
+    assert Estimator([alone], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(by_trial)
     assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
     assert jobs_here(3) == 3
     assert jobs_here() >= 1

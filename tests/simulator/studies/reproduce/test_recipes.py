@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -106,7 +107,61 @@ def test_multipliers_are_those_that_the_printed_budgets_stand_for() -> None:
     assert fedglp == pytest.approx([1.062, 2.549, 3.975], abs=0.006)
     one = {"datasets": ["fashion-mnist"], "methods": ["dp-fedavg"], "columns": ["alpha-0.1"]}
     (fedsim,) = multipliers("dp-fedsim", "1", **one, readings=["client-sampling"])
-    assert fedsim == pytest.approx(2.432, abs=0.015)
+    assert fedsim == pytest.approx(2.4224, abs=1e-4)
+
+
+def test_readings_of_a_method_are_rows_of_a_table() -> None:
+    judged = [recipe for recipe in RECIPES if recipe.judged_as]
+    assert judged
+    for recipe in judged:
+        name, row = recipe.judged_as.split("/")
+        (table,) = (each for each in load_recipes(recipe.paper) if each.name == name)
+        assert row in {each.id for each in table.rows}
+        for axis in ("groups", "columns", "readings"):
+            assert {each.id for each in getattr(recipe, axis)} <= {each.id for each in getattr(table, axis)}
+
+
+def test_sigma_of_apdp_fl_is_half_a_multiplier() -> None:
+    """Algorithm 2, line 10: noise of 2 C sigma on a sum that a record moves by C."""
+    for recipe in load_recipes("apdp-fl"):
+        for cell in [] if recipe.open else cells_of(recipe, seeds=1, quick=False, methods=["apdp-fl"]):
+            assert cell.task().privacy.noise_multiplier == 2 * float(cell.column_id.removeprefix("sigma-"))
+
+
+def test_noise_that_is_divided_among_all_clients_follows_budget_and_cohort() -> None:
+    """`all-clients` of DP-FedSim names multipliers: those of `client-sampling`, divided among 100, not the cohort."""
+    checked = 0
+    for recipe in load_recipes("dp-fedsim"):
+        if recipe.open:
+            continue
+        only = {"datasets": ["fashion-mnist"], "methods": [recipe.rows[-1].id]}
+        one, other = (
+            {cell.place: cell for cell in cells_of(recipe, seeds=1, quick=False, readings=[reading], **only)}
+            for reading in ("client-sampling", "all-clients")
+        )
+        for place, cell in other.items():
+            if not cell.open:
+                multiplier = one[place].task().privacy_spec(train_samples=60_000).noise_multiplier
+                share = (cell.task().round.cohort_size or 100) / 100
+                assert cell.task().privacy.noise_multiplier == pytest.approx(multiplier * share**0.5, rel=0.001), place
+                checked += 1
+    assert checked > 6
+
+
+def test_masks_of_each_epoch_are_in_every_table_that_has_the_reading() -> None:
+    recipes = [recipe for recipe in load_recipes("dp-fedsim") if not recipe.open]
+    cells = [cell for recipe in recipes for cell in cells_of(recipe, seeds=1, quick=False, readings=["epoch-masks"])]
+    own = [cell for cell in cells if cell.plain["method"]["name"] == "dp-fedsim" and not cell.open]
+    assert {cell.recipe.name for cell in own} == {recipe.name for recipe in recipes}
+    assert {cell.plain["method"].get("masks") for cell in own} == {"epoch"}
+
+
+@pytest.mark.parametrize("recipe", RUNNABLE, ids=lambda recipe: f"{recipe.paper}-{recipe.name}")
+def test_what_quick_says_of_rounds_is_so(recipe: Recipe) -> None:
+    assert recipe.quick is not None
+    fewer, whole = re.findall(r"(\w+) rounds? instead of (\d+)", recipe.quick.label)[0]
+    assert recipe.quick.set["round.rounds"] == int(fewer)
+    assert recipe.task["round"]["rounds"] == int(whole)
 
 
 def test_tables_share_the_cells_that_are_the_same_run() -> None:

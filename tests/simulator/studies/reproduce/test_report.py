@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import pytest
@@ -64,18 +65,30 @@ def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> N
         (tmp_path / "cells" / name).mkdir(parents=True)
     for name in [*(f"{own}/seed{seed}.json" for seed in range(3)), f"{other}/seed0.json"]:
         shutil.copy(CELLS / name, tmp_path / "cells" / name)
+    apart = [one - other for one, other in zip(hush, accuracies("pfedsd"), strict=True)]
+    assert evidence.filled(f"{{spread: {own} - {other}}}") == f"{stdev(apart):.1f}"
     few, first = Evidence(Kept(tmp_path), ["equal-privacy"]), accuracies("pfedsd")[0]
     assert round(hush[0], 1) != round(fmean(hush), 1)
     assert few.filled(f"{{{own} - {other}}}") == f"{hush[0] - first:.1f}"
     assert few.filled(f"{{{own} > {other}}}") == f"{hush[0]:.1f} against {first:.1f}"
     assert few.filled(f"{{{other} < {own}}}") == f"{first:.1f} against {hush[0]:.1f}"
+    assert few.filled(f"It is behind.{{if: {other} < {own}}}") == "It is behind."
+    with pytest.raises(Unsupported, match="does not hold"):
+        few.filled(f"It is ahead.{{if: {other} > {own}}}")
     within = next(recipe for recipe in evidence.recipes["equal-privacy"])
     assert evidence.filled("{own-local/hush/eps-8}", within=within) == f"{fmean(hush):.1f}"
+    # what a paper prints is known without a cell
+    printed = "dp-fedsim/table-1/svhn"
+    none = Evidence(Kept(tmp_path / "none"), ["dp-fedsim"])
+    both = f"{printed}/fedavg/alpha-0.1/client-sampling - {printed}/dp-fedavg/alpha-0.1/client-sampling"
+    assert none.filled(f"{{paper: {both}}}") == "1.0"
+    with pytest.raises(Unsupported, match="is open"):
+        none.filled(f"{{{both}}}")
     with pytest.raises(Unsupported, match="does not hold"):
         evidence.filled(f"{{{base}/hush/eps-8 < {base}/pfedsd/eps-8}}")
     with pytest.raises(Unsupported, match="is open"):
         Evidence(Kept(tmp_path / "none"), ["equal-privacy"]).filled(f"{{{base}/hush/eps-8}}")
-    for wrong in (f"{{{base}/hush/eps-9}}", f"{{luck: {base}/hush/eps-8}}", f"{{{base}/hush/eps-8 + 1}}"):
+    for wrong in (f"{{{base}/hush/eps-9}}", f"{{luck: {own}}}", f"{{{own} + 1}}", f"{{if: {own}}}"):
         with pytest.raises(BadInput):
             evidence.filled(wrong)
 
@@ -104,6 +117,53 @@ def place(row: str, paper: float, *ours: float) -> SimpleNamespace:
 def test_the_rule_of_verdicts(ours: tuple[float, ...], other: SimpleNamespace, found: str | None) -> None:
     its = place("its", 80.5, *ours)
     assert verdict(its, [its, other], only_order=False) == found
+
+
+def test_methods_with_the_same_printed_number_have_no_order() -> None:
+    its, same, below = place("its", 80.0, 70.0), place("same", 80.0, 75.0), place("below", 75.0, 65.0)
+    assert verdict(its, [its, same], only_order=False) == "not"
+    assert verdict(its, [its, same, below], only_order=False) == "order only"
+
+
+def lines_of(tmp_path: Path, paper: str, *cells: str) -> dict[str, list[str]]:
+    """The page of a paper with these published cells alone: what its tables say, by method."""
+    for cell in cells:
+        to = tmp_path / "cells" / paper / f"{cell}.json"
+        to.parent.mkdir(parents=True)
+        shutil.copy(CELLS / paper / f"{cell}.json", to)
+    page = Report(Evidence(Kept(tmp_path), [paper])).text
+    lines = [[word.strip() for word in line.strip("|").split("|")] for line in page.split("\n") if "|" in line]
+    return {word: line for line in lines for word in line[:3]}
+
+
+def test_a_reading_of_a_method_is_judged_among_the_other_methods_of_its_table(tmp_path: Path) -> None:
+    """Both are near the printed 49.87; the paper prints 7.30 points above DP-FedAvg, with 42.57."""
+    table, readings = "table-2/cifar10", "table-2-readings/cifar10"
+    cells = [f"{table}/dp-fedavg/iid/seed0", f"{readings}/beta-0.45/iid/seed0", f"{readings}/sequential/iid/seed0"]
+    lines = lines_of(tmp_path, "fedglp-adp", *cells)
+    assert lines["beta 0.45"][1:3] == ["49.87", "51.65"]  # 6.26 points above
+    assert lines["beta 0.45"][-1] == "reproduced"
+    assert lines["personal part first, two gradients"][1:3] == ["49.87", "48.51"]  # 3.12 points above
+    assert lines["personal part first, two gradients"][-1] == "order only"
+    # the readings are of a number that Table 2 has; of Tables 1 to 5 and Fig. 3 one number is run
+    assert lines["[FedGLP-ADP](#fedglp-adp)"][1:6] == ["103", "1", "1", "1", "1"]
+
+
+def test_noise_is_in_clip_norms_where_it_follows_them(evidence: Evidence) -> None:
+    """FedADDP's follows each parameter, divided among nobody: no bound is known to the ledger."""
+    table = "fedglp-adp/table-2/cifar10"
+    # in the sum of ten devices, 0.3 on each of 343,946 parameters
+    assert evidence.at(f"{table}/dp-fedavg/iid").noise == pytest.approx(0.3 * 343946**0.5 / 10)
+    assert math.isnan(evidence.at(f"{table}/fedaddp/iid").noise)
+
+
+def test_a_run_that_readings_share_is_judged_where_most_methods_stand_beside_it(tmp_path: Path) -> None:
+    """FedAvg has no noise to be read: alone in the first reading, above DP-FedAvg in a later one, as printed."""
+    group = "table-1/fashion-mnist"
+    cells = [f"{group}/fedavg/alpha-0.1/client-sampling-seed0", f"{group}/dp-fedavg/alpha-0.1/all-clients-seed0"]
+    lines = lines_of(tmp_path, "dp-fedsim", *cells)
+    assert lines["FedAvg"][0] == "cohorts of 10 out of 100 and 4 more"
+    assert lines["FedAvg"][-1] == "order only"
 
 
 def test_where_numbers_cannot_be_compared_only_the_order_counts() -> None:
