@@ -101,6 +101,19 @@ class Enroller:
         carried, up_to = carried_part(charges, CHARGES_AT_ONCE)
         return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0, carried, up_to)
 
+    def names_known_key(self, device: str, frame: bytes) -> bool:
+        """Whether the key by which the board is known is in the frame, as in its request for the next certificate.
+
+        Nothing is parsed and no signature is checked, since that costs more. Raises `StoreError`.
+        """
+        board = self._registry.board(device)
+        return (
+            board is not None
+            and board.state != "blocked"
+            and board.public_key is not None
+            and board.public_key in frame
+        )
+
     def _token_of(self, request: EnrolRequest) -> bytes | None:
         """SHA-256 of the token that the request proves, if it does."""
         for digest in self._registry.tokens(request.device, now=self._clock()):

@@ -87,7 +87,10 @@ class FleetService:
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
         self._requests = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
         # Of each board: who has no certificate is not heard at the fleet's broker, who has one on its own topic alone.
-        self._renewals: dict[str, TokenBucket] = {}
+        self._renewals = _BucketOfEach(clock)
+        # The same for boards whose certificate has ended, at the broker for enrolment. Whoever has a board's public key
+        # can spend these, since no signature is checked before: so they are none of the above.
+        self._returns = _BucketOfEach(clock)
         self._up = False
         self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
 
@@ -162,22 +165,21 @@ class FleetService:
         topic = self.topics.parse(delivery.topic)
         if topic.kind != "enrol-up" or topic.device is None:
             raise Malformed(f"nothing is expected on {delivery.topic!r}")
-        answer = self._answered(topic.device, delivery.payload, self._requests)
-        self._strangers.publish(self.topics.answer(topic.device), self._encoded(answer))
+        device, payload = topic.device, delivery.payload
+        if not self._requests.take(self._clock()):
+            _check_rate(self._enroller.names_known_key(device, payload) and self._returns.take(device))
+        self._strangers.publish(self.topics.answer(device), self._encoded(self._answered(device, payload)))
 
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
         if topic.kind == "renew" and topic.device is not None:
-            fresh = TokenBucket(RENEWALS_A_SECOND, MAX_RENEWALS_BURST, now=self._clock())
-            bucket = self._renewals.setdefault(topic.device, fresh)
-            self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload, bucket))
+            _check_rate(self._renewals.take(topic.device))
+            self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload))
             return
         for part in self.parts:
             part.take(self, topic, delivery)
 
-    def _answered(self, device: str, payload: bytes, bucket: TokenBucket) -> EnrolAnswer:
-        if not bucket.take(self._clock()):
-            raise TooLarge("requests for certificates come too fast to be read")
+    def _answered(self, device: str, payload: bytes) -> EnrolAnswer:
         request = decode_message(payload, federation=self.topics.federation)
         if not isinstance(request, EnrolRequest):
             raise Malformed(f"a {type(request).__name__} came where a request for a certificate belongs")
@@ -187,3 +189,21 @@ class FleetService:
 
     def _encoded(self, message: Message) -> bytes:
         return encode_message(message, self._operator, federation=self.topics.federation)
+
+
+def _check_rate(has_token: bool) -> None:
+    if not has_token:
+        raise TooLarge("requests for certificates come too fast to be read")
+
+
+class _BucketOfEach:
+    """Of each board, for its renewals."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._of = clock, dict[str, TokenBucket]()
+
+    def take(self, device: str) -> bool:
+        now = self._clock()
+        if device not in self._of:
+            self._of[device] = TokenBucket(RENEWALS_A_SECOND, MAX_RENEWALS_BURST, now=now)
+        return self._of[device].take(now)

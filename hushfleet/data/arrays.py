@@ -9,6 +9,7 @@ Values are uint8, as images are, or float32; other numbers become float32.
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,10 @@ from hushfleet.model.targets import CLASSES, Targets
 
 HELD_OUT = 0.2  # of the data, where they come without a test part
 _ORDER_SEED = 0
+_UNREADABLE = (
+    OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError,
+    tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
+)  # fmt: skip
 _KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "class_names")
 
 
@@ -255,6 +260,6 @@ def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except _UNREADABLE as error:
         told = error if not path.is_file() or zipfile.is_zipfile(path) else "it is none; numpy.savez writes one"
         raise BadInput(f"{path} cannot be read as an .npz file: {told}") from error

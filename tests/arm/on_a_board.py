@@ -1,8 +1,8 @@
 """A card's software on aarch64, without a kernel of its own: installed, enrolled, trained, updated, locked out.
 
-`make test-arm`; ten minutes on two cores beside other work, half of it unpacking one release. Needs root, Linux 6.7 or
-newer, qemu-user-static, mmdebstrap, mtools and Mosquitto. systemd does not run there: `support.systemd` does what the
-units say.
+`make test-arm`; ten to twenty-five minutes on two cores beside other work, half of it unpacking one release. Needs
+root, Linux 6.7 or newer, qemu-user-static, mmdebstrap, mtools and Mosquitto. systemd does not run there:
+`support.systemd` does what the units say.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
     now[0] += 1.0
     board = Asker(BOARD, desk.token(BOARD))
     frame = encode_message(board.request(), board.identity, federation=FEDERATION)
-    assert service._answered(BOARD, frame, service._requests).verdict == "granted"
+    assert service._answered(BOARD, frame).verdict == "granted"
     desk.close()
 
 
@@ -102,6 +102,43 @@ def test_a_flood_of_strangers_or_of_one_board_stops_no_renewal(tmp_path: Path) -
     for _ in range(4):
         service.step(0.0)
     assert answered(answers[0]) == 1
+    desk.close()
+
+
+def test_a_flood_of_strangers_stops_no_board_whose_certificate_has_ended(tmp_path: Path) -> None:
+    """It comes in where strangers do, and is known by its key, which they do not have."""
+    desk, hub = Desk(tmp_path), LocalHub()
+    service = service_of(desk, hub, clock=lambda: 0.0)  # no bucket fills again
+    answers: list[str] = []
+    service._strangers.publish = lambda topic, _: answers.append(topic)  # type: ignore[method-assign]
+    service._fleet.publish = lambda topic, *_, **__: answers.append(topic)  # type: ignore[method-assign]
+    away, out, guessed = (f"greenhouse-{number:02}" for number in (1, 2, 3))
+    boards = [Asker(name, desk.token(name), seed=seed) for seed, name in enumerate((away, out), 1)]
+    for board in boards:
+        assert desk.ask(board).verdict == "granted"
+    desk.registry.block(out, "lost")
+    desk.now += 800 * 86400.0  # both certificates have ended
+
+    def asks(asker: Asker, name: str, times: int = 1, identity: Identity | None = None) -> int:
+        frame = encode_message(asker.request(device=name), identity or asker.identity, federation=FEDERATION)
+        before = len(answers)
+        for _ in range(times):
+            service._on_event(Delivery(service.topics.request(name), frame, False), "", service._on_request)
+        return len(answers) - before
+
+    stranger = Asker(guessed, "guess", seed=9)
+    assert asks(stranger, guessed, service_module.MAX_REQUESTS_BURST + 50) == service_module.MAX_REQUESTS_BURST
+    for name in (guessed, away, out, "nobody"):
+        assert asks(stranger, name, 50) == 0, "nothing is left of what strangers have"
+    assert asks(boards[1], out) == 0, "locked out"
+    assert asks(boards[0], away) == 1
+    with_the_key = asks(boards[0], away, 50, stranger.identity)
+    assert with_the_key == 0, "the signature of another"
+    assert asks(boards[0], away) == 0, "who has the board's public key can spend its rate here"
+    frame = encode_message(boards[0].request(), boards[0].identity, federation=FEDERATION)
+    service._on_event(Delivery(service.topics.renewal(away), frame, False), "", service._on_delivery)
+    assert answers[-1] == service.topics.fleet(away), "and not that of its renewals in time"
+    assert service._returns._of.keys() == {away}
     desk.close()
 
 

@@ -124,5 +124,5 @@ def test_a_request_on_another_boards_topic(desk: Desk) -> None:
     board = Asker(OTHER, desk.token(OTHER))
     frame = encode_message(board.request(), board.identity, federation=FEDERATION)
     with pytest.raises(WireError, match="came on the topic of"):
-        service._answered(VICTIM, frame, service._requests)
-    assert service._answered(OTHER, frame, service._requests).verdict == "granted"
+        service._answered(VICTIM, frame)
+    assert service._answered(OTHER, frame).verdict == "granted"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hushfleet.data.arrays import Data
+from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import load_csv_set
 from hushfleet.data.partition import given_parts
 from hushfleet.data.samples import DataSet, Samples
@@ -121,3 +123,16 @@ def test_a_csv_file_without_lines_or_commas_is_told(tmp_path: Path) -> None:
         load_csv_set(tmp_path / "b.csv")
     with pytest.raises(BadInput, match="or take another partition, such as 'iid'"):
         given_parts(None, devices=2, min_samples=2)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(b"}", b" "), (b"{'descr'", b"\n  1\n 2"), (b"<f4", b"<,4"), (b"<f4", b"<z4")]
+)
+def test_an_array_whose_head_is_damaged_is_told(tmp_path: Path, right: bytes, wrong: bytes) -> None:
+    """Found by random edits: NumPy has a word of its own for each."""
+    array, path = io.BytesIO(), tmp_path / "mine.npz"
+    np.save(array, np.zeros((6, 2), np.float32))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train_x.npy", array.getvalue().replace(right, wrong))
+    with pytest.raises(BadInput, match=r"mine\.npz cannot be read as an \.npz file: "):
+        load_arrays(path)
