@@ -158,7 +158,6 @@ class GaussianMechanism:
         return out
 
     def _released(self, values: np.ndarray, stds: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """Float64, which fits the type of `values`."""
         if not np.isfinite(values).all():
             raise PrivacyError("a value to be noised is not finite; training has diverged, and nothing may be released")
         if not ((stds > 0) & np.isfinite(stds) if self.noise_multiplier > 0 else stds == 0).all():
@@ -168,12 +167,10 @@ class GaussianMechanism:
             )
         if self.noise_multiplier == 0:
             return values
-        noised, most = noise.normal(len(values)), np.finfo(values.dtype).max
-        noised *= stds
-        add_on_grid(noised, values, stds)
-        if not (noised.max(initial=0) <= most and noised.min(initial=0) >= -most):  # also for a NaN
+        noised = add_on_grid(noise.normal(len(values)) * stds, values, stds)
+        if not (np.abs(noised) <= np.finfo(values.dtype).max).all():
             raise PrivacyError(f"a noised value does not fit into {values.dtype}; the clip norm is too large")
-        return noised
+        return np.asarray(noised, values.dtype)
 
     def _bounds(self, clip_norms: ArrayLike) -> np.ndarray:
         bounds = np.asarray(clip_norms, np.float64)

@@ -37,7 +37,7 @@ class NoiseSource(Protocol):
     """Anything that hands out independent standard normal values, and uniform words for discrete noise."""
 
     def normal(self, size: int) -> np.ndarray:
-        """Standard normal values, float64 `[size]`, the caller's to change; each call continues the stream."""
+        """Standard normal values, float64 `[size]`; each call continues the stream."""
         ...
 
     def words(self, count: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def max_block_bytes(size: int) -> int:
 def _small_symbols(levels: np.ndarray) -> np.ndarray:
     """z of each level as uint8; 254 and 255 stand for all that are too large."""
     small = np.clip(levels, -128, 127).astype(np.int8)
-    symbols: np.ndarray = ((small + small) ^ (small >> 7)).view(np.uint8)  # an eighth of the time of a shift by 1
+    symbols: np.ndarray = ((small << 1) ^ (small >> 7)).view(np.uint8)
     return symbols
 
 
@@ -96,10 +96,7 @@ def _worth_trying(symbols: np.ndarray) -> list[int]:
 def _coded(levels: np.ndarray, symbols: np.ndarray, mode: int) -> bytes:
     escape = _ALPHABETS[mode] - 1
     places = np.flatnonzero(symbols >= escape)
-    if places.size:
-        symbols = symbols.copy()
-        symbols[places] = escape
-    packed = _packed(symbols, mode)
+    packed = _packed(np.minimum(symbols, escape) if places.size else symbols, mode)
     planes = _large_symbols(levels[places]).astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].T.tobytes()
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
     data = packer.compress(packed.data) + packer.compress(planes) + packer.flush()
