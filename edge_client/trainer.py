@@ -23,6 +23,7 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.methods import method_of
+from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.model.evaluation import LogitsOf
@@ -109,6 +110,7 @@ class Trainer:
     :param logits_of: the network's inference, for methods that look at their own data.
     :param samples: reads the device's data; asked when they are needed.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
+    :param method: of `spec`, where it was made before.
     :param observer: is shown each trained round before it is committed, for metrics that stay on the device.
     :param make_optimizer: of the local training.
     :param stand_in: whether a round is answered as by a device without data where training fails on this one's.
@@ -126,6 +128,7 @@ class Trainer:
         samples: Callable[[], LabelledSamples],
         randomness: Randomness,
         limits: LimitsSection,
+        method: TaskMethod | None = None,
         observer: Callable[[TrainedRound], None] | None = None,
         make_optimizer: MakeOptimizer = make_optimizer,
         stand_in: bool = False,
@@ -147,7 +150,7 @@ class Trainer:
         """What went wrong with the data in the round that was trained last, in words that must stay here."""
         self._checked: RoundPlan | None = None
         self._secure: tuple[RoundPlan, SecureRound] | None = None
-        self.method = method_of(spec)
+        self.method = method or method_of(spec)
 
     @property
     def samples(self) -> LabelledSamples:
@@ -314,7 +317,7 @@ class Trainer:
         shared = ~state.public.mask
         everything = bool(shared.all())  # then nothing is copied: a board's memory is small
         values, residual = release.values if everything else release.values[shared], None
-        counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
+        counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
         header = self._header(plan, release, state, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(plan, header, values, noise, roster), np.zeros(len(values), np.float32)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hushfleet.config.spec import ModelSpec, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -56,7 +58,7 @@ class MetricsFile:
             line[f"accuracy_own_{name}"] = result.accuracy
             line[f"loss_own_{name}"] = result.loss
         mask, layers = trained.state.public.mask, spec.model.layout.layers
-        line["personal_share"] = [float(mask[layer.start : layer.stop].mean()) for layer in layers]
+        line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
         line["clip_weights"] = _clip_weights(trained.release.clip_norms, spec.privacy.clip_norm)
         line["epsilon_server"] = epsilon_server
         line["train_s"] = round(train_s, 3)

@@ -205,7 +205,9 @@ class TaskMethod:
             step = OneStep(config.learning_rate / config.batch_size, config.batch_size)
             self.parts = replace(self.parts, stages=(step,))
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
-        self._newcomer_mask = self.parts.personal.mask(layout)
+        mask = self.parts.personal.mask(layout)
+        mask.setflags(write=False)  # of all newcomers
+        self._newcomer = PublicState(mask, 0)
 
     @property
     def server(self) -> Mean:
@@ -286,11 +288,11 @@ class TaskMethod:
         for stage in self.parts.stages:
             if isinstance(stage, ClipLayers):
                 private |= stage.bounds.initial(self.layout)
-        return DeviceState(PublicState(self._newcomer_mask.copy(), 0), private=private)
+        return DeviceState(self._newcomer, private=private)
 
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
         """The public state after an update, on both sides."""
-        return PublicState(self.parts.personal.next_mask(public, sent, self.layout), public.participations + 1)
+        return public.after(self.parts.personal.next_mask(public, sent, self.layout))
 
     # the device half
 

@@ -24,6 +24,21 @@ PrivateArrays = dict[str, Array]
 
 
 @dataclass(frozen=True)
+class _Bits:
+    """A mask as it is digested and sent, each made once for all states with this mask."""
+
+    mask: Array
+
+    @cached_property
+    def packed(self) -> bytes:
+        return np.packbits(np.asarray(self.mask)).tobytes()
+
+    @cached_property
+    def compressed(self) -> bytes:
+        return zlib.compress(self.packed, 6)
+
+
+@dataclass(frozen=True)
 class PublicState:
     """What a device and the aggregator hold alike about this device; a function of what was sent.
 
@@ -38,6 +53,13 @@ class PublicState:
     def initial(cls, size: int) -> PublicState:
         return cls(np.zeros(size, dtype=bool), 0)
 
+    def after(self, mask: Array) -> PublicState:
+        """The state after one more update; a mask that stays is not packed again."""
+        following = PublicState(mask, self.participations + 1)
+        if mask is self.mask:
+            following.__dict__["_bits"] = self._bits
+        return following
+
     def digest(self) -> bytes:
         """16 bytes: two sides with the same digest hold the same state."""
         return self._digest
@@ -47,19 +69,19 @@ class PublicState:
 
     @cached_property
     def _digest(self) -> bytes:
-        return hashlib.sha256(self._count + self._packed).digest()[:16]
+        return hashlib.sha256(self._count + self._bits.packed).digest()[:16]
 
     @cached_property
     def _bytes(self) -> bytes:
-        return self._count + zlib.compress(self._packed, 6)
+        return self._count + self._bits.compressed
 
     @property
     def _count(self) -> bytes:
         return struct.pack("<I", self.participations)
 
-    @property
-    def _packed(self) -> bytes:
-        return np.packbits(np.asarray(self.mask)).tobytes()
+    @cached_property
+    def _bits(self) -> _Bits:
+        return _Bits(self.mask)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, size: int) -> PublicState:

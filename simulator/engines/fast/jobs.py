@@ -127,6 +127,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
                 noise_preference=job.preference,
                 accounting=run.spec.privacy.accounting,  # simulated data have no owner
             ),
+            method=run.method,
             observer=observe,
             make_optimizer=make_optimizer,
             make_secure_round=run.secure_round,

@@ -219,6 +219,25 @@ def test_clients_at_once_are_pulled_as_one_by_one(name: str) -> None:
             states[i] = method.advance(context, update=moves[i], trained=trained, sent=release.values)
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_state_after_an_update_is_the_one_that_its_bytes_make(stays: bool) -> None:
+    """Nothing that was made of the mask before may stand for another one, or for another number of updates."""
+    mask = np.arange(21) % 3 == 0
+    state = PublicState(mask, 4)
+    assert len({state.digest(), state.to_bytes()}) == 2  # made now, before the next state
+    following = state.after(mask if stays else ~mask)
+    alone = PublicState(np.array(following.mask), 5)
+    assert (following.digest(), following.to_bytes()) == (alone.digest(), alone.to_bytes())
+    assert following.digest() != state.digest()
+
+
+def test_nobody_can_change_the_newcomers_mask() -> None:
+    """It is one for all devices of a process."""
+    mask = fedglp().init_state().public.mask
+    with pytest.raises(ValueError, match="read-only"):
+        mask[0] = True
+
+
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 200), taken=st.integers(0, 2**31))
 @settings(max_examples=50)
 def test_public_state_survives_its_bytes_and_refuses_others(seed: int, size: int, taken: int) -> None:
