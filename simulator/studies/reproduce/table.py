@@ -140,8 +140,7 @@ def make_table(recipe: Recipe, cells: Sequence[Cell], progress: Progress, *, qui
 
 
 def _block(recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequence[Cell], progress: Progress) -> Block:
-    asked = [column for column in recipe.columns_of(group) if any(cell.column == column for cell in cells)]
-    columns = asked or recipe.columns_of(group)
+    columns = _columns(recipe, group, cells)
     runs = pd.DataFrame([line for cell in cells for line in _runs(cell, columns, progress)])
     order = {"row": [row.id for row in recipe.rows], "column": [column.id for column in columns]}
     for name, ids in order.items():
@@ -155,6 +154,18 @@ def _block(recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequenc
         places[f"noised_{view}"] = places[f"noised_{view}"].where(raw)
     rankings = [_ranking(column, places[places.column == column.id]) for column in columns]
     return Block(group, reading, recipe.metric_of(group), places, tuple(each for each in rankings if each))
+
+
+def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[TableColumn]:
+    """Those that cells are of. If all cells stand in every column, those whose printed numbers differ."""
+    columns = recipe.columns_of(group)
+    if asked := [column for column in columns if any(cell.column == column for cell in cells)]:
+        return asked
+    rows = sorted({cell.row.id for cell in cells})
+    printed: dict[tuple[float | None, ...], TableColumn] = {}
+    for column in columns:
+        printed.setdefault(tuple(recipe.paper_value(group, row, column.id) for row in rows), column)
+    return list(printed.values())
 
 
 def _runs(cell: Cell, columns: Sequence[TableColumn], progress: Progress) -> Iterator[dict[str, Any]]:

@@ -426,6 +426,19 @@ def test_the_order_of_the_methods_is_compared(book: Path, tmp_path: Path, means:
     assert block.rankings[0].agreement == pytest.approx(tau)
 
 
+@pytest.mark.parametrize(("printed", "shown"), [("[91.0, 91.0]", ["sigma-1"]), ("[91.0, 90.0]", ["sigma-1", "sigma-2"])])
+def test_a_run_that_serves_all_columns_stands_once_for_the_same_printed_number(
+    book: Path, tmp_path: Path, printed: str, shown: list[str]
+) -> None:
+    (book / "own" / "table-1.toml").write_text(TABLE.replace("fedavg = [91.0, 91.0]", f"fedavg = {printed}", 1))
+    (cell,) = cells(methods=["fedavg"])
+    table = make_table(cell.recipe, [cell], Progress(Kept(tmp_path)), quick=False)
+    assert list(table.places.column) == shown
+    beside = cells(methods=["fedavg", "dp-fedavg"])
+    table = make_table(cell.recipe, beside, Progress(Kept(tmp_path)), quick=False)
+    assert list(table.places.column) == ["sigma-1", "sigma-2"] * 2
+
+
 def test_a_cell_whose_process_dies_fails_alone(book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     run = run_cells([cell], Kept(tmp_path / "out"), runs=tmp_path / "runs", jobs=1, data_dir=None, watch=kill_children)
