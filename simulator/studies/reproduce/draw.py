@@ -26,7 +26,16 @@ def draw(table: PaperTable, path: Path) -> None:
             _panel(axes, block)
         panels[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
         panels[-1].set_xlabel("accuracy, %")
+        _settle(figure)
         figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def _settle(figure: Figure) -> None:
+    """The layout's last bits differ from process to process, and names in the file are digests of positions."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position(tuple(round(each, 6) for each in axes.get_position().bounds))
 
 
 def _panel(axes: Any, block: Block) -> None:
