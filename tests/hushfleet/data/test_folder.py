@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hushfleet.data.folder import load_folder, scan_folder
-from support.images import save_folder
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
+from support.images import save_folder
 
 CLASSES = ("cat", "dog", "fish")
 
 
 def scan(path: Path, shape: tuple[int, int, int] = (3, 4, 6)):
     channels = shape[0]
-    return scan_folder(
-        path, input_shape=shape, class_names=CLASSES, mean=[0.5] * channels, std=[0.25] * channels
-    )
+    return scan_folder(path, input_shape=shape, class_names=CLASSES, mean=[0.5] * channels, std=[0.25] * channels)
 
 
 def put(path: Path, colour, size: tuple[int, int] = (6, 4), mode: str = "RGB", **options) -> None:

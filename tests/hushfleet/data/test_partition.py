@@ -27,9 +27,7 @@ labelings = st.lists(st.integers(0, 4), min_size=40, max_size=200).map(np.array)
 
 @settings(max_examples=60)
 @given(labels=labelings, kind=st.sampled_from(KINDS), devices=st.integers(3, 8), seed=st.integers(0, 2**32))
-def test_every_sample_is_dealt_out_exactly_once(
-    labels: np.ndarray, kind: str, devices: int, seed: int
-) -> None:
+def test_every_sample_is_dealt_out_exactly_once(labels: np.ndarray, kind: str, devices: int, seed: int) -> None:
     classes = len(np.unique(labels))
     parts = deal(labels, kind, devices, seed, alpha=1.0, classes_per_device=min(2, classes), min_samples=1)
     assert len(parts) == devices
@@ -191,10 +189,7 @@ def test_split_local_refuses_one_sample_and_odd_fractions() -> None:
 
 def test_stratified_choice_breaks_ties_at_random() -> None:
     labels = np.repeat(np.arange(4), 3)
-    chosen = {
-        tuple(labels[stratified_choice(labels, 2, np.random.default_rng(seed))].tolist())
-        for seed in range(60)
-    }
+    chosen = {tuple(labels[stratified_choice(labels, 2, np.random.default_rng(seed))].tolist()) for seed in range(60)}
     assert len(chosen) == 6  # every pair of classes turns up
 
 

@@ -35,9 +35,7 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def write_family(
-    folder: Path, *, prefixes=("train-", "t10k-"), zipped: bool = True, first_label: int = 0
-) -> dict:
+def write_family(folder: Path, *, prefixes=("train-", "t10k-"), zipped: bool = True, first_label: int = 0) -> dict:
     """Twelve training and six test images of 28 x 28, and what was put in."""
     rng = np.random.default_rng(3)
     folder.mkdir(parents=True)
@@ -48,9 +46,7 @@ def write_family(
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
             content = idx(array)
             name = f"{prefix}{kind}-ubyte"
-            (folder / (name + ".gz" if zipped else name)).write_bytes(
-                gzip.compress(content) if zipped else content
-            )
+            (folder / (name + ".gz" if zipped else name)).write_bytes(gzip.compress(content) if zipped else content)
         made[part] = (images, labels)
     return made
 
@@ -242,9 +238,7 @@ def test_a_batch_cannot_run_code(tmp_path: Path) -> None:
 def test_incomplete_and_broken_batches_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     write_batches(folder)
-    (folder / "data_batch_5").write_bytes(
-        pickle.dumps({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}, 2)
-    )
+    (folder / "data_batch_5").write_bytes(pickle.dumps({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}, 2))
     with pytest.raises(BadInput, match=r"\[n, 3072\] is expected"):
         load("cifar10", data_dir=tmp_path)
     (folder / "data_batch_5").unlink()
@@ -262,9 +256,7 @@ def write_class_folders(folder: Path) -> None:
         for label, name in enumerate(CIFAR10_CLASSES):
             (folder / part / name).mkdir(parents=True)
             for at in range(count):
-                Image.new("RGB", (32, 32), colour(label, at)).save(
-                    folder / part / name / f"{at:04d}.jpg", quality=95
-                )
+                Image.new("RGB", (32, 32), colour(label, at)).save(folder / part / name / f"{at:04d}.jpg", quality=95)
 
 
 def check_class_folders(data) -> None:
@@ -388,9 +380,7 @@ def test_a_set_that_is_not_there_says_what_was_looked_for(tmp_path: Path) -> Non
         load("imagenet")
 
 
-def test_without_a_network_the_message_says_what_to_fetch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_message_says_what_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # the discard port: nobody answers
@@ -402,9 +392,7 @@ def test_without_a_network_the_message_says_what_to_fetch(
         load("svhn")
 
 
-def test_downloads_into_the_user_s_folder_and_then_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloads_into_the_user_s_folder_and_then_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hushfleet.data.download import import_torchvision
 
     made = write_family(tmp_path / "site")
