@@ -28,7 +28,8 @@ from hushfleet.model.targets import CLASSES, Targets
 HELD_OUT = 0.2  # of the data, where they come without a test part
 _ORDER_SEED = 0
 _UNREADABLE = (
-    OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError,
+    OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
+    RuntimeError,  # zipfile's, for an encrypted file, and for a compression that it does not know
     tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
 )  # fmt: skip
 _KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "class_names")

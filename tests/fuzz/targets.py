@@ -29,7 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
+from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.cifar import _decode, _unpickle
+from hushfleet.data.csv_file import load_csv_set
 from hushfleet.data.folder import read_image
 from hushfleet.data.idx import read_idx
 from hushfleet.edge_client.board.config import load_config
@@ -290,6 +292,18 @@ def _idx() -> list[bytes]:
     return [plain, gzip.compress(plain, mtime=0), b"\0\0\x08\x01" + struct.pack(">I", 5) + bytes(5)]
 
 
+CSV = (b"label,a,b\nx,1,2.5\ny,3,-4e-3\nx,5,6\n", b'\xef\xbb\xbfdevice,label,"a"\r\n1,0,7\r\n2,1,"8"\r\n')
+
+
+def _array_files() -> list[bytes]:
+    made = []
+    for dtype in (np.uint8, np.float32):
+        path = _folder() / "made.npz"
+        Data(np.arange(120, dtype=dtype).reshape(10, 3, 4), [0, 1] * 5, train_device=["a", "b"] * 5).save(path)
+        made.append(path.read_bytes())
+    return made
+
+
 def _batches() -> list[bytes]:
     batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
     return [pickle.dumps(batch, protocol) for protocol in (2, 4)]
@@ -389,6 +403,8 @@ TARGETS: dict[str, Target] = {
         Target("task-file", _of_file("task.toml", load_task), lambda: _texts("tasks/*.toml"), FILES),
         Target("device-file", _of_file("device.toml", load_config), lambda: _texts("examples/device.toml"), FILES),
         Target("idx", _of_file("images.idx", read_idx), _idx, FILES),
+        Target("csv", _of_file("mine.csv", lambda path: load_csv_set(path).dataset("mine")), lambda: [*CSV], FILES),
+        Target("arrays", _of_file("mine.npz", lambda path: load_arrays(path).dataset("mine")), _array_files, FILES),
         Target("cifar-pickle", lambda data: _unpickle(data, Path("batch")), _batches, FILES),
         Target("cifar-image", lambda data: _decode(data, "image"), _images, FILES),
         Target("image", _of_file("image.png", lambda path: read_image(path, input_shape=(3, 8, 8))), _images, FILES),

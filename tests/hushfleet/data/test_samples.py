@@ -65,7 +65,7 @@ def test_parts_of_two_types_are_refused() -> None:
     """uint8 is divided by 255, and other numbers are not: both would be normalised by the training part's mean."""
     pixels, labels = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4)), np.arange(20) % 2
     mixed = Data(pixels.astype(np.uint8), labels, pixels, labels)
-    with pytest.raises(BadInput, match="the data: train_x is uint8, test_x is int64. uint8 is read as pixels"):
+    with pytest.raises(BadInput, match=r"the data: train_x is uint8, test_x is int64\. uint8 is read as pixels"):
         mixed.dataset("mine")
     wide = Data(pixels, labels, pixels.astype(np.float64), labels).dataset("mine")
     np.testing.assert_array_equal(wide.train.images, pixels.astype(np.float32))  # nothing is cut to bytes
@@ -80,7 +80,10 @@ X = np.zeros((20, 3))
         (Data(X[:0], []), "the train part has no samples; add some"),
         (Data(X, np.arange(20) % 2, X[:0], []), "the test part has no samples; add some, or leave the part out"),
         (Data(X, ["0.5", "1.5"] * 10), "label '0.5' is a number and no name of a class; for numbers to predict take"),
-        (Data(X, np.arange(20) % 5 + 1, class_names=list("abcde")), "labels 1 to 5; there are 0 to 4, for a, b, c, d, e"),
+        (
+            Data(X, np.arange(20) % 5 + 1, class_names=list("abcde")),
+            "labels 1 to 5; there are 0 to 4, for a, b, c, d, e",
+        ),
         (
             Data(X, np.arange(20) % 2, train_device=np.arange(20) / 2),
             "train_device is float64 of shape [20]; it must be a whole number or a name for each of the 20 samples",
@@ -126,7 +129,14 @@ def test_a_csv_file_without_lines_or_commas_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"), [(b"}", b" "), (b"{'descr'", b"\n  1\n 2"), (b"<f4", b"<,4"), (b"<f4", b"<z4")]
+    ("right", "wrong"),
+    [
+        (b"}", b" "),
+        (b"{'descr'", b"\n  1\n 2"),
+        (b"<f4", b"<,4"),
+        (b"<f4", b"<z4"),
+        (b"(6, 2), }       ", b"(6000000000, 9)}"),  # 216 GB
+    ],
 )
 def test_an_array_whose_head_is_damaged_is_told(tmp_path: Path, right: bytes, wrong: bytes) -> None:
     """Found by random edits: NumPy has a word of its own for each."""
@@ -135,4 +145,18 @@ def test_an_array_whose_head_is_damaged_is_told(tmp_path: Path, right: bytes, wr
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("train_x.npy", array.getvalue().replace(right, wrong))
     with pytest.raises(BadInput, match=r"mine\.npz cannot be read as an \.npz file: "):
+        load_arrays(path)
+
+
+def test_an_encrypted_file_of_arrays_is_told(tmp_path: Path) -> None:
+    """Found by fuzzing: zipfile has a RuntimeError for it."""
+    path = tmp_path / "mine.npz"
+    np.savez(path, train_x=np.zeros((6, 2)))
+    data = (
+        path.read_bytes()
+        .replace(b"PK\3\4\x2d\0\0", b"PK\3\4\x2d\0\1")
+        .replace(b"PK\1\2\x2d\3\x2d\0\0", b"PK\1\2\x2d\3\x2d\0\1")
+    )
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match=r"mine\.npz cannot be read as an \.npz file: .* is encrypted"):
         load_arrays(path)
