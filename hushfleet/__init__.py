@@ -7,6 +7,7 @@ API, for scripts and notebooks (docs/python.md); they are imported when they are
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from hushfleet.models.module import with_group_norm
     from hushfleet.simulator.api import Task, events, simulate, task
     from hushfleet.simulator.runs import Comparison, Run, compare, open_run
+
+# ONNX Runtime reads it when it is imported. It would report to its maker, over the internet: an id of the machine, how
+# many runs of which batch size took how long, and messages of errors, which may name a label.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __version__ = "0.3.0"
 __all__ = [

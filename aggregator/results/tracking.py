@@ -6,6 +6,7 @@ It reads beside the aggregator and never in it, so a tracking server that hangs 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -131,6 +132,7 @@ class Mlflow:
     """
 
     def __init__(self, experiment: str, run: str) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # else its import reports the use to its maker
         try:
             from mlflow import MlflowClient
             from mlflow.entities import Metric

@@ -24,6 +24,8 @@ from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.linear import LinearClipping
 
+ort.disable_telemetry_events()  # `hushfleet` has said it too, but too late where ONNX Runtime was imported first
+
 Provider = tuple[str, Mapping[str, str]]
 """An execution provider as ONNX Runtime calls it, and its options."""
 

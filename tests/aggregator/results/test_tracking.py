@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,23 @@ def test_mlflow_reads_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (1, 2),
         (2, 1.5),
     ]
+
+
+MLFLOW = """
+from hushfleet.aggregator.results.tracking import Mlflow
+
+Mlflow("hushfleet", "a-run").close()
+"""
+
+
+def test_mlflow_reports_nothing_to_its_maker(tmp_path: Path) -> None:
+    """Where it reports, it keeps an id in the user's folder. It never does where a variable speaks of a test or CI."""
+    pytest.importorskip("mlflow")
+    own = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": (tmp_path / "tracked").as_uri()}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), **own}
+    subprocess.run([sys.executable, "-c", MLFLOW], env=environment, cwd=tmp_path, check=True)
+    assert (tmp_path / "tracked").is_dir()
+    assert not (tmp_path / "home").exists()
 
 
 def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,18 @@ from hushfleet.graphs import session
 print(session.ort is onnxruntime)
 """
 
+WORKS = """
+from onnxruntime.part import x
+__version__ = '7.7'
+class NodeArg: ...
+def disable_telemetry_events(): ...
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "cuda", "said"),
     [
-        ("from onnxruntime.part import x\n__version__ = '7.7'\nclass NodeArg: ...", True, "True True True"),
+        (WORKS, True, "True True True"),
         ("__version__ = '7.7'", False, "False False True"),
         ("import onnxruntime.part\nraise ImportError('compiled for NumPy 1')", True, "False False True"),
     ],

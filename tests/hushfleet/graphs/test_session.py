@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import onnx
@@ -243,3 +246,44 @@ print(sorted({"torch", "onnx", "onnxscript", "models", "sklearn"} & set(sys.modu
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+REPORTS = """
+import contextlib, numpy, sys
+from pathlib import Path
+{first}
+from hushfleet.graphs.session import open_session
+
+session = open_session(Path(sys.argv[1]).read_bytes())
+with contextlib.suppress(Exception):
+    session.run(None, {{"x": numpy.zeros(3, numpy.float32), "label": numpy.int64([7])}})
+"""
+
+
+def files_of_a_process(tmp_path, first):
+    """What ONNX Runtime leaves in the user's folder in a process in which a label does not fit the graph.
+
+    Where it reports to its maker, there are an id of the machine and the reports until they are sent.
+    """
+    node = helper.make_node("Gather", ["x", "label"], ["picked"])
+    read = [value("x", [3]), value("label", ["batch"], INT64)]
+    (tmp_path / "graph.onnx").write_bytes(file_of([node], read, [value("picked", ["batch"])]))
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: text for name, text in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+    command = [sys.executable, "-c", REPORTS.format(first=first), str(tmp_path / "graph.onnx")]
+    subprocess.run(command, env=environment, check=True)
+    return [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_onnx_runtime_reports_nothing_to_its_maker(tmp_path):
+    assert files_of_a_process(tmp_path, first="") == []
+
+
+def test_onnx_runtime_that_was_there_first_reports_what_it_runs_on_and_no_more(tmp_path):
+    for path in files_of_a_process(tmp_path, first="import onnxruntime"):
+        if path.suffix == ".db":
+            with closing(sqlite3.connect(path)) as kept:
+                reports = [report for (report,) in kept.execute("SELECT payload FROM events")]
+            assert all(b"ProcessInfo" in report for report in reports), reports
